@@ -1,0 +1,45 @@
+"""Speculation on reasoning: a draft model proposes tokens and whole steps, the target model verifies and judges."""
+
+from stepspec.engine import Sampling
+from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
+from stepspec.policy import Policy, load_policy
+from stepspec.session import Pair, StepSpec, load_pair
+from stepspec.step import (
+    AnswerDelta,
+    Counts,
+    Done,
+    Event,
+    Result,
+    Step,
+    StepCommitted,
+    StepJudged,
+    StepProposed,
+    Times,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AnswerDelta",
+    "ContextError",
+    "Counts",
+    "Done",
+    "EngineError",
+    "Event",
+    "ModelError",
+    "Pair",
+    "Policy",
+    "Result",
+    "Sampling",
+    "Step",
+    "StepCommitted",
+    "StepJudged",
+    "StepProposed",
+    "StepSpec",
+    "StepSpecError",
+    "TargetError",
+    "Times",
+    "UsageError",
+    "load_pair",
+    "load_policy",
+]

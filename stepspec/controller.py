@@ -1,0 +1,222 @@
+"""The loop over steps: propose, judge, then accept, or salvage and regenerate; at last the answer.
+
+Step-level speculation is not exact: an accepted step is the draft's, not the target's. What is exact, token-level
+speculation inside whatever the target writes, is the engine's business. The draft never ends the thinking or the
+text by itself: where it wants to, the target's own choice there decides, and the answer is always the target's.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from stepspec.engine import Drafting, Engine, Sampling, Stop, Verification, collect
+from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.judges import Panel
+from stepspec.ledger import Ledger
+from stepspec.policy import Policy
+from stepspec.step import Done, Event, Proposal, Result, StepJudged, StepProposed, Verdict
+from stepspec.transcript import Transcript
+
+DRAFT_SEED = 0x5EED
+"""Added to the draft's seed, so that draft and target never draw with the same numbers."""
+
+
+@dataclass
+class Controller:
+    """One request under one policy."""
+
+    policy: Policy
+    target: Engine
+    draft: Engine | None
+    panel: Panel
+    think_end: int | None
+    sampling: Sampling
+    ledger: Ledger
+
+    def __post_init__(self) -> None:
+        self.tokenizer = self.target.tokenizer
+        self.ends = self.tokenizer.end_ids | ({self.think_end} if self.think_end is not None else set())
+        self.drafting = Drafting(self.policy.token.drafter, self.policy.token.num_tokens)
+
+    async def run(self, prompt: Sequence[int]) -> AsyncIterator[Event]:
+        """The events of the request, `Done` last.
+
+        Raises:
+            ContextError: the prompt leaves no room for a token.
+            TargetError: the target failed; the error carries what was committed.
+        """
+        table = self.policy.step
+        step_stop = Stop(table.max_step_tokens, (table.delimiter,), frozenset(self.ends))
+        self.transcript = Transcript(prompt, self.tokenizer, step_stop, self.think_end)
+        try:
+            if self.policy.family == "score":
+                async for event in self.speculate():
+                    yield event
+            async for event in self.write_on():
+                yield event
+        except ContextError:
+            if len(self.transcript.buffer) == len(prompt):
+                raise
+        except EngineError as error:
+            committed = "".join(step.text for step in self.transcript.steps) + self.transcript.answer
+            raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
+        yield Done(self.result(len(prompt)))
+
+    async def speculate(self) -> AsyncIterator[Event]:
+        """The thinking, step by step, for as long as there are a draft and tokens to spend."""
+        while self.transcript.thinking and self.draft is not None and self.ledger.remaining > 0:
+            if len(self.transcript.steps) < self.policy.first_target_steps:
+                await self.regenerate("forced")
+                for event in self.transcript.close_step("target"):
+                    yield event
+                continue
+            proposal = await self.propose(self.draft)
+            if proposal is None:
+                return
+            index = len(self.transcript.steps)
+            yield StepProposed(index, proposal.text, len(proposal.ids))
+            verification, verdict = await self.judge(proposal)
+            yield StepJudged(index, verdict.accepted, verdict.scores)
+            if verdict.accepted:
+                self.accept(proposal, verification)
+                origin, num_from_draft = "draft", proposal.num_written
+            else:
+                num_from_draft = self.salvage(proposal, verification)
+                await self.regenerate("regenerated")
+                origin = "salvaged" if num_from_draft else "target"
+            for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
+                yield event
+            self.end_where_the_target_would(proposal, verification, verdict)
+
+    async def propose(self, draft: Engine) -> Proposal | None:
+        """The draft's next step; None if the draft failed, which costs the request its speed and nothing else."""
+        sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
+        stop = self.transcript.rest_of_step(self.ledger.remaining)
+        try:
+            with self.ledger.time("draft"):
+                chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop))
+        except (EngineError, ContextError):
+            self.draft = None
+            return None
+        self.ledger.waited("draft", chunk.queue_s)
+        num_written = len(chunk.ids) - (chunk.end == "token")
+        return Proposal(chunk.ids, self.tokenizer.decode(chunk.ids[:num_written]), num_written)
+
+    async def judge(self, proposal: Proposal) -> tuple[Verification, Verdict]:
+        """What the target thinks of the step, from one pass. Empty and repeated steps are refused unasked."""
+        steps = self.transcript.steps
+        repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
+        refused = repeated or not proposal.text.strip()
+        with self.ledger.time("judge"):
+            verification = await self.target.verify(
+                self.transcript.buffer,
+                proposal.ids[: proposal.num_written],
+                () if refused else self.panel.probes,
+            )
+        self.ledger.waited("judge", verification.queue_s)
+        self.ledger.add(target_passes=verification.passes)
+        if not refused:
+            self.ledger.add(steps_judged=1)
+            return verification, self.panel.judge(verification)
+        only_ends = not proposal.num_written and verification.next_choice == proposal.ids[-1]
+        return verification, Verdict(only_ends, {})
+
+    def accept(self, proposal: Proposal, verification: Verification) -> None:
+        """Takes the draft's step; the tag that ends it, if there is one, only if it is the target's choice too."""
+        confirmed = proposal.tag is not None and proposal.tag == verification.next_choice
+        taken = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
+        self.ledger.drafted(accepted=len(taken), rejected=len(proposal.ids) - len(taken))
+        if proposal.num_written:
+            self.ledger.add(steps_accepted=1)
+        self.transcript.extend(taken)
+
+    def salvage(self, proposal: Proposal, verification: Verification) -> int:
+        """Keeps the part of a rejected step that the target agrees with; returns its length in tokens.
+
+        The verifying pass has also shown the target's own choice after that part. At temperature 0 that is the next
+        token, which then costs no pass of its own.
+        """
+        table = self.policy.salvage
+        kept = agreed_prefix(proposal, verification, table.min_logprob) if table else 0
+        self.ledger.drafted(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
+        self.transcript.extend(proposal.ids[:kept])
+        if table and self.sampling.temperature == 0 and not self.transcript.step_is_over:
+            choices = (*verification.choices, verification.next_choice)
+            self.ledger.wrote("regenerated", 1)
+            self.transcript.extend([choices[kept]])
+        return kept
+
+    async def regenerate(self, fate: str) -> None:
+        """Has the target write the open step to its end."""
+        if self.transcript.step_is_over or self.ledger.remaining <= 0:
+            return
+        stop = self.transcript.rest_of_step(self.ledger.remaining)
+        with self.ledger.time("target"):
+            chunk = await collect(
+                self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting)
+            )
+        self.ledger.add_target_call(chunk)
+        self.ledger.wrote(fate, len(chunk.ids))
+        self.transcript.extend(chunk.ids)
+
+    def end_where_the_target_would(
+        self, proposal: Proposal, verification: Verification, verdict: Verdict
+    ) -> None:
+        """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""
+        if verdict.accepted and self.transcript.thinking and verification.next_choice in self.ends:
+            self.ledger.wrote("forced", 1)
+            self.transcript.extend([verification.next_choice])
+            for _ in self.transcript.close_step("target"):
+                raise AssertionError("a tag alone is no step")
+
+    async def write_on(self) -> AsyncIterator[Event]:
+        """Whatever is left, from one writer alone: the answer, or everything under a policy without steps."""
+        by_draft = self.policy.family == "draft" and self.draft is not None
+        if self.transcript.ended or self.ledger.remaining <= 0:
+            return
+        engine, role, origin = (self.draft, "draft", "draft") if by_draft else (self.target, "target", "target")
+        stop = Stop(self.ledger.remaining, token_ids=self.tokenizer.end_ids)
+        drafting = Drafting() if by_draft else self.drafting
+        async with aclosing(engine.generate(self.transcript.buffer, self.sampling, stop, drafting)) as chunks:
+            while not self.transcript.ended:
+                with self.ledger.time(role):
+                    chunk = await anext(chunks)
+                if by_draft:
+                    self.ledger.drafted(accepted=len(chunk.ids), rejected=0)
+                else:
+                    self.ledger.wrote("forced", len(chunk.ids))
+                for event in self.transcript.write_on(chunk.ids, origin):
+                    yield event
+                if chunk.end is not None:
+                    break
+        if by_draft:
+            self.ledger.waited("draft", chunk.queue_s)
+        else:
+            self.ledger.add_target_call(chunk)
+
+    def result(self, num_prompt_tokens: int) -> Result:
+        """The request as it ended; the identities of counts and times are asserted here, for every request."""
+        steps = tuple(self.transcript.steps)
+        reasoning = "".join(step.text for step in steps)
+        self.ledger.add(steps=len(steps))
+        counts, times = self.ledger.counts, self.ledger.times()
+        counts.check()
+        times.check()
+        return Result(
+            reasoning=reasoning,
+            answer=self.transcript.answer if self.think_end is not None else reasoning,
+            steps=steps,
+            counts=counts,
+            times=times,
+            finish_reason="stop" if self.transcript.ended else "length",
+            num_prompt_tokens=num_prompt_tokens,
+        )
+
+
+def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: float) -> int:
+    """How many leading tokens of a step the target agrees with: its own choices, or at least that probable to it."""
+    for index in range(proposal.num_written):
+        own_choice = proposal.ids[index] == verification.choices[index]
+        if not own_choice and verification.logprobs[index] < (min_logprob or 1.0):
+            return index
+    return proposal.num_written

@@ -1,0 +1,67 @@
+"""What one request has spent: tokens by fate, seconds by role, and how much of the budget is left."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+from stepspec.engine import Chunk
+from stepspec.step import Counts, Times
+
+Role = Literal["draft", "judge", "target"]
+
+
+class Ledger:
+    """Books of one request. Time that no role has claimed is the controller's, so the parts make up the wall."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._started = time.perf_counter()
+        self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0}
+        self.counts = Counts()
+
+    @contextmanager
+    def time(self, role: Role) -> Iterator[None]:
+        """Books the time inside to a role; not to be nested."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[role] += time.perf_counter() - started
+
+    def waited(self, role: Role, queue_s: float) -> None:
+        """Moves the part of a role's time that was spent waiting for its engine."""
+        moved = min(queue_s, self._seconds[role])
+        self._seconds[role] -= moved
+        self._seconds["queue"] += moved
+
+    def add(self, **counts: int) -> None:
+        """Adds to counts by name."""
+        self.counts = replace(self.counts, **{name: getattr(self.counts, name) + n for name, n in counts.items()})
+
+    def add_target_call(self, chunk: Chunk) -> None:
+        """Books the passes and token-level speculation of a finished call of the target."""
+        self.add(target_passes=chunk.passes, token_drafted=chunk.drafted, token_accepted=chunk.accepted)
+        self.waited("target", chunk.queue_s)
+
+    def drafted(self, *, accepted: int, rejected: int, salvaged: int = 0) -> None:
+        """Books the fate of a proposal's tokens; `salvaged` is within `accepted`."""
+        self.add(
+            drafted=accepted + rejected, accepted=accepted, rejected=rejected, salvaged=salvaged, committed=accepted
+        )
+
+    def wrote(self, fate: Literal["regenerated", "forced"], num_tokens: int) -> None:
+        """Books tokens that the target wrote and that are committed."""
+        self.add(**{fate: num_tokens, "committed": num_tokens, "target_generated": num_tokens})
+
+    @property
+    def remaining(self) -> int:
+        """Tokens left in the budget, which rejected and discarded ones have used up too."""
+        counts = self.counts
+        return self._max_tokens - counts.committed - counts.rejected - counts.cancelled - counts.discarded
+
+    def times(self) -> Times:
+        """The seconds so far."""
+        wall = time.perf_counter() - self._started
+        return Times(**self._seconds, controller=wall - sum(self._seconds.values()), wall=wall)

@@ -1,0 +1,73 @@
+"""Builds the pair's one tokenizer: byte-level BPE, every digit a token, merges learned over problems and prompts."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from stepspec import prompts
+from stepspec.mini import problems
+
+VOCAB_SIZE = 704
+CONTEXT = 1024
+SPECIAL_TOKENS = ["<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<think>", "</think>"]
+
+# Newlines stand alone so that a step's end is one token; a digit is always its own token, and the space before a
+# number belongs to what stands in front of it, so that numbers look the same everywhere.
+PIECES = r"\n+|'s|\p{N}| ?\p{L}+(?: (?=\p{N}))?| ?[^\s\p{L}\p{N}]+(?: (?=\p{N}))?|\s+"
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+<|{{ message['role'] }}|>{{ message['content'] }}<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|><think>{% endif -%}
+"""
+
+
+def build_tokenizer(num_problems: int = 20_000) -> PreTrainedTokenizerFast:
+    """Learns the merges from the first training problems and from every prompt the pair is trained on."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(num_problems), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=SPECIAL_TOKENS[1:],
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _texts(num_problems: int) -> Iterator[str]:
+    for problem in itertools.islice(problems.load_split("train"), num_problems):
+        yield problem.question
+        yield "\n\n".join(problem.steps) + "\n\n"
+    for _ in range(num_problems // 4):  # often enough that the long published prompt merges into whole words
+        yield from prompts.PROBLEM_PROMPTS.values()
+        for rating in prompts.RATING_PROMPTS.values():
+            yield from (rating.user, rating.prefill)
+        yield "The answer is \\boxed{12}."
+
+
+def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Builds the tokenizer and writes it where a model folder wants it."""
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(folder)
+    return tokenizer

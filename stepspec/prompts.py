@@ -1,0 +1,100 @@
+"""The exact texts that models are asked with: how a problem is put, and how the target is asked for a rating.
+
+Each text has an id and a version (the hash of its content), which results carry, so that figures obtained with
+another wording are never mixed up.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepspec.engine import Tokenizer
+from stepspec.errors import UsageError, unknown_name
+
+THINK_OPEN, THINK_END = "<think>", "</think>"
+
+PROBLEM_PROMPTS: Mapping[str, str] = {
+    "bare": "{question}",
+    "boxed": "{question}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+    "steps": (
+        "{question}\n\nSolve this problem in small logical steps, and leave a blank line after each step. "
+        "Put your final answer within \\boxed{{}}."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RatingPrompt:
+    """A user turn that asks for a digit from 0 to 9, and the words that the answer is made to begin with."""
+
+    user: str
+    prefill: str
+
+
+RATING_PROMPTS: Mapping[str, RatingPrompt] = {
+    "short": RatingPrompt("Rate the last step from 0 to 9.", "Rating: "),
+    # Word for word the prompt of SpecReason (arXiv:2504.07891, released code), which the emulation needs.
+    "specreason": RatingPrompt(
+        "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
+        "phrasing, or overall usefulness\u2014only judge whether the step is objectively correct and logically follows "
+        "from prior steps. Assign a score from 0 to 9.",
+        "<think>I think the quality score is: ",
+    ),
+}
+
+
+def problem_prompt(id: str) -> str:
+    """The wording of that id, with a ``{question}`` slot.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+    """
+    if id not in PROBLEM_PROMPTS:
+        raise UsageError(unknown_name("problem prompt", id, PROBLEM_PROMPTS))
+    return PROBLEM_PROMPTS[id]
+
+
+def rating_prompt(id: str) -> RatingPrompt:
+    """The rating prompt of that id.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+    """
+    if id not in RATING_PROMPTS:
+        raise UsageError(unknown_name("rating prompt", id, RATING_PROMPTS))
+    return RATING_PROMPTS[id]
+
+
+def prompt_version(text: str) -> str:
+    """Short content hash that goes with a prompt's id into results."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def think_end_id(tokenizer: Tokenizer) -> int | None:
+    """The token that ends the thinking; None for a model that does not think between tags."""
+    ids = tokenizer.encode(THINK_END)
+    return ids[0] if len(ids) == 1 else None
+
+
+def render_request(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
+    """The text that the first step follows: the chat template's, with the thinking opened if it does not do so."""
+    text = tokenizer.render(messages, add_generation_prompt=True)
+    if think_end_id(tokenizer) is None or THINK_OPEN in text.split(messages[-1]["content"])[-1]:
+        return text
+    return f"{text}{THINK_OPEN}\n"
+
+
+def render_probe(tokenizer: Tokenizer, rating: RatingPrompt) -> str:
+    """What stands between unfinished reasoning and the digit: the end of that turn, the question, the prefill.
+
+    The reasoning is left without its end tag, since templates drop what was thought in earlier turns.
+    """
+    reasoning, digit = "(the reasoning so far)", "(the digit)"
+    messages = [
+        {"role": "user", "content": "(the problem)"},
+        {"role": "assistant", "content": reasoning},
+        {"role": "user", "content": rating.user},
+        {"role": "assistant", "content": rating.prefill + digit},
+    ]
+    text = tokenizer.render(messages, add_generation_prompt=False)
+    return text.split(reasoning, 1)[1].split(digit, 1)[0]

@@ -1,0 +1,185 @@
+"""StepSpec, the async Python API: a pair of models, a policy, and questions.
+
+    async with StepSpec() as spec:                      # the embedded pair, the policy `stepspec`
+        result = await spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?")
+        print(result.answer)
+
+Engines are found by the name in front of the colon of their spec string, so that heavy libraries load only when used.
+"""
+
+import hashlib
+import importlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from stepspec.controller import Controller
+from stepspec.engine import Engine, Sampling
+from stepspec.errors import ContextError, StepSpecError, UsageError, unknown_name
+from stepspec.files import package_folder
+from stepspec.judges import Panel
+from stepspec.ledger import Ledger
+from stepspec.policy import Policy, load_policy
+from stepspec.prompts import problem_prompt, render_request, think_end_id
+from stepspec.step import Done, Event, Result
+
+ENGINES: Mapping[str, tuple[str, str, str]] = {"torch": ("stepspec.torch_engine", "TorchEngine", "torch")}
+"""Engine kinds: module, class, and the extra that installs what it needs."""
+
+DEFAULT_MAX_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The models, loaded once and shared by any number of sessions."""
+
+    target: Engine
+    draft: Engine | None
+
+    @property
+    def hash(self) -> str:
+        """One short hash for both models' weights, or their names where the weights are not at hand."""
+        described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
+        parts = [engine.get("weights") or engine.get("name") for engine in described]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    async def aclose(self) -> None:
+        """Frees both models."""
+        await self.target.aclose()
+        if self.draft is not None:
+            await self.draft.aclose()
+
+
+def load_pair(target: str | None = None, draft: str | None = None, *, needs_draft: bool = True) -> Pair:
+    """Loads target and draft by spec string (`torch:FOLDER_OR_NAME`); the embedded pair if both are left out.
+
+    Raises:
+        UsageError: a spec string is not one, or only the draft is named.
+        ModelError: a model cannot be loaded or served, or the two do not share a vocabulary.
+    """
+    if target is None and draft is not None:
+        raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
+    if target is None:
+        weights = package_folder() / "mini" / "weights"
+        target, draft = f"torch:{weights / 'target'}", f"torch:{weights / 'draft'}"
+    if draft is None:
+        if needs_draft:
+            raise UsageError("The policy needs a draft model. Name one with --draft, or choose the policy 'target'.")
+        return Pair(_load_engine(target), None)
+    target_engine, draft_engine = _load_engine(target), _load_engine(draft)
+    return Pair(target_engine.drafted_by(draft_engine), draft_engine)
+
+
+def _load_engine(spec: str) -> Any:
+    kind, separator, name = spec.partition(":")
+    if not separator or not name:
+        raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, for instance torch:path/to/folder.")
+    if kind not in ENGINES:
+        raise UsageError(unknown_name("engine kind", kind, ENGINES))
+    module, engine, extra = ENGINES[kind]
+    try:
+        return getattr(importlib.import_module(module), engine).load(name)
+    except ModuleNotFoundError as error:
+        raise StepSpecError(
+            f"The {kind} engine needs {error.name}, which is not installed: pip install 'stepspec[{extra}]'."
+        ) from error
+
+
+class StepSpec:
+    """A session: requests under one policy. Requests made at the same time share the models' passes."""
+
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        policy: str | Policy = "stepspec",
+        *,
+        pair: Pair | None = None,
+    ) -> None:
+        """Takes a loaded pair, or loads one and then closes it too.
+
+        Raises:
+            UsageError: the policy does not exist, or needs a draft that is missing, or a model cannot serve.
+        """
+        self.policy = policy if isinstance(policy, Policy) else load_policy(policy)[0]
+        self._owns_pair = pair is None
+        self.pair = pair or load_pair(target, draft, needs_draft=self.policy.needs_draft)
+        if self.policy.needs_draft and self.pair.draft is None:
+            raise UsageError("The policy needs a draft model. Name one with --draft, or choose the policy 'target'.")
+        writer = self.pair.draft if self.policy.family == "draft" else self.pair.target
+        assert writer is not None
+        self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)
+
+    async def __aenter__(self) -> "StepSpec":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Frees the models if this session loaded them."""
+        if self._owns_pair:
+            await self.pair.aclose()
+
+    async def stream(
+        self,
+        question: str,
+        *,
+        prompt: str = "bare",
+        sampling: Sampling = Sampling(),
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> AsyncIterator[Event]:
+        """Answers a question, event by event; the last event is `Done` with the result.
+
+        Args:
+            question: the problem's text.
+            prompt: which wording it is put in, a name in `stepspec.prompts.PROBLEM_PROMPTS`.
+            sampling: how both models draw their tokens.
+            max_tokens: most tokens generated, rejected and discarded ones included.
+
+        Raises:
+            UsageError: the prompt's name is unknown or the question is empty.
+            ContextError: the question does not fit the target's context.
+            TargetError: the target failed; the error carries what was committed.
+        """
+        if not question.strip():
+            raise UsageError("The question is empty.")
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
+        target = self.pair.target
+        messages = [{"role": "user", "content": problem_prompt(prompt).format(question=question)}]
+        ids = target.tokenizer.encode(render_request(target.tokenizer, messages))
+        if len(ids) >= target.max_context:
+            raise ContextError(
+                f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "
+                "Shorten the question or choose a model with a longer context."
+            )
+        controller = Controller(
+            policy=self.policy,
+            target=target,
+            draft=self.pair.draft,
+            panel=self._panel,
+            think_end=think_end_id(target.tokenizer),
+            sampling=sampling,
+            ledger=Ledger(max_tokens),
+        )
+        async for event in controller.run(ids):
+            yield event
+
+    async def generate(
+        self,
+        question: str,
+        *,
+        prompt: str = "bare",
+        sampling: Sampling = Sampling(),
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+    ) -> Result:
+        """Answers a question; arguments and errors as for `stream`."""
+        events = self.stream(question, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+        async for event in events:
+            if isinstance(event, Done):
+                return event.result
+        raise AssertionError("a request ends with Done or an error")

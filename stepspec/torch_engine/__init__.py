@@ -1,0 +1,5 @@
+"""Our PyTorch engine: Hugging Face models, a slot cache, token-level speculation. Full-attention models only."""
+
+from stepspec.torch_engine.engine import TorchEngine
+
+__all__ = ["TorchEngine"]

@@ -1,0 +1,350 @@
+"""The torch engine: an unmodified Hugging Face model behind the `Engine` protocol.
+
+One thread owns the model and the caches. Between rounds it takes in new calls; the rows of all running `generate`
+calls advance together, a `verify` is one pass of its own. It knows token ids, not steps, judges or policies.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.torch_engine.decode import Row, decode_round, plain_round
+from stepspec.torch_engine.model import SMALL_MODEL, CausalModel, load_network, weights_hash
+from stepspec.torch_engine.sampling import Stream
+from stepspec.torch_engine.slots import SlotTable
+from stepspec.stops import StopWatch
+from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer
+
+MAX_SLOTS = 64
+FLUSH_S = 0.02
+"""Seconds between two chunks of a call: often enough for an eye, seldom enough not to hold up the next round."""
+
+
+@dataclass
+class _Generation:
+    """A `generate` call on its way: what was asked, and where its chunks go."""
+
+    prompt: TokenBuffer
+    sampling: Sampling
+    stop: Stop
+    drafting: Drafting
+    loop: asyncio.AbstractEventLoop
+    chunks: "asyncio.Queue[Chunk | EngineError]"
+    asked_at: float
+    row: Row | None = None
+    queue_s: float = 0.0
+    num_sent: int = 0
+    sent_at: float = 0.0
+    cancelled: bool = False
+
+    def send(self, message: Chunk | EngineError) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.chunks.put_nowait, message)
+
+
+@dataclass
+class _Scoring:
+    """A `verify` call on its way."""
+
+    prompt: TokenBuffer
+    continuation: Sequence[int]
+    probes: Sequence[Probe]
+    loop: asyncio.AbstractEventLoop
+    outcome: "asyncio.Future[Verification]"
+    asked_at: float
+
+    def settle(self, result: Verification | EngineError) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._settle, result)
+
+    def _settle(self, result: Verification | EngineError) -> None:
+        if self.outcome.done():
+            return
+        if isinstance(result, EngineError):
+            self.outcome.set_exception(result)
+        else:
+            self.outcome.set_result(result)
+
+
+class TorchEngine:
+    """Serves one model. With a `drafter`, `generate` can speculate on tokens inside a call, exactly."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        tokenizer: HuggingFaceTokenizer,
+        drafter: CausalModel | None = None,
+        weights: str | None = None,
+    ) -> None:
+        self.name = model.name
+        self.tokenizer = tokenizer
+        self.max_context = min(model.max_context, drafter.max_context if drafter else model.max_context)
+        self._model = model
+        self._drafter = drafter
+        self._weights = weights
+        self._slots = SlotTable(model, MAX_SLOTS)
+        self._draft_slots = SlotTable(drafter, MAX_SLOTS) if drafter else None
+        self._calls: queue.SimpleQueue[_Generation | _Scoring | None] = queue.SimpleQueue()
+        self._waiting: list[_Generation | _Scoring] = []
+        self._running: list[_Generation] = []
+        self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, name: str, device: str | None = None, dtype: torch.dtype | None = None) -> "TorchEngine":
+        """Loads a model by hub name or folder.
+
+        Raises:
+            ModelError: it cannot be loaded, or the engine cannot serve it.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        network = load_network(name, device, dtype)
+        tokenizer = load_tokenizer(name, network.config)
+        return cls(CausalModel(network, name), tokenizer, weights=weights_hash(name))
+
+    def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
+        """The same model with `draft`'s as its token-level drafter; ends this engine, not the draft.
+
+        Raises:
+            ModelError: the two do not share one vocabulary.
+        """
+        if not self.tokenizer.same_vocabulary(draft.tokenizer):
+            raise ModelError(
+                f"The draft {draft.name} has another vocabulary than the target {self.name}; "
+                "choose a draft of the same model family."
+            )
+        self._calls.put(None)
+        return TorchEngine(self._model, self.tokenizer, draft._model.with_own_cache(), self._weights)
+
+    def describe(self) -> dict[str, str | None]:
+        """What results say of the model."""
+        dtype = str(self._model.network.dtype).removeprefix("torch.")
+        return {"name": self.name, "weights": self._weights, "dtype": dtype, "device": str(self._model.device)}
+
+    async def generate(
+        self, prompt: TokenBuffer, sampling: Sampling, stop: Stop, drafting: Drafting = Drafting()
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`."""
+        self._check_room(len(prompt), 1)
+        if drafting.drafter == "draft-model" and self._drafter is None:
+            raise UsageError("Token-level speculation needs a draft model; name one with --draft.")
+        room = self.max_context - len(prompt)
+        stop = Stop(min(stop.max_tokens, room), stop.delimiters, stop.token_ids)
+        if drafting.num_tokens > room - 1:
+            drafting = Drafting()
+        loop = asyncio.get_running_loop()
+        call = _Generation(prompt, sampling, stop, drafting, loop, asyncio.Queue(), time.perf_counter())
+        self._calls.put(call)
+        try:
+            while True:
+                message = await call.chunks.get()
+                if isinstance(message, EngineError):
+                    raise message
+                yield message
+                if message.end is not None:
+                    return
+        finally:
+            call.cancelled = True
+
+    async def verify(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = ()
+    ) -> Verification:
+        """See `Engine.verify`."""
+        self._check_room(len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
+        loop = asyncio.get_running_loop()
+        call = _Scoring(prompt, continuation, probes, loop, loop.create_future(), time.perf_counter())
+        self._calls.put(call)
+        return await call.outcome
+
+    async def aclose(self) -> None:
+        """Ends the thread; calls still running fail."""
+        self._calls.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _check_room(self, prompt_length: int, wanted: int) -> None:
+        if prompt_length + wanted > self.max_context:
+            raise ContextError(
+                f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {self.name} has a context "
+                f"of {self.max_context}. Shorten the prompt or choose a model with a longer context."
+            )
+
+    # What follows runs in the engine's own thread.
+
+    @torch.inference_mode()
+    def _work(self) -> None:
+        if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
+            torch.set_num_threads(1)
+        while self._take_calls():
+            self._admit()
+            self._advance()
+            self._send_chunks()
+        for call in [*self._running, *self._waiting]:
+            _fail(call, EngineError(f"The engine of {self.name} was closed."))
+
+    def _take_calls(self) -> bool:
+        """Moves new calls to those waiting, sleeping if there is nothing else to do; False when closed."""
+        while True:
+            try:
+                call = self._calls.get(block=not (self._running or self._waiting))
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            self._waiting.append(call)
+
+    def _admit(self) -> None:
+        """Starts waiting calls, in order, as far as there are free slots."""
+        while self._waiting:
+            call = self._waiting[0]
+            try:
+                if isinstance(call, _Scoring):
+                    started = self._score(call)
+                else:
+                    started = call.cancelled or self._start(call)
+            except Exception as error:
+                _fail(call, _engine_error(self.name, error))
+                started = True
+            if not started:
+                return
+            del self._waiting[0]
+
+    def _start(self, call: _Generation) -> bool:
+        """Gives a generation its slots and reads its prompt; False if all slots are busy."""
+        slot = self._slots.acquire(call.prompt)
+        if slot is None:
+            return False
+        position = len(call.prompt)
+        row = Row(
+            call.prompt,
+            position,
+            call.sampling,
+            call.drafting,
+            StopWatch(call.stop, self.tokenizer.piece, self.tokenizer.end_ids),
+            Stream(call.sampling.seed, position, self._model.device),
+            slot,
+        )
+        if call.drafting.drafter == "draft-model":
+            assert self._draft_slots is not None
+            row.draft_slot = self._draft_slots.acquire(call.prompt)
+            assert row.draft_slot is not None, "both tables have as many slots"
+            self._draft_slots.unread(row.draft_slot, call.prompt, at_most=position - 1)
+        call.row = row
+        call.sent_at = time.perf_counter()
+        call.queue_s = call.sent_at - call.asked_at
+        self._running.append(call)
+        if len(self._slots.unread(slot, call.prompt, at_most=position - 1)) > 1:
+            plain_round(self._model, [row])
+        return True
+
+    def _advance(self) -> None:
+        """One round for every running row; rows that draft alike share passes."""
+        groups: dict[Drafting, list[Row]] = {}
+        for call in self._running:
+            assert call.row is not None
+            if call.row.end is None and not call.cancelled:
+                groups.setdefault(call.row.drafting, []).append(call.row)
+        for drafting, rows in groups.items():
+            drafter = self._drafter if drafting.drafter == "draft-model" else None
+            try:
+                decode_round(self._model, drafter, rows)
+            except Exception as error:
+                failure = _engine_error(self.name, error)
+                for call in [call for call in self._running if call.row in rows]:
+                    self._running.remove(call)
+                    self._release(call.row)
+                    _fail(call, failure)
+
+    def _send_chunks(self) -> None:
+        """Sends what is due, and lets go of rows that have ended or were cancelled."""
+        now = time.perf_counter()
+        for call in list(self._running):
+            row = call.row
+            assert row is not None
+            if not call.cancelled and (row.end is not None or now - call.sent_at > FLUSH_S):
+                call.send(_chunk_of(call, row))
+                call.num_sent, call.sent_at = len(row.generated), now
+            if call.cancelled or row.end is not None:
+                self._running.remove(call)
+                self._release(row)
+
+    def _release(self, row: Row | None) -> None:
+        assert row is not None
+        self._slots.remember(row.slot, row.prompt_length, row.generated)
+        self._slots.release(row.slot)
+        if row.draft_slot is not None and self._draft_slots is not None:
+            self._draft_slots.remember(row.draft_slot, row.prompt_length, row.generated)
+            self._draft_slots.release(row.draft_slot)
+
+    def _score(self, call: _Scoring) -> bool:
+        """Runs a `verify` in one pass; False if all slots are busy."""
+        slot = self._slots.acquire(call.prompt)
+        if slot is None:
+            return False
+        try:
+            queue_s = time.perf_counter() - call.asked_at
+            length = len(call.prompt)
+            unread = self._slots.unread(slot, call.prompt, at_most=length - 1)
+            ids = [*unread, *call.continuation]
+            branches = [len(probe.ids) for probe in call.probes]
+            first, ends = len(unread) - 1, []
+            for branch in branches:
+                ends.append((ends[-1] if ends else len(ids) - 1) + branch)
+            keep = [*range(first, len(ids)), *ends]
+            everything = [*ids, *(id for probe in call.probes for id in probe.ids)]
+            logits = self._model.extend([slot.index], [everything], keep=keep, branches=branches)[0]
+            self._slots.remember(slot, length, list(call.continuation))
+            call.settle(_read_verification(logits.float().log_softmax(-1), call, queue_s))
+        finally:
+            self._slots.release(slot)
+        return True
+
+
+def _read_verification(logprobs: torch.Tensor, call: _Scoring, queue_s: float) -> Verification:
+    """Reads a verification from log-probabilities [n + 1 + number of probes, V]."""
+    count = len(call.continuation)
+    body = logprobs[:count]
+    chosen = body.gather(1, torch.tensor([call.continuation], device=body.device).T)[:, 0] if count else body[:, 0]
+    own = logprobs.argmax(-1).tolist()
+    entropies = -(body.exp() * body).nan_to_num().sum(-1)
+    labels = [
+        tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
+    ]
+    return Verification(
+        logprobs=tuple(chosen.tolist()),
+        choices=tuple(own[:count]),
+        entropies=tuple(entropies.tolist()),
+        next_choice=own[count],
+        probe_logprobs=tuple(labels),
+        probe_choices=tuple(own[count + 1 :]),
+        queue_s=queue_s,
+    )
+
+
+def _chunk_of(call: _Generation, row: Row) -> Chunk:
+    """What is new since the last chunk; the costs go with the last one."""
+    ids = tuple(row.generated[call.num_sent :])
+    if row.end is None:
+        return Chunk(ids)
+    return Chunk(ids, row.end, call.queue_s, row.passes, row.drafted, row.accepted)
+
+
+def _engine_error(name: str, error: Exception) -> EngineError:
+    if isinstance(error, torch.OutOfMemoryError):
+        return EngineError(f"The GPU ran out of memory while {name} worked. Lower the concurrency or the context.")
+    failure = EngineError(f"{name} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _fail(call: _Generation | _Scoring, error: EngineError) -> None:
+    if isinstance(call, _Scoring):
+        call.settle(error)
+    else:
+        call.send(error)

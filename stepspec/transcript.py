@@ -1,0 +1,101 @@
+"""The growing text of one request: its token ids, the steps committed so far, then the answer.
+
+Ids are only ever appended, never encoded again, so the work per step does not grow with the text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from stepspec.engine import Stop, TokenBuffer, Tokenizer
+from stepspec.step import AnswerDelta, Origin, Step, StepCommitted, StepEnd
+from stepspec.stops import StopWatch
+
+CONTEXT_IDS = 4
+"""Ids decoded in front of new ones, for tokenizers whose tokens read differently at the start of a text."""
+
+
+class Transcript:
+    """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps."""
+
+    def __init__(
+        self, prompt: Sequence[int], tokenizer: Tokenizer, step_stop: Stop, think_end: int | None
+    ) -> None:
+        self.buffer = TokenBuffer(prompt)
+        self.steps: list[Step] = []
+        self.answer = ""
+        self.thinking = True
+        self.ended = False
+        self.open_ids: list[int] = []
+        """Ids of the step, or of the stretch of the answer, that is not closed yet."""
+        self._tokenizer = tokenizer
+        self._step_stop = step_stop
+        self._think_end = think_end
+        self._watch = self._new_watch()
+        self._step_end: StepEnd | None = None
+
+    def _new_watch(self) -> StopWatch:
+        return StopWatch(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
+
+    @property
+    def step_is_over(self) -> bool:
+        """Whether the open step has come to its end and waits to be closed."""
+        return self._step_end is not None
+
+    def rest_of_step(self, remaining: int) -> Stop:
+        """Where the writer of the open step has to stop, with `remaining` tokens left in the budget."""
+        room = self._step_stop.max_tokens - len(self.open_ids)
+        return Stop(max(1, min(room, remaining)), self._step_stop.delimiters, self._step_stop.token_ids)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Appends ids to the open step."""
+        self.buffer.append(ids)
+        for id in ids:
+            self.open_ids.append(id)
+            self._step_end = self._end_of(id)
+
+    def _end_of(self, id: int) -> StepEnd | None:
+        end = self._watch.feed(id)
+        if end == "token":
+            return "thinking" if id == self._think_end else "text"
+        return "cap" if end == "length" else end
+
+    def close_step(
+        self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
+    ) -> Iterator[StepCommitted]:
+        """Commits the open step; an end tag ends the thinking or the text and is no part of the step."""
+        end = self._step_end or "cap"
+        ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
+        if ids:
+            text = self._decode(ids, len(self.open_ids))
+            step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
+            self.steps.append(step)
+            yield StepCommitted(step)
+        self.thinking = end not in ("thinking", "text")
+        self.ended = end == "text"
+        self.open_ids, self._watch, self._step_end = [], self._new_watch(), None
+
+    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerDelta]:
+        """Takes ids of somebody who writes on alone, closing each step as it ends, then the answer."""
+        for index, id in enumerate(ids):
+            if not self.thinking:
+                yield from self._answer(ids[index:])
+                return
+            self.extend([id])
+            if self.step_is_over:
+                from_draft = len(self.open_ids) if origin == "draft" else 0
+                yield from self.close_step(origin, from_draft)
+
+    def _answer(self, ids: Sequence[int]) -> Iterator[AnswerDelta]:
+        self.buffer.append(ids)
+        self.ended = ids[-1] in self._tokenizer.end_ids
+        self.open_ids.extend(ids[:-1] if self.ended else ids)
+        text = self._decode(self.open_ids, len(self.open_ids) + self.ended)
+        if self.open_ids and (self.ended or not text.endswith("\ufffd")):  # else a character is not complete yet
+            self.open_ids = []
+            self.answer += text
+            yield AnswerDelta(text)
+
+    def _decode(self, ids: Sequence[int], from_end: int) -> str:
+        """Text of `ids`, which begin `from_end` before the end of the buffer."""
+        start = len(self.buffer) - from_end
+        before = self.buffer.since(max(0, start - CONTEXT_IDS))[: min(start, CONTEXT_IDS)]
+        return self._tokenizer.decode([*before, *ids])[len(self._tokenizer.decode(before)) :]

@@ -1,0 +1,218 @@
+"""Policies and benchmarks are found from a checkout, an editable install and a wheel, each made for real."""
+
+import contextlib
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec.errors import StepSpecError, UsageError
+from stepspec.files import data_folder, find_data_file, list_data_files
+
+CHECKOUT = Path(__file__).parent.parent
+BUILT_FROM = ["pyproject.toml", "README.md", "LICENSE", ".gitignore", "stepspec", "policies", "evals"]
+
+WHERE = """
+import json, stepspec, stepspec.files as files
+print(json.dumps({
+    "package": stepspec.__file__,
+    "folders": {kind: str(files.data_folder(kind)) for kind in ("policies", "evals")},
+    "names": {kind: list(files.list_data_files(kind)) for kind in ("policies", "evals")},
+}))
+"""
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_TARGET"))
+    }
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=clean | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def fresh_python(folder: Path) -> Path:
+    """An interpreter with the packages of this environment, but for those that a `.pth` file of it leads to.
+
+    A `.pth` file only adds a folder; the `.pth` files inside that folder are not read, so that an editable
+    install of the checkout is out of sight.
+    """
+    venv.create(folder, with_pip=False, symlinks=os.name != "nt")
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    Path(own, "packages-of-the-tests.pth").write_text("\n".join(site.getsitepackages()), "utf-8")
+    return python
+
+
+def where(python: Path, cwd: Path, *flags: str, **environment: str) -> dict[str, Any]:
+    return json.loads(run(python, *flags, "-c", WHERE, cwd=cwd, **environment))
+
+
+def names_in(folder: Path) -> dict[str, list[str]]:
+    return {
+        kind: sorted(path.stem for path in (folder / kind).glob("*.toml")) for kind in ("policies", "evals")
+    }
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout to build from, with files planted that no package may hold."""
+    folder = tmp_path_factory.mktemp("copy") / "stepspec-copy"
+    folder.mkdir()
+    for name in BUILT_FROM:
+        if (CHECKOUT / name).is_dir():
+            shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(CHECKOUT / name, folder / name)
+    for planted in (
+        "evals/results/planted/summary.json",
+        "evals/results/planted/planted.toml",
+        "policies/planted.md",
+        "tests/test_planted.py",
+        "runs/planted/rows.jsonl",
+        ".venv/planted.py",
+        "stepspec/__pycache__/planted.pyc",
+    ):
+        (folder / planted).parent.mkdir(parents=True, exist_ok=True)
+        (folder / planted).write_text("", "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip_wheel = ("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder)
+    run(sys.executable, *pip_wheel, cwd=copy)
+    (built,) = folder.glob("stepspec-*.whl")
+    return built
+
+
+def test_a_checkout_finds_its_own_folders(tmp_path: Path) -> None:
+    python = fresh_python(tmp_path / "environment")
+    found = where(python, tmp_path, PYTHONPATH=str(CHECKOUT))
+    assert Path(found["package"]) == CHECKOUT / "stepspec" / "__init__.py"
+    assert found["folders"] == {kind: str(CHECKOUT / kind) for kind in ("policies", "evals")}
+    assert found["names"] == names_in(CHECKOUT)
+
+
+def test_an_editable_install_finds_the_folders_of_its_checkout(copy: Path, tmp_path: Path) -> None:
+    python = fresh_python(tmp_path / "environment")
+    install = ("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index")
+    run(python, *install, "-e", copy, cwd=tmp_path)
+    found = where(python, tmp_path, "-I")
+    assert Path(found["package"]) == copy / "stepspec" / "__init__.py"
+    assert found["folders"] == {kind: str(copy / kind) for kind in ("policies", "evals")}
+    assert found["names"] == names_in(CHECKOUT)
+
+
+def test_a_wheel_finds_the_folders_that_it_carries(wheel: Path, tmp_path: Path) -> None:
+    python = fresh_python(tmp_path / "environment")
+    run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    found = where(python, tmp_path, "-I")
+    package = Path(found["package"]).parent
+    assert package.is_relative_to(tmp_path / "environment")
+    assert found["folders"] == {kind: str(package / kind) for kind in ("policies", "evals")}
+    assert found["names"] == names_in(CHECKOUT)
+
+
+def test_the_wheel_holds_the_whole_package_and_the_data_and_nothing_else(copy: Path, wheel: Path) -> None:
+    package = {path.relative_to(copy) for path in (copy / "stepspec").rglob("*") if path.is_file()}
+    package -= {path for path in package if "__pycache__" in path.parts}
+    data = {
+        Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names
+    }
+    held = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
+    assert {path for path in held if not path.parts[0].endswith(".dist-info")} == package | data
+    assert Path("stepspec/py.typed") in held
+
+
+def test_the_source_package_builds_the_same_wheel(copy: Path, wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, cwd=copy)
+    (built,) = tmp_path.glob("stepspec-*.tar.gz")
+    with tarfile.open(built) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert not {"runs", ".venv"} & {path.name for path in unpacked.iterdir()}
+    pip_wheel = ("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path)
+    run(sys.executable, *pip_wheel, cwd=unpacked)
+    (again,) = tmp_path.glob("stepspec-*.whl")
+    assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_a_package_that_lost_its_data_takes_no_stranger_s_folder(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    shutil.rmtree(tmp_path / "stepspec" / "policies")
+    (tmp_path / "policies").mkdir()
+    program = (
+        "import stepspec.files, stepspec.errors\n"
+        "try: stepspec.files.data_folder('policies')\n"
+        "except stepspec.errors.StepSpecError as error: print(error)\n"
+    )
+    said = run(fresh_python(tmp_path / "environment"), "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "'policies' is neither in the package" in said
+
+
+@pytest.mark.parametrize("kind", ["policies", "evals"])
+def test_every_listed_name_finds_its_file(kind: Any) -> None:
+    files = list_data_files(kind)
+    assert files
+    assert list(files) == sorted(files)
+    for name, path in files.items():
+        assert find_data_file(kind, name) == path == data_folder(kind) / f"{name}.toml"
+
+
+def test_an_unknown_policy_is_refused_with_the_known_names_and_the_closest() -> None:
+    with pytest.raises(UsageError, match=r"no policy 'Specreson'\. Did you mean 'specreason'") as caught:
+        find_data_file("policies", "Specreson")
+    assert all(name in str(caught.value) for name in list_data_files("policies"))
+
+
+def test_an_unknown_benchmark_like_no_other_is_refused_without_a_suggestion() -> None:
+    with pytest.raises(UsageError, match="no benchmark 'qqqq'") as caught:
+        find_data_file("evals", "qqqq")
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "..", "*", "[a-z]*", "target\0"])
+def test_a_name_is_not_a_pattern_and_not_a_folder(name: str) -> None:
+    with pytest.raises(UsageError, match="There is no policy '"):
+        find_data_file("policies", name)
+
+
+def test_a_path_is_taken_as_the_user_s_own_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text("# mine\n", "utf-8")
+    without_suffix = tmp_path / "mine"
+    without_suffix.write_text("# mine\n", "utf-8")
+    assert find_data_file("policies", str(mine)) == mine
+    assert find_data_file("policies", str(without_suffix)) == without_suffix
+    with contextlib.chdir(tmp_path):
+        assert find_data_file("policies", "mine.toml") == Path("mine.toml")
+
+
+@pytest.mark.parametrize("name", ["nowhere.toml", "no/where", "."])
+def test_a_path_to_no_file_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="There is no policy file at"):
+        find_data_file("policies", name)
+
+
+def test_a_usage_error_is_one_of_stepspec_s_own() -> None:
+    assert issubclass(UsageError, StepSpecError)

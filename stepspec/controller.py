@@ -5,7 +5,7 @@ speculation inside whatever the target writes, is the engine's business. The dra
 text by itself: where it wants to, the target's own choice there decides, and the answer is always the target's.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -38,7 +38,7 @@ class Controller:
         self.ends = self.tokenizer.end_ids | ({self.think_end} if self.think_end is not None else set())
         self.drafting = Drafting(self.policy.token.drafter, self.policy.token.num_tokens)
 
-    async def run(self, prompt: Sequence[int]) -> AsyncIterator[Event]:
+    async def run(self, prompt: Sequence[int]) -> AsyncGenerator[Event, None]:
         """The events of the request, `Done` last.
 
         Raises:
@@ -50,10 +50,12 @@ class Controller:
         self.transcript = Transcript(prompt, self.tokenizer, step_stop, self.think_end)
         try:
             if self.policy.family == "score":
-                async for event in self.speculate():
+                async with aclosing(self.speculate()) as events:
+                    async for event in events:
+                        yield event
+            async with aclosing(self.write_on()) as events:
+                async for event in events:
                     yield event
-            async for event in self.write_on():
-                yield event
         except ContextError:
             if len(self.transcript.buffer) == len(prompt):
                 raise
@@ -62,7 +64,7 @@ class Controller:
             raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
         yield Done(self.result(len(prompt)))
 
-    async def speculate(self) -> AsyncIterator[Event]:
+    async def speculate(self) -> AsyncGenerator[Event, None]:
         """The thinking, step by step, for as long as there are a draft and tokens to spend."""
         while self.transcript.thinking and self.draft is not None and self.ledger.remaining > 0:
             if len(self.transcript.steps) < self.policy.first_target_steps:
@@ -75,13 +77,17 @@ class Controller:
                 return
             index = len(self.transcript.steps)
             yield StepProposed(index, proposal.text, len(proposal.ids))
-            verification, verdict = await self.judge(proposal)
+            try:
+                verification, verdict = await self.judge(proposal)
+            except ContextError:  # there is no room to judge in any more, but the target may have room to write
+                self.ledger.abandoned(len(proposal.ids))
+                return
             yield StepJudged(index, verdict.accepted, verdict.scores)
             if verdict.accepted:
                 self.accept(proposal, verification)
                 origin, num_from_draft = "draft", proposal.num_written
             else:
-                num_from_draft = self.salvage(proposal, verification)
+                num_from_draft = self.salvage(proposal, verification, verdict)
                 await self.regenerate("regenerated")
                 origin = "salvaged" if num_from_draft else "target"
             for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
@@ -92,10 +98,12 @@ class Controller:
         """The draft's next step; None if the draft failed, which costs the request its speed and nothing else."""
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
         stop = self.transcript.rest_of_step(self.ledger.remaining)
+        drafted: list[int] = []
         try:
             with self.ledger.time("draft"):
-                chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop))
+                chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
         except (EngineError, ContextError):
+            self.ledger.abandoned(len(drafted))
             self.draft = None
             return None
         self.ledger.waited("draft", chunk.queue_s)
@@ -118,7 +126,7 @@ class Controller:
         if not refused:
             self.ledger.add(steps_judged=1)
             return verification, self.panel.judge(verification)
-        only_ends = not proposal.num_written and verification.next_choice == proposal.ids[-1]
+        only_ends = not proposal.num_written and verification.next_choice == proposal.tag
         return verification, Verdict(only_ends, {})
 
     def accept(self, proposal: Proposal, verification: Verification) -> None:
@@ -130,17 +138,20 @@ class Controller:
             self.ledger.add(steps_accepted=1)
         self.transcript.extend(taken)
 
-    def salvage(self, proposal: Proposal, verification: Verification) -> int:
+    def salvage(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> int:
         """Keeps the part of a rejected step that the target agrees with; returns its length in tokens.
 
         The verifying pass has also shown the target's own choice after that part. At temperature 0 that is the next
-        token, which then costs no pass of its own.
+        token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely probable,
+        or an empty or repeated step would come in by this door.
         """
         table = self.policy.salvage
-        kept = agreed_prefix(proposal, verification, table.min_logprob) if table else 0
+        bound = table.min_logprob if table and verdict.scores else 0.0
+        kept = agreed_prefix(proposal, verification, bound) if table else 0
         self.ledger.drafted(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
         self.transcript.extend(proposal.ids[:kept])
-        if table and self.sampling.temperature == 0 and not self.transcript.step_is_over:
+        free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
+        if free and self.ledger.remaining > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.wrote("regenerated", 1)
             self.transcript.extend([choices[kept]])
@@ -151,10 +162,15 @@ class Controller:
         if self.transcript.step_is_over or self.ledger.remaining <= 0:
             return
         stop = self.transcript.rest_of_step(self.ledger.remaining)
-        with self.ledger.time("target"):
-            chunk = await collect(
-                self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting)
-            )
+        try:
+            with self.ledger.time("target"):
+                chunk = await collect(
+                    self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting)
+                )
+        except ContextError:
+            if not self.transcript.open_ids:
+                raise
+            return  # what was salvaged fills the context, and is the whole step
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, len(chunk.ids))
         self.transcript.extend(chunk.ids)
@@ -163,13 +179,15 @@ class Controller:
         self, proposal: Proposal, verification: Verification, verdict: Verdict
     ) -> None:
         """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""
-        if verdict.accepted and self.transcript.thinking and verification.next_choice in self.ends:
+        if self.ledger.remaining <= 0 or not self.transcript.thinking:
+            return
+        if verdict.accepted and verification.next_choice in self.ends:
             self.ledger.wrote("forced", 1)
             self.transcript.extend([verification.next_choice])
             for _ in self.transcript.close_step("target"):
                 raise AssertionError("a tag alone is no step")
 
-    async def write_on(self) -> AsyncIterator[Event]:
+    async def write_on(self) -> AsyncGenerator[Event, None]:
         """Whatever is left, from one writer alone: the answer, or everything under a policy without steps."""
         by_draft = self.policy.family == "draft" and self.draft is not None
         if self.transcript.ended or self.ledger.remaining <= 0:
@@ -180,19 +198,21 @@ class Controller:
         async with aclosing(engine.generate(self.transcript.buffer, self.sampling, stop, drafting)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(role):
-                    chunk = await anext(chunks)
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    raise EngineError("The engine ended a generation without saying why.")
                 if by_draft:
                     self.ledger.drafted(accepted=len(chunk.ids), rejected=0)
+                    self.ledger.waited("draft", chunk.queue_s)
                 else:
                     self.ledger.wrote("forced", len(chunk.ids))
+                    self.ledger.add_target_call(chunk)
                 for event in self.transcript.write_on(chunk.ids, origin):
                     yield event
                 if chunk.end is not None:
                     break
-        if by_draft:
-            self.ledger.waited("draft", chunk.queue_s)
-        else:
-            self.ledger.add_target_call(chunk)
+        for event in self.transcript.finish(origin):
+            yield event
 
     def result(self, num_prompt_tokens: int) -> Result:
         """The request as it ended; the identities of counts and times are asserted here, for every request."""

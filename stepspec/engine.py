@@ -1,6 +1,7 @@
 """What is asked of a model: three verbs on token ids. An engine knows token ids and laws, not steps or judges."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -75,7 +76,7 @@ ChunkEnd = Literal["delimiter", "token", "length"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Newly generated ids, what ended the generation if this is the last chunk, and what they cost."""
+    """Newly generated ids and what ended the generation, if this is the last chunk; that one carries the call's costs."""
 
     ids: tuple[int, ...]
     end: ChunkEnd | None = None
@@ -189,11 +190,12 @@ class Engine(Protocol):
         ...
 
 
-async def collect(chunks: AsyncGenerator[Chunk, None]) -> Chunk:
-    """All chunks of a call as one."""
-    ids: list[int] = []
-    async for chunk in chunks:
-        ids.extend(chunk.ids)
-        if chunk.end is not None:
-            return replace(chunk, ids=tuple(ids))
+async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None = None) -> Chunk:
+    """All chunks of a call as one. `so_far`, if given, gets the ids as they come, for when the call fails midway."""
+    ids: list[int] = [] if so_far is None else so_far
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            ids.extend(chunk.ids)
+            if chunk.end is not None:
+                return replace(chunk, ids=tuple(ids))
     raise EngineError("The engine ended a generation without saying why.")

@@ -1,7 +1,7 @@
 r"""Grades answers: finds the last `\boxed{...}` of a text and compares it with the gold answer.
 
-Knows nothing of models. Texts come from models and may be hostile: every function takes time linear in its input, and
-nothing in a text is ever executed.
+Knows nothing of models. Texts come from models and may be hostile: every function takes time linear in its
+input, and nothing in a text is ever executed.
 """
 
 import re
@@ -19,7 +19,8 @@ MAX_ANSWER_CHARS = 200
 
 # Escaped braces are matched so that they are passed over: they are typeset and do not group.
 _BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
-# What LaTeX writes around a number without changing it: spaces, thin spaces, dollar signs and grouping braces.
+# What LaTeX writes around a number without changing it: spaces, thin spaces, dollar signs and grouping
+# braces.
 _DECORATION = re.compile(r"\\[,!;: ]|\\?\$|[{}\s~]")
 _PLAIN = re.compile(r"([+-]?)(\d+)(?:\.0*)?")
 _GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+)(?:\.0*)?")
@@ -31,7 +32,7 @@ def extract_answer(text: str) -> str | None:
     >>> extract_answer(r"\boxed{1} or \boxed{\frac{1}{2}} or \boxed{3")
     '\\frac{1}{2}'
     """
-    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether the brace is that of a box
+    open_braces: list[tuple[int, bool]] = []  # where the content begins, and whether it is a box's
     last: tuple[int, int] | None = None
     for match in _BRACE.finditer(text):
         brace = match.group()
@@ -47,7 +48,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def canonical_integer(text: str) -> str | None:
-    """A whole number as plain digits (`1,234.0` as `1234`, `-03` as `-3`); None if the text is not a whole number.
+    """A whole number as plain digits (`1,234.0` as `1234`, `-03` as `-3`); None if the text is none.
 
     Digits stay a string, because `int` takes time quadratic in their number.
     """

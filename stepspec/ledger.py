@@ -51,6 +51,10 @@ class Ledger:
             drafted=accepted + rejected, accepted=accepted, rejected=rejected, salvaged=salvaged, committed=accepted
         )
 
+    def abandoned(self, num_tokens: int) -> None:
+        """Books drafted tokens that nobody judged."""
+        self.add(drafted=num_tokens, cancelled=num_tokens)
+
     def wrote(self, fate: Literal["regenerated", "forced"], num_tokens: int) -> None:
         """Books tokens that the target wrote and that are committed."""
         self.add(**{fate: num_tokens, "committed": num_tokens, "target_generated": num_tokens})

@@ -79,7 +79,7 @@ def think_end_id(tokenizer: Tokenizer) -> int | None:
 def render_request(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
     """The text that the first step follows: the chat template's, with the thinking opened if it does not do so."""
     text = tokenizer.render(messages, add_generation_prompt=True)
-    if think_end_id(tokenizer) is None or THINK_OPEN in text.split(messages[-1]["content"])[-1]:
+    if think_end_id(tokenizer) is None or text.rstrip().endswith(THINK_OPEN):
         return text
     return f"{text}{THINK_OPEN}\n"
 
@@ -88,6 +88,9 @@ def render_probe(tokenizer: Tokenizer, rating: RatingPrompt) -> str:
     """What stands between unfinished reasoning and the digit: the end of that turn, the question, the prefill.
 
     The reasoning is left without its end tag, since templates drop what was thought in earlier turns.
+
+    Raises:
+        UsageError: the model's template does not show all turns, so it cannot be asked that way.
     """
     reasoning, digit = "(the reasoning so far)", "(the digit)"
     messages = [
@@ -97,4 +100,8 @@ def render_probe(tokenizer: Tokenizer, rating: RatingPrompt) -> str:
         {"role": "assistant", "content": rating.prefill + digit},
     ]
     text = tokenizer.render(messages, add_generation_prompt=False)
-    return text.split(reasoning, 1)[1].split(digit, 1)[0]
+    _, _, after = text.partition(reasoning)
+    probe, found, _ = after.partition(digit)
+    if not found:
+        raise UsageError("The model's chat template drops a turn of the rating prompt. Choose the likelihood judge.")
+    return probe

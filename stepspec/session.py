@@ -28,6 +28,7 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {"torch": ("stepspec.torch_engine"
 """Engine kinds: module, class, and the extra that installs what it needs."""
 
 DEFAULT_MAX_TOKENS = 1024
+NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,19 @@ def load_pair(target: str | None = None, draft: str | None = None, *, needs_draf
         raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
     if target is None:
         weights = package_folder() / "mini" / "weights"
-        target, draft = f"torch:{weights / 'target'}", f"torch:{weights / 'draft'}"
-    if draft is None:
-        if needs_draft:
-            raise UsageError("The policy needs a draft model. Name one with --draft, or choose the policy 'target'.")
-        return Pair(_load_engine(target), None)
-    target_engine, draft_engine = _load_engine(target), _load_engine(draft)
+        target_engine = _load_engine(f"torch:{weights / 'target'}", "embedded target")
+        draft_engine = _load_engine(f"torch:{weights / 'draft'}", "embedded draft")
+    else:
+        if draft is None and needs_draft:
+            raise UsageError(NO_DRAFT)
+        target_engine = _load_engine(target)
+        draft_engine = _load_engine(draft) if draft is not None else None
+    if draft_engine is None:
+        return Pair(target_engine, None)
     return Pair(target_engine.drafted_by(draft_engine), draft_engine)
 
 
-def _load_engine(spec: str) -> Any:
+def _load_engine(spec: str, title: str | None = None) -> Any:
     kind, separator, name = spec.partition(":")
     if not separator or not name:
         raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, for instance torch:path/to/folder.")
@@ -79,7 +83,7 @@ def _load_engine(spec: str) -> Any:
         raise UsageError(unknown_name("engine kind", kind, ENGINES))
     module, engine, extra = ENGINES[kind]
     try:
-        return getattr(importlib.import_module(module), engine).load(name)
+        return getattr(importlib.import_module(module), engine).load(name, title=title)
     except ModuleNotFoundError as error:
         raise StepSpecError(
             f"The {kind} engine needs {error.name}, which is not installed: pip install 'stepspec[{extra}]'."
@@ -106,7 +110,7 @@ class StepSpec:
         self._owns_pair = pair is None
         self.pair = pair or load_pair(target, draft, needs_draft=self.policy.needs_draft)
         if self.policy.needs_draft and self.pair.draft is None:
-            raise UsageError("The policy needs a draft model. Name one with --draft, or choose the policy 'target'.")
+            raise UsageError(NO_DRAFT)
         writer = self.pair.draft if self.policy.family == "draft" else self.pair.target
         assert writer is not None
         self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)

@@ -12,6 +12,9 @@ from stepspec.stops import StopWatch
 CONTEXT_IDS = 4
 """Ids decoded in front of new ones, for tokenizers whose tokens read differently at the start of a text."""
 
+MAX_HELD_IDS = 3
+"""A character has up to four bytes, so no more ids than these can be the beginning of one."""
+
 
 class Transcript:
     """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps."""
@@ -25,7 +28,8 @@ class Transcript:
         self.thinking = True
         self.ended = False
         self.open_ids: list[int] = []
-        """Ids of the step, or of the stretch of the answer, that is not closed yet."""
+        """Ids of the step that is not closed yet."""
+        self._num_read = len(prompt)  # ids whose text has been given out
         self._tokenizer = tokenizer
         self._step_stop = step_stop
         self._think_end = think_end
@@ -65,12 +69,14 @@ class Transcript:
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
         if ids:
-            text = self._decode(ids, len(self.open_ids))
+            text = self._read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
             yield StepCommitted(step)
         self.thinking = end not in ("thinking", "text")
         self.ended = end == "text"
+        if not self.thinking:
+            self._num_read = len(self.buffer)
         self.open_ids, self._watch, self._step_end = [], self._new_watch(), None
 
     def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerDelta]:
@@ -84,18 +90,31 @@ class Transcript:
                 from_draft = len(self.open_ids) if origin == "draft" else 0
                 yield from self.close_step(origin, from_draft)
 
+    def finish(self, origin: Origin) -> Iterator[StepCommitted]:
+        """Closes the step that the last writer has left open."""
+        if self.open_ids:
+            yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
+
     def _answer(self, ids: Sequence[int]) -> Iterator[AnswerDelta]:
         self.buffer.append(ids)
         self.ended = ids[-1] in self._tokenizer.end_ids
-        self.open_ids.extend(ids[:-1] if self.ended else ids)
-        text = self._decode(self.open_ids, len(self.open_ids) + self.ended)
-        if self.open_ids and (self.ended or not text.endswith("\ufffd")):  # else a character is not complete yet
-            self.open_ids = []
+        text = self._read(len(self.buffer) - self.ended, to_the_end=self.ended)
+        if text:
             self.answer += text
             yield AnswerDelta(text)
 
-    def _decode(self, ids: Sequence[int], from_end: int) -> str:
-        """Text of `ids`, which begin `from_end` before the end of the buffer."""
-        start = len(self.buffer) - from_end
-        before = self.buffer.since(max(0, start - CONTEXT_IDS))[: min(start, CONTEXT_IDS)]
-        return self._tokenizer.decode([*before, *ids])[len(self._tokenizer.decode(before)) :]
+    def _read(self, end: int, *, to_the_end: bool) -> str:
+        """Text of what lies before position `end` and was not given out yet.
+
+        The beginning of a character that is not complete is held back for the next time, unless there is none.
+        """
+        start = max(0, self._num_read - CONTEXT_IDS)
+        ids = self.buffer.since(start)[: end - start]
+        num_before = len(self._tokenizer.decode(ids[: self._num_read - start]))
+        text, num_held = "", 0
+        for num_held in range(min(MAX_HELD_IDS, end - self._num_read) + 1):
+            text = self._tokenizer.decode(ids[: len(ids) - num_held])[num_before:]
+            if to_the_end or not text.endswith("\ufffd"):
+                break
+        self._num_read = end - num_held
+        return text

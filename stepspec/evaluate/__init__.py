@@ -1,9 +1,11 @@
-"""Evaluation: a benchmark times policies gives rows, and rows give a summary; every row is on disk as soon as it exists.
+"""Evaluation: a benchmark times policies gives rows, each on disk at once, and the rows give a summary.
 
-    name, benchmark = load_benchmark("gsm-mini")
-    problems = load_problems(benchmark, data_file=None, limit=100)
-    run = conditions(name, benchmark, problems, load_policies(["target", "stepspec"]), pair, settings)
-    summary = await evaluate(run, problems, systems, Path("runs/mine"))
+name, benchmark = load_benchmark("gsm-mini")
+problems = load_problems(benchmark, data_file=None, limit=100)
+policies = load_policies(["target", "stepspec"])
+run = conditions(name, benchmark, problems, policies, engines, pair.hash, Settings())
+systems = {name: StepSpec(policy=policy, pair=pair) for name, (policy, _) in policies.items()}
+summary = await evaluate(run, problems.problems, systems, Path("runs/mine"))
 """
 
 from stepspec.evaluate.conditions import Settings, conditions, load_policies

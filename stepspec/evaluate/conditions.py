@@ -1,4 +1,4 @@
-"""The conditions of a run, as `run.json` keeps them: policies, models, settings, versions, commit and hardware."""
+"""The conditions of a run, as `run.json` keeps them: policies, models, settings, versions and hardware."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
     """The policies of a run by name, `target` among them: without it there is nothing to compare with.
 
     Raises:
-        UsageError: a policy does not exist or is wrong, two have one name, or `target` is not the target alone.
+        UsageError: a policy is unknown or wrong, two have one name, or `target` is not the target alone.
     """
     loaded: dict[str, LoadedPolicy] = {}
     for each in names:
@@ -51,7 +51,9 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
     if "target" not in loaded:
         loaded = {"target": load_policy("target"), **loaded}
     if loaded["target"][0].needs_draft:
-        raise UsageError("The policy called 'target' is the baseline and must be the target alone; rename yours.")
+        raise UsageError(
+            "The policy called 'target' must be the target alone, as the baseline; rename yours."
+        )
     return loaded
 
 

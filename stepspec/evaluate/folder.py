@@ -1,11 +1,12 @@
-"""The folder of a run: `run.json` before anything, rows appended one by one, the summary and the report at the end.
+"""The folder of a run: `run.json` before anything, rows one by one, the summary and the report at the end.
 
-A killed run leaves at most one line that is not whole; opening the folder again removes it and keeps the rest.
+A killed run leaves at most one line that is not whole; the next start removes it and keeps the rest.
 """
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 
@@ -26,23 +27,19 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rows_fd = -1
-        self._traces_fd = -1
+        self._open: dict[str, int] = {}  # file descriptors by file name
 
     def __enter__(self) -> "RunFolder":
-        with self._disk():
-            self._rows_fd = _open_lines(self.path / "rows.jsonl")
-            self._traces_fd = _open_lines(self.path / "traces.jsonl")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for fd in (self._rows_fd, self._traces_fd):
-            os.close(fd)
+        while self._open:
+            os.close(self._open.popitem()[1])
 
     def refuse_strangers(self) -> None:
-        """Refuses a folder with files but no run, so that nothing is mixed into what somebody else keeps there."""
+        """Refuses a folder with files but no run, so that nothing is mixed into what somebody keeps there."""
         with self._disk():
             if not self.path.is_dir() or (self.path / "run.json").exists():
                 return
@@ -87,6 +84,8 @@ class RunFolder:
     def read_rows(self) -> list[Row]:
         """The finished rows; of two with one key, which two processes at once may write, the first."""
         file = self.path / "rows.jsonl"
+        if not file.exists():
+            return []
         with self._disk():
             lines = file.read_bytes().split(b"\n")[:-1]
         rows: dict[tuple[str, str, int], Row] = {}
@@ -94,7 +93,7 @@ class RunFolder:
             try:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
-                raise UsageError(f"{file}, line {number} is not a row; the file was changed or damaged.") from error
+                raise UsageError(f"{file}, line {number} is not a row; the file is damaged.") from error
             rows.setdefault(row.key, row)
         return list(rows.values())
 
@@ -102,8 +101,13 @@ class RunFolder:
         """Appends a finished row, after its trace, so that no finished row lacks one."""
         with self._disk():
             if trace is not None:
-                _append_line(self._traces_fd, trace.model_dump_json(exclude_none=True))
-            _append_line(self._rows_fd, row.model_dump_json(exclude={"steps": {"__all__": {"text"}}}))
+                self._append("traces.jsonl", trace.model_dump_json())
+            self._append("rows.jsonl", row.model_dump_json(exclude={"steps": {"__all__": {"text"}}}))
+
+    def _append(self, name: str, line: str) -> None:
+        if name not in self._open:
+            self._open[name] = _open_lines(self.path / name)
+        _append_line(self._open[name], line)
 
     def finish(self, summary: Summary) -> None:
         """Writes what is computed from the rows."""
@@ -112,7 +116,7 @@ class RunFolder:
             write_whole(self.path / "report.md", markdown_report(self.read_run(), summary))
 
     @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
+    def _disk(self) -> Generator[None]:
         try:
             yield
         except (OSError, UnicodeDecodeError) as error:
@@ -147,7 +151,8 @@ def _open_lines(file: Path) -> int:
 
 def _append_line(fd: int, text: str) -> None:
     line = text.encode() + b"\n"
-    # One call: a line is either whole in the file or, after a kill or on a full disk, the last and cut short.
-    written = os.write(fd, line)
-    if written < len(line):
-        raise OSError(28, "No space left on device")
+    size = os.fstat(fd).st_size
+    # One call: whatever kills the process, at most the last line is cut short.
+    if os.write(fd, line) < len(line):
+        os.ftruncate(fd, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -11,7 +11,7 @@ from typing import Any, cast
 from stepspec.errors import UsageError, unknown_name
 from stepspec.files import find_data_file
 from stepspec.grade import canonical_integer
-from stepspec.mini.problems import SPLIT_SIZES, load_split
+from stepspec.mini.problems import SPLIT_SIZES, Split, load_split
 from stepspec.policy import load_toml
 from stepspec.prompts import problem_prompt
 from stepspec.records import Benchmark
@@ -29,7 +29,7 @@ class EvalProblem:
 
 @dataclass(frozen=True)
 class ProblemSet:
-    """The problems of a run. `sha256` is that of the data file, or of the drawn problems where there is no file."""
+    """The problems of a run. `sha256` is that of the data file, or of the drawn problems if there is none."""
 
     problems: tuple[EvalProblem, ...]
     sha256: str
@@ -53,7 +53,8 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
     """The first `limit` problems of a benchmark; None is its default limit.
 
     Raises:
-        UsageError: a file where none is taken or none where one is needed; it cannot be read, is empty, or a line is bad.
+        UsageError: a file where none is taken or none where one is needed; a file that cannot be read, is
+            empty, or has a bad line.
     """
     limit = limit if limit is not None else benchmark.default_limit
     if benchmark.source == "gsm-mini":
@@ -66,9 +67,10 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
 
 
 def _drawn(benchmark: Benchmark, limit: int | None) -> ProblemSet:
-    if limit is None and SPLIT_SIZES[benchmark.split] is None:  # pyright: ignore[reportArgumentType]
-        raise UsageError(f"The split {benchmark.split!r} has no end; say how many problems with --limit.")
-    drawn = itertools.islice(load_split(benchmark.split), limit)  # pyright: ignore[reportArgumentType]
+    split = cast(Split, benchmark.split)
+    if limit is None and SPLIT_SIZES[split] is None:
+        raise UsageError(f"The split {split!r} has no end; say how many problems with --limit.")
+    drawn = itertools.islice(load_split(split), limit)
     problems = tuple(EvalProblem(each.id, each.question, str(each.answer), each.level) for each in drawn)
     text = json.dumps([asdict(problem) for problem in problems], sort_keys=True)
     return ProblemSet(problems, hashlib.sha256(text.encode()).hexdigest())
@@ -83,7 +85,9 @@ def _from_file(path: Path, limit: int | None) -> ProblemSet:
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     problems = [_parse_line(line, number, path) for number, line in rows]
     if not problems:
-        raise UsageError(f"{path} has no problems; it needs one JSON object a line, with 'question' and 'answer'.")
+        raise UsageError(
+            f"{path} has no problems; it needs a JSON object a line, with 'question' and 'answer'."
+        )
     _refuse_twins(problems, path)
     return ProblemSet(tuple(problems[:limit]), hashlib.sha256(content).hexdigest())
 
@@ -115,6 +119,8 @@ def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
         return str(value)
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{where}: key {key!r} must be text that is not empty.")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise UsageError(f"{where}: key {key!r} holds half of a surrogate pair, which is no text.")
     return value
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stepspec.engine import ChunkEnd, Drafting, Sampling, TokenBuffer
+from stepspec.stops import StopWatch
 from stepspec.torch_engine.model import CausalModel
 from stepspec.torch_engine.sampling import Stream, accept, accept_greedy, law
 from stepspec.torch_engine.slots import Slot
-from stepspec.stops import StopWatch
 
 
 @dataclass
@@ -52,11 +52,12 @@ class Row:
 
 def decode_round(target: CausalModel, draft: CausalModel | None, rows: Sequence[Row]) -> None:
     """Advances every row by at least one token; rows must share their `drafting`."""
-    num_drafted = min(rows[0].drafting.num_tokens, max(row.watch.remaining for row in rows) - 1)
-    if draft is None or num_drafted < 1:
+    # A row's count is its own, or what it draws near its end would depend on its batch-mates.
+    counts = [min(row.drafting.num_tokens, row.watch.remaining - 1) for row in rows]
+    if draft is None or max(counts) < 1:
         plain_round(target, rows)
     else:
-        speculative_round(target, draft, rows, num_drafted)
+        speculative_round(target, draft, rows, counts)
 
 
 def plain_round(target: CausalModel, rows: Sequence[Row]) -> None:
@@ -67,9 +68,16 @@ def plain_round(target: CausalModel, rows: Sequence[Row]) -> None:
         row.emit([token])
 
 
-def speculative_round(target: CausalModel, draft: CausalModel, rows: Sequence[Row], num_drafted: int) -> None:
-    """Up to `num_drafted` + 1 tokens for every row from one pass of the target."""
-    drafted, laws = draft_tokens(draft, rows, num_drafted)
+def read_prompt(model: CausalModel, slot: Slot, row: Row) -> None:
+    """Reads what the slot has not seen of the row, but for its last id, which the first round reads."""
+    unread = row.ids_from(model.cache_length(slot.index))[:-1]
+    if unread:
+        model.extend([slot.index], [unread], keep=[0])
+
+
+def speculative_round(target: CausalModel, draft: CausalModel, rows: Sequence[Row], counts: Sequence[int]) -> None:
+    """Up to `counts[b]` + 1 tokens for row b, for every row from one pass of the target."""
+    drafted, laws = draft_tokens(draft, rows, counts, target.vocab_size)
     starts = [target.cache_length(row.slot.index) for row in rows]
     unread = [row.ids_from(start) for row, start in zip(rows, starts, strict=True)]
     assert all(len(ids) == 1 for ids in unread), "a row's prompt is read before its first round"
@@ -82,9 +90,10 @@ def speculative_round(target: CausalModel, draft: CausalModel, rows: Sequence[Ro
             assert choices is not None
             num_accepted, following = accept_greedy(choices[index], drafted[index])
         else:
-            p = law(logits[index], row.sampling)
-            q = torch.stack([step[index] for step in laws])
-            num_accepted, following = accept(p, q, torch.tensor(drafted[index], device=p.device), row.stream)
+            p = law(logits[index, : len(drafted[index]) + 1], row.sampling)
+            q = torch.stack(laws[index]) if laws[index] else p[:0]
+            tokens = torch.tensor(drafted[index], dtype=torch.long, device=p.device)
+            num_accepted, following = accept(p, q, tokens, row.stream)
         _take(row, drafted[index], num_accepted, following)
         read = starts[index] + 1 + num_accepted
         target.rollback(row.slot.index, read)
@@ -93,32 +102,39 @@ def speculative_round(target: CausalModel, draft: CausalModel, rows: Sequence[Ro
 
 
 def _take(row: Row, drafted: Sequence[int], num_accepted: int, following: int) -> None:
-    """Emits what a round came to, and counts of its drafted tokens only those that had a place before the end."""
+    """Emits what a round came to, and counts as accepted only what was emitted."""
     before = len(row.generated)
-    room = row.watch.remaining
     row.emit([*drafted[:num_accepted], following])
-    emitted = len(row.generated) - before
     row.passes += 1
-    row.drafted += min(len(drafted), room)
-    row.accepted += min(num_accepted, emitted)
+    row.drafted += len(drafted)
+    row.accepted += min(num_accepted, len(row.generated) - before)
 
 
 def draft_tokens(
-    draft: CausalModel, rows: Sequence[Row], num_drafted: int
+    draft: CausalModel, rows: Sequence[Row], counts: Sequence[int], vocab_size: int
 ) -> tuple[list[list[int]], list[list[Tensor]]]:
-    """Drafts for every row: tokens [B][K], and the laws they were drawn from [K][B] unless all rows are greedy."""
+    """Drafts `counts[b]` tokens for row b: the tokens, and the laws [V] they were drawn from unless all are greedy."""
     slots = [_drafting_slot(row) for row in rows]
     drafted: list[list[int]] = [[] for _ in rows]
-    laws: list[list[Tensor]] = []
-    logits = _read_unread(draft, slots, rows)
+    laws: list[list[Tensor]] = [[] for _ in rows]
+    going = [index for index, count in enumerate(counts) if count > 0]
+    logits = _read_unread(draft, [slots[index] for index in going], [rows[index] for index in going])
     while True:
-        position_laws, tokens = _choose(logits, rows, "draft")
-        laws.append(position_laws)
-        for row_tokens, token in zip(drafted, tokens, strict=True):
-            row_tokens.append(token)
-        if len(laws) == num_drafted:  # the last drafted token is read in the next round, if it is accepted
+        step_laws, tokens = _choose(_fitted(logits, vocab_size), [rows[index] for index in going], "draft")
+        for index, token in zip(going, tokens, strict=True):
+            drafted[index].append(token)
+        for index, step_law in zip(going, step_laws, strict=bool(step_laws)):
+            laws[index].append(step_law)
+        going = [index for index in going if len(drafted[index]) < counts[index]]
+        if not going:  # a row's last drafted token is read in the next round, if it is accepted
             return drafted, laws
-        logits = draft.extend([slot.index for slot in slots], [[token] for token in tokens])[:, -1]
+        logits = draft.extend([slots[index].index for index in going], [drafted[index][-1:] for index in going])[:, -1]
+
+
+def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits over the target's ids: models of one family pad the same vocabulary to different sizes."""
+    missing = vocab_size - logits.shape[-1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
 
 def _drafting_slot(row: Row) -> Slot:

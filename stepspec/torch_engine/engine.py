@@ -9,17 +9,19 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
 from stepspec.errors import ContextError, EngineError, ModelError, UsageError
-from stepspec.torch_engine.decode import Row, decode_round, plain_round
+from stepspec.stops import StopWatch
+from stepspec.torch_engine.decode import Row, decode_round, plain_round, read_prompt
 from stepspec.torch_engine.model import SMALL_MODEL, CausalModel, load_network, weights_hash
 from stepspec.torch_engine.sampling import Stream
 from stepspec.torch_engine.slots import SlotTable
-from stepspec.stops import StopWatch
 from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer
 
 MAX_SLOTS = 64
@@ -45,7 +47,7 @@ class _Generation:
     cancelled: bool = False
 
     def send(self, message: Chunk | EngineError) -> None:
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
             self.loop.call_soon_threadsafe(self.chunks.put_nowait, message)
 
 
@@ -60,8 +62,12 @@ class _Scoring:
     outcome: "asyncio.Future[Verification]"
     asked_at: float
 
+    @property
+    def cancelled(self) -> bool:
+        return self.outcome.cancelled()
+
     def settle(self, result: Verification | EngineError) -> None:
-        if not self.loop.is_closed():
+        with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
             self.loop.call_soon_threadsafe(self._settle, result)
 
     def _settle(self, result: Verification | EngineError) -> None:
@@ -94,12 +100,16 @@ class TorchEngine:
         self._calls: queue.SimpleQueue[_Generation | _Scoring | None] = queue.SimpleQueue()
         self._waiting: list[_Generation | _Scoring] = []
         self._running: list[_Generation] = []
+        self._closed = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
         self._thread.start()
 
     @classmethod
-    def load(cls, name: str, device: str | None = None, dtype: torch.dtype | None = None) -> "TorchEngine":
-        """Loads a model by hub name or folder.
+    def load(
+        cls, name: str, device: str | None = None, dtype: torch.dtype | None = None, title: str | None = None
+    ) -> "TorchEngine":
+        """Loads a model by hub name or folder; results call it by `title`, else by its own name.
 
         Raises:
             ModelError: it cannot be loaded, or the engine cannot serve it.
@@ -107,7 +117,8 @@ class TorchEngine:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         network = load_network(name, device, dtype)
         tokenizer = load_tokenizer(name, network.config)
-        return cls(CausalModel(network, name), tokenizer, weights=weights_hash(name))
+        title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
+        return cls(CausalModel(network, title), tokenizer, weights=weights_hash(name))
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
         """The same model with `draft`'s as its token-level drafter; ends this engine, not the draft.
@@ -120,7 +131,8 @@ class TorchEngine:
                 f"The draft {draft.name} has another vocabulary than the target {self.name}; "
                 "choose a draft of the same model family."
             )
-        self._calls.put(None)
+        self._close()
+        self._thread.join()
         return TorchEngine(self._model, self.tokenizer, draft._model.with_own_cache(), self._weights)
 
     def describe(self) -> dict[str, str | None]:
@@ -137,11 +149,9 @@ class TorchEngine:
             raise UsageError("Token-level speculation needs a draft model; name one with --draft.")
         room = self.max_context - len(prompt)
         stop = Stop(min(stop.max_tokens, room), stop.delimiters, stop.token_ids)
-        if drafting.num_tokens > room - 1:
-            drafting = Drafting()
         loop = asyncio.get_running_loop()
         call = _Generation(prompt, sampling, stop, drafting, loop, asyncio.Queue(), time.perf_counter())
-        self._calls.put(call)
+        self._submit(call)
         try:
             while True:
                 message = await call.chunks.get()
@@ -160,15 +170,32 @@ class TorchEngine:
         self._check_room(len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         loop = asyncio.get_running_loop()
         call = _Scoring(prompt, continuation, probes, loop, loop.create_future(), time.perf_counter())
-        self._calls.put(call)
+        self._submit(call)
         return await call.outcome
 
     async def aclose(self) -> None:
         """Ends the thread; calls still running fail."""
-        self._calls.put(None)
+        self._close()
         await asyncio.to_thread(self._thread.join)
 
+    def _submit(self, call: _Generation | _Scoring) -> None:
+        with self._closing:
+            if self._closed:
+                raise self._closed_error()
+            self._calls.put(call)
+
+    def _close(self) -> None:
+        """Lets no further call in; the thread ends after its round."""
+        with self._closing:
+            self._closed = True
+            self._calls.put(None)
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"The engine of {self.name} was closed.")
+
     def _check_room(self, prompt_length: int, wanted: int) -> None:
+        if prompt_length == 0:
+            raise UsageError("The prompt is empty; a model needs at least one token to continue.")
         if prompt_length + wanted > self.max_context:
             raise ContextError(
                 f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {self.name} has a context "
@@ -181,12 +208,19 @@ class TorchEngine:
     def _work(self) -> None:
         if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
             torch.set_num_threads(1)
+        failure = self._closed_error()
+        try:
+            while self._take_calls():
+                self._admit()
+                self._advance()
+                self._send_chunks()
+        except Exception as error:  # a mistake of ours: no caller is left waiting for ever
+            failure = _engine_error(self.name, error)
+        self._close()
         while self._take_calls():
-            self._admit()
-            self._advance()
-            self._send_chunks()
+            pass
         for call in [*self._running, *self._waiting]:
-            _fail(call, EngineError(f"The engine of {self.name} was closed."))
+            _fail(call, failure)
 
     def _take_calls(self) -> bool:
         """Moves new calls to those waiting, sleeping if there is nothing else to do; False when closed."""
@@ -204,10 +238,7 @@ class TorchEngine:
         while self._waiting:
             call = self._waiting[0]
             try:
-                if isinstance(call, _Scoring):
-                    started = self._score(call)
-                else:
-                    started = call.cancelled or self._start(call)
+                started = call.cancelled or (self._score(call) if isinstance(call, _Scoring) else self._start(call))
             except Exception as error:
                 _fail(call, _engine_error(self.name, error))
                 started = True
@@ -238,9 +269,16 @@ class TorchEngine:
         call.row = row
         call.sent_at = time.perf_counter()
         call.queue_s = call.sent_at - call.asked_at
+        unread = self._slots.unread(slot, call.prompt, at_most=position - 1)
+        try:
+            if row.draft_slot is not None and self._drafter is not None:
+                read_prompt(self._drafter, row.draft_slot, row)
+            if len(unread) > 1:
+                plain_round(self._model, [row])
+        except Exception:
+            self._release(row)
+            raise
         self._running.append(call)
-        if len(self._slots.unread(slot, call.prompt, at_most=position - 1)) > 1:
-            plain_round(self._model, [row])
         return True
 
     def _advance(self) -> None:
@@ -293,10 +331,9 @@ class TorchEngine:
             unread = self._slots.unread(slot, call.prompt, at_most=length - 1)
             ids = [*unread, *call.continuation]
             branches = [len(probe.ids) for probe in call.probes]
-            first, ends = len(unread) - 1, []
-            for branch in branches:
-                ends.append((ends[-1] if ends else len(ids) - 1) + branch)
-            keep = [*range(first, len(ids)), *ends]
+            ends = [len(ids) + sum(branches[: index + 1]) - 1 for index in range(len(branches))]
+            ends = [end if branch else len(ids) - 1 for end, branch in zip(ends, branches, strict=True)]
+            keep = [*range(len(unread) - 1, len(ids)), *ends]
             everything = [*ids, *(id for probe in call.probes for id in probe.ids)]
             logits = self._model.extend([slot.index], [everything], keep=keep, branches=branches)[0]
             self._slots.remember(slot, length, list(call.continuation))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -27,11 +28,16 @@ class CausalModel:
         self.network = network.eval()
         self.device = network.device
         self.vocab_size = int(network.config.get_text_config().vocab_size)
-        self.max_context = int(getattr(network.config, "max_position_embeddings", None) or 1 << 30)
+        self.max_context = _max_context(network.config)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
         reference = _first_logits(network)
         network.set_attn_implementation(attention.NAME)
-        self._self_check(reference)
+        try:
+            same = network.config._attn_implementation == attention.NAME and self._reproduces(reference)
+        except Exception as error:
+            raise _not_reproduced(name) from error
+        if not same:
+            raise _not_reproduced(name)
         self.cache = SlotCache()
 
     def with_own_cache(self) -> "CausalModel":
@@ -75,12 +81,13 @@ class CausalModel:
             mask = torch.arange(span, device=self.device) <= positions[:, :, None]
         logits = self.network(
             input_ids=torch.tensor(padded, device=self.device),
-            position_ids=positions,
+            position_ids=positions.clamp(max=self.max_context - 1),  # padding may lie beyond the last one
             attention_mask=None if mask is None else mask[:, None],
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),
         ).logits
+        assert logits.shape[1] == (width if keep is None else len(keep))
         for slot, start, row in zip(slots, starts, ids, strict=True):
             self.cache.lengths[slot] = start + len(row)
         return logits
@@ -96,18 +103,34 @@ class CausalModel:
             self.cache.lengths[slot] = length
 
     @torch.inference_mode()
-    def _self_check(self, reference: Tensor) -> None:
-        """Refuses a model that our cache and attention do not reproduce, whatever its configuration says."""
+    def _reproduces(self, reference: Tensor) -> bool:
+        """Whether our cache and attention give the model's own logits, whatever its configuration says."""
         self.cache = SlotCache()
         ids = [token % self.vocab_size for token in range(5, 13)]
-        self.extend([0], [ids[:5]])
-        logits = self.extend([0], [ids[5:]])[0, -1].float()
+        self.extend([0, 1], [ids[:5], ids[:3]])
+        ragged = self.extend([0, 1], [ids[5:], ids[3:]])
+        self.rollback(0, 5)
+        alone = self.extend([0], [ids[5:]], keep=[2])
+        ends = torch.stack([ragged[0, 2], ragged[1, 4], alone[0, 0]]).float()  # [3, V]
         tolerance = 1e-3 if self.network.dtype == torch.float32 else 0.15
-        if not torch.allclose(logits, reference, atol=tolerance * (1 + reference.abs().max().item())):
-            raise ModelError(
-                f"The torch engine does not reproduce {self.name}: its attention is not plain full attention. "
-                "Serve it with vLLM or another server instead."
-            )
+        return torch.allclose(ends, reference, atol=tolerance * (1 + reference.abs().max().item()))
+
+
+def _not_reproduced(name: str) -> ModelError:
+    return ModelError(
+        f"The torch engine does not reproduce {name}: its attention is not plain full attention. "
+        "Serve it with vLLM or another server instead."
+    )
+
+
+def _max_context(config: Any) -> int:
+    """The longest text a model takes, as far as its position encoding does not change with the text's length."""
+    text = config.get_text_config()
+    longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return min(longest, int(rope.get("original_max_position_embeddings") or longest))
+    return longest
 
 
 def _branch_layout(positions: Tensor, span: int, branches: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -171,13 +194,17 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         refuse_unsupported(config, name)
-        network = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=False)
+        network, report = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         place = "folder" if Path(name).exists() else "hub name or folder"
         first_line = str(error).strip().split("\n")[0]
         raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {first_line}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+        raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, {missing[0]} among them.")
     return network.to(device)
 
 

@@ -76,4 +76,4 @@ class SlotTable:
 
 def _reuse_order(slot: Slot) -> tuple[bool, int, int]:
     alive = slot.buffer is not None and slot.buffer() is not None
-    return alive, slot.last_used, slot.index
+    return alive, slot.last_used if alive else 0, slot.index  # low indices first: an unused slot costs memory

@@ -51,7 +51,7 @@ def load_tokenizer(name: str, config: Any) -> HuggingFaceTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Cannot load the tokenizer of {name!r}: {str(error).strip().splitlines()[0]}") from error
+        raise ModelError(f"Cannot load the tokenizer of {name!r}: {str(error).strip().split(chr(10))[0]}") from error
     ends = config.get_text_config().eos_token_id
     ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
     return HuggingFaceTokenizer(tokenizer, frozenset(id for id in ids if id is not None))

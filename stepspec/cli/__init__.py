@@ -1,0 +1,80 @@
+"""The command `stepspec`: `run` answers one question, `eval` compares policies on a benchmark.
+
+Heavy modules are imported inside the commands, so that help is instant.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from stepspec import __version__
+from stepspec.cli.evaluating import evaluate_policies
+from stepspec.cli.listing import list_benchmarks, list_policies
+from stepspec.cli.running import answer_question
+from stepspec.errors import StepSpecError, UsageError
+
+__all__ = ["app", "main"]
+
+EXIT_CODES: Sequence[tuple[type[BaseException], int]] = (
+    (UsageError, 2),
+    (StepSpecError, 1),
+    (OSError, 1),  # of the terminal, or of the pipe that output goes to; a closed pipe is no news
+    (KeyboardInterrupt, 130),
+)
+"""The first that fits decides."""
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(answer_question)
+app.command("eval")(evaluate_policies)
+app.command("policies")(list_policies)
+app.command("benchmarks")(list_benchmarks)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"stepspec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Speculative reasoning: a draft model proposes steps and tokens, the target verifies and judges them."""
+
+
+def main() -> None:
+    """Runs the command line; errors become one sentence on stderr and an exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        try:
+            app(prog_name="stepspec")
+        finally:
+            sys.stdout.flush()
+    except tuple(kind for kind, _ in EXIT_CODES) as error:
+        _explain(error)
+        sys.exit(next(code for kind, code in EXIT_CODES if isinstance(error, kind)))
+
+
+def _explain(error: BaseException) -> None:
+    if isinstance(error, OSError):
+        # What is still in the buffer cannot be written either; the interpreter would try and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, StepSpecError):
+        print(f"stepspec: {error}", file=sys.stderr)
+    elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        print(f"stepspec: {error.strerror or error}.", file=sys.stderr)

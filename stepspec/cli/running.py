@@ -1,0 +1,135 @@
+"""`stepspec run`: answers one question and shows each step once committed, in the colour of who wrote it."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from stepspec.cli.options import (
+    DraftOption,
+    MaxTokensOption,
+    PolicyOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+)
+from stepspec.engine import Sampling
+from stepspec.errors import UsageError
+from stepspec.step import AnswerDelta, Done, Event, Origin, Result, StepCommitted
+
+COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
+
+# A model may write what would move the cursor or rename the window; on a terminal it is shown instead.
+_CONTROLS = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def answer_question(
+    question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    policy: PolicyOption = "stepspec",
+    temperature: TemperatureOption = 0.0,
+    seed: SeedOption = 0,
+    max_tokens: MaxTokensOption = None,
+    prompt: Annotated[str, typer.Option(help="How the question is put: bare, boxed or steps.")] = "bare",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Answer one question, step by step."""
+    text = _read_question(question)
+    sampling = Sampling(temperature=temperature, seed=seed)
+    from stepspec.session import DEFAULT_MAX_TOKENS, StepSpec
+
+    async def answer() -> None:
+        async with StepSpec(target, draft, policy) as spec:
+            limit = max_tokens or DEFAULT_MAX_TOKENS
+            events = spec.stream(text, prompt=prompt, sampling=sampling, max_tokens=limit)
+            if as_json:
+                print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))
+            else:
+                await _show(events, _Printer())
+
+    asyncio.run(answer())
+
+
+def _read_question(question: str) -> str:
+    try:
+        text = sys.stdin.buffer.read().decode() if question == "-" else question
+        text.encode()
+    except UnicodeError as error:
+        raise UsageError("The question is not valid UTF-8.") from error
+    if not text.strip():
+        raise UsageError("The question is empty.")
+    return text.strip()
+
+
+async def _last(events: AsyncIterator[Event]) -> Result:
+    async for event in events:
+        if isinstance(event, Done):
+            return event.result
+    raise AssertionError("a request ends with Done or an error")
+
+
+class _Printer:
+    """Writes in colour where standard output is a terminal that takes it, else the plain text as it is."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self.coloured = self._console.color_system is not None and not self._console.no_color
+
+    def write(self, text: str, colour: str = "") -> None:
+        if self._console.is_terminal:
+            text = text.translate(_CONTROLS)
+        if self.coloured:
+            self._console.print(Text(text, style=colour), end="")
+        else:
+            sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+async def _show(events: AsyncIterator[Event], printer: _Printer) -> None:
+    shown = ""
+    async for event in events:
+        if isinstance(event, StepCommitted):
+            shown = event.step.text
+            printer.write(shown, COLOURS[event.step.origin])
+        elif isinstance(event, AnswerDelta):
+            if shown:
+                printer.write(_gap_after(shown))
+                shown = ""
+            printer.write(event.text)
+        elif isinstance(event, Done):
+            printer.write(f"\n\n{figures(event.result)}")
+            _write_legend(printer)
+
+
+def _gap_after(step: str) -> str:
+    """What is missing for a blank line."""
+    return "\n" * (2 - min(2, len(step) - len(step.rstrip("\n"))))
+
+
+def _write_legend(printer: _Printer) -> None:
+    if printer.coloured:
+        printer.write(" · steps:")
+        for origin, colour in COLOURS.items():
+            printer.write(f" {origin}", colour)
+    printer.write("\n")
+
+
+def figures(result: Result) -> str:
+    """One line of what a request took and how much of the draft's work was kept."""
+    counts = result.counts
+    parts = [f"{result.times.wall:.2f} s", f"{counts.committed:,} tokens"]
+    if counts.steps_judged:
+        parts.append(f"{counts.steps_accepted}/{counts.steps_judged} steps accepted")
+    if counts.token_drafted:
+        parts.append(f"{counts.token_accepted / counts.token_drafted:.0%} of drafted tokens accepted")
+    if counts.target_passes:
+        parts.append(f"{counts.committed / counts.target_passes:.2f} tokens per target pass")
+    if result.finish_reason == "length":
+        parts.append("cut short by the token limit")
+    return " · ".join(parts)

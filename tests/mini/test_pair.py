@@ -1,0 +1,69 @@
+"""The embedded pair as others see it: plain transformers, its tokenizer, its model card."""
+
+import hashlib
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stepspec.mini import WEIGHTS
+from stepspec.mini.problems import load_split
+from stepspec.prompts import RATING_PROMPTS
+
+ROLES = ["target", "draft"]
+
+
+@pytest.fixture(scope="module", params=ROLES)
+def model_folder(request: pytest.FixtureRequest):
+    torch.set_num_threads(1)
+    return WEIGHTS / request.param
+
+
+@torch.inference_mode()
+def answers_of(folder, num_problems: int) -> list[tuple[int, str]]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    found = []
+    for problem, _ in zip(load_split("test"), range(num_problems), strict=False):
+        messages = [{"role": "user", "content": problem.question}]
+        inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
+        output = model.generate(**inputs, max_new_tokens=300, do_sample=False)
+        found.append((problem.answer, tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])))
+    return found
+
+
+def test_the_target_loads_and_solves_most_problems_in_plain_transformers():
+    answers = answers_of(WEIGHTS / "target", 12)
+    assert sum(f"\\boxed{{{gold}}}" in text for gold, text in answers) >= 8
+
+
+def test_the_draft_thinks_in_steps_and_then_boxes_an_answer_in_plain_transformers():
+    for _, text in answers_of(WEIGHTS / "draft", 4):
+        reasoning, _, answer = text.partition("</think>")
+        assert reasoning.count("\n\n") >= 2
+        assert re.search(r"\\boxed\{\d+\}", answer)
+
+
+def test_both_models_have_one_tokenizer():
+    assert (WEIGHTS / "target" / "tokenizer.json").read_bytes() == (WEIGHTS / "draft" / "tokenizer.json").read_bytes()
+
+
+def test_any_text_round_trips_and_every_digit_is_a_token_of_its_own(model_folder):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    for text in ["h\u00e9llo \u65e5\u672c\n\n 12,345  x\ty", "\x00\x7f \U0001f600", "x = 40 * 7 - 3"]:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids) == text
+        assert sum(tokenizer.decode([id]).strip() in list("0123456789") for id in ids) == len(re.findall(r"\d", text))
+
+
+def test_the_published_rating_prompt_takes_at_most_100_tokens(model_folder):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    assert len(tokenizer.encode(RATING_PROMPTS["specreason"].user)) <= 100
+
+
+def test_the_pair_is_small_and_the_model_card_names_its_weights(model_folder):
+    weights = model_folder / "model.safetensors"
+    card = (WEIGHTS / "README.md").read_text(encoding="utf-8")
+    assert hashlib.sha256(weights.read_bytes()).hexdigest() in card
+    assert sum((WEIGHTS / role / "model.safetensors").stat().st_size for role in ROLES) < 32e6

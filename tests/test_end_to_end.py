@@ -1,0 +1,176 @@
+"""The two commands on the embedded pair, each in a process of its own: output, folders, interruption, bad input."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepspec.records import Row, RunRecord, Summary
+
+QUESTION = "Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
+POLICIES = ["target", "token", "specreason", "stepspec"]
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "stepspec", *map(str, arguments)]
+
+
+def stepspec(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def rows_of(folder: Path) -> list[Row]:
+    lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    return [Row.model_validate_json(line) for line in lines]
+
+
+def said(rows: list[Row]) -> dict[object, tuple[object, ...]]:
+    """What rows hold apart from times: with greedy decoding it is the same in every run."""
+    return {row.key: (row.status, row.answer, row.output_sha256, row.tokens, row.steps) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = stepspec("eval", "gsm-mini", "--limit", "5", "--output", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_an_evaluation_leaves_a_whole_run_folder(undisturbed: Path):
+    rows = rows_of(undisturbed)
+    assert {row.policy for row in rows} == set(POLICIES)
+    assert len(rows) == len({row.key for row in rows}) == 5 * len(POLICIES)
+    run = RunRecord.model_validate_json((undisturbed / "run.json").read_text(encoding="utf-8"))
+    summary = Summary.model_validate_json((undisturbed / "summary.json").read_text(encoding="utf-8"))
+    assert run.pair == summary.pair
+    assert summary.n == 5
+    assert set(summary.policies) == set(POLICIES)
+    assert "specreason" in (undisturbed / "report.md").read_text(encoding="utf-8")
+
+
+def test_token_level_speculation_writes_what_the_target_writes(undisturbed: Path):
+    outputs = {(row.policy, row.problem): row.output_sha256 for row in rows_of(undisturbed)}
+    problems = {problem for _, problem in outputs}
+    assert all(outputs["token", problem] == outputs["target", problem] for problem in problems)
+
+
+def test_a_finished_run_is_resumed_without_running_anything_again(undisturbed: Path):
+    before = (undisturbed / "rows.jsonl").read_bytes()
+    done = stepspec("eval", "gsm-mini", "--limit", "5", "--output", undisturbed)
+    assert done.returncode == 0, done.stderr
+    assert (undisturbed / "rows.jsonl").read_bytes() == before
+
+
+def test_another_run_is_not_written_into_a_folder(undisturbed: Path):
+    refused = stepspec("eval", "gsm-mini", "--limit", "6", "--output", undisturbed)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+
+
+def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> list[Row]:
+    """Kills the evaluation at random moments, counted from its first row on, then lets it finish."""
+    moments = random.Random(seed)
+    arguments = ("eval", "gsm-mini", "--limit", str(limit), "--output", folder)
+    for _ in range(num_kills):
+        process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        size = (folder / "rows.jsonl").stat().st_size if (folder / "rows.jsonl").exists() else 0
+        while process.poll() is None:
+            if (folder / "rows.jsonl").exists() and (folder / "rows.jsonl").stat().st_size > size:
+                time.sleep(moments.uniform(0, 1.5))
+                process.kill()
+                break
+            time.sleep(0.01)
+        process.wait()
+    done = stepspec(*arguments)
+    assert done.returncode == 0, done.stderr
+    return rows_of(folder)
+
+
+def test_a_killed_evaluation_resumes_to_the_same_rows(undisturbed: Path, tmp_path: Path):
+    rows = killed_and_resumed(tmp_path / "killed", limit=5, num_kills=2, seed=0)
+    assert said(rows) == said(rows_of(undisturbed))
+    assert len(rows) == len(said(rows))
+
+
+@pytest.mark.soak
+def test_an_evaluation_killed_ten_times_resumes_to_the_same_rows(tmp_path: Path):
+    done = stepspec("eval", "gsm-mini", "--limit", "40", "--output", tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    rows = killed_and_resumed(tmp_path / "killed", limit=40, num_kills=10, seed=1)
+    assert said(rows) == said(rows_of(tmp_path / "whole"))
+    assert len(rows) == len(said(rows))
+
+
+def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_path: Path):
+    folder = tmp_path / "interrupted"
+    process = subprocess.Popen(
+        command("eval", "gsm-mini", "--limit", "200", "--output", folder), stderr=subprocess.PIPE, text=True
+    )
+    while not (folder / "rows.jsonl").exists() or (folder / "rows.jsonl").stat().st_size == 0:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert str(folder) in stderr
+    assert "Traceback" not in stderr
+    assert rows_of(folder)
+
+
+def test_concurrent_requests_say_what_single_ones_say(undisturbed: Path, tmp_path: Path):
+    done = stepspec("eval", "gsm-mini", "--limit", "5", "--concurrency", "3", "--output", tmp_path / "c3")
+    assert done.returncode == 0, done.stderr
+    assert said(rows_of(tmp_path / "c3")) == said(rows_of(undisturbed))
+
+
+def test_run_prints_plain_steps_and_an_answer_when_piped():
+    done = stepspec("run", QUESTION)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "\\boxed{" in done.stdout
+
+
+def test_run_prints_one_json_object():
+    done = stepspec("run", QUESTION, "--json", "--policy", "specreason")
+    assert done.returncode == 0, done.stderr
+    assert "\\boxed{" in json.loads(done.stdout)["answer"]
+
+
+def refused(*arguments: str | Path, code: int = 2) -> str:
+    done = stepspec(*arguments)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
+    assert str(tmp_path) in refused("run", QUESTION, "--target", f"torch:{tmp_path}", "--policy", "target").replace(
+        "\n", ""
+    )
+
+
+def test_a_prompt_longer_than_the_context_is_refused():
+    assert "context" in refused("run", QUESTION * 100)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_output_folder_is_refused(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    refused("eval", "gsm-mini", "--limit", "1", "--output", tmp_path / "run", code=1)
+
+
+def test_a_full_disk_keeps_what_is_finished(undisturbed: Path, tmp_path: Path):
+    """A limit on file sizes stands for the full disk: the system refuses the write in the same way."""
+    script = f"ulimit -f 8; exec {' '.join(command('eval', 'gsm-mini', '--limit', '5', '--output', tmp_path / 'run'))}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    kept = said(rows_of(tmp_path / "run"))
+    assert kept.items() <= said(rows_of(undisturbed)).items()

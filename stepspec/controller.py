@@ -8,6 +8,7 @@ text by itself: where it wants to, the target's own choice there decides, and th
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from stepspec.engine import Drafting, Engine, Sampling, Stop, Verification, collect
 from stepspec.errors import ContextError, EngineError, TargetError
@@ -35,7 +36,9 @@ class Controller:
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
-        self.ends = self.tokenizer.end_ids | ({self.think_end} if self.think_end is not None else set())
+        self.ends = self.tokenizer.end_ids
+        if self.think_end is not None:
+            self.ends |= {self.think_end}
         self.drafting = Drafting(self.policy.token.drafter, self.policy.token.num_tokens)
 
     async def run(self, prompt: Sequence[int]) -> AsyncGenerator[Event, None]:
@@ -46,7 +49,7 @@ class Controller:
             TargetError: the target failed; the error carries what was committed.
         """
         table = self.policy.step
-        step_stop = Stop(table.max_step_tokens, (table.delimiter,), frozenset(self.ends))
+        step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
         self.transcript = Transcript(prompt, self.tokenizer, step_stop, self.think_end)
         try:
             if self.policy.family == "score":
@@ -79,7 +82,7 @@ class Controller:
             yield StepProposed(index, proposal.text, len(proposal.ids))
             try:
                 verification, verdict = await self.judge(proposal)
-            except ContextError:  # there is no room to judge in any more, but the target may have room to write
+            except ContextError:  # no room is left to judge in, but there may be some to write in
                 self.ledger.abandoned(len(proposal.ids))
                 return
             yield StepJudged(index, verdict.accepted, verdict.scores)
@@ -104,7 +107,6 @@ class Controller:
                 chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
         except (EngineError, ContextError):
             self.ledger.abandoned(len(drafted))
-            self.draft = None
             return None
         self.ledger.waited("draft", chunk.queue_s)
         num_written = len(chunk.ids) - (chunk.end == "token")
@@ -142,8 +144,8 @@ class Controller:
         """Keeps the part of a rejected step that the target agrees with; returns its length in tokens.
 
         The verifying pass has also shown the target's own choice after that part. At temperature 0 that is the next
-        token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely probable,
-        or an empty or repeated step would come in by this door.
+        token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely
+        probable, or an empty or repeated step would come in by this door.
         """
         table = self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
@@ -157,16 +159,14 @@ class Controller:
             self.transcript.extend([choices[kept]])
         return kept
 
-    async def regenerate(self, fate: str) -> None:
+    async def regenerate(self, fate: Literal["regenerated", "forced"]) -> None:
         """Has the target write the open step to its end."""
         if self.transcript.step_is_over or self.ledger.remaining <= 0:
             return
         stop = self.transcript.rest_of_step(self.ledger.remaining)
         try:
             with self.ledger.time("target"):
-                chunk = await collect(
-                    self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting)
-                )
+                chunk = await collect(self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting))
         except ContextError:
             if not self.transcript.open_ids:
                 raise
@@ -175,9 +175,7 @@ class Controller:
         self.ledger.wrote(fate, len(chunk.ids))
         self.transcript.extend(chunk.ids)
 
-    def end_where_the_target_would(
-        self, proposal: Proposal, verification: Verification, verdict: Verdict
-    ) -> None:
+    def end_where_the_target_would(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> None:
         """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""
         if self.ledger.remaining <= 0 or not self.transcript.thinking:
             return
@@ -189,29 +187,30 @@ class Controller:
 
     async def write_on(self) -> AsyncGenerator[Event, None]:
         """Whatever is left, from one writer alone: the answer, or everything under a policy without steps."""
-        by_draft = self.policy.family == "draft" and self.draft is not None
         if self.transcript.ended or self.ledger.remaining <= 0:
             return
-        engine, role, origin = (self.draft, "draft", "draft") if by_draft else (self.target, "target", "target")
+        draft = self.draft if self.policy.family == "draft" else None
+        engine = draft or self.target
+        writer: Literal["draft", "target"] = "draft" if draft else "target"
         stop = Stop(self.ledger.remaining, token_ids=self.tokenizer.end_ids)
-        drafting = Drafting() if by_draft else self.drafting
+        drafting = Drafting() if draft else self.drafting
         async with aclosing(engine.generate(self.transcript.buffer, self.sampling, stop, drafting)) as chunks:
             while not self.transcript.ended:
-                with self.ledger.time(role):
+                with self.ledger.time(writer):
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     raise EngineError("The engine ended a generation without saying why.")
-                if by_draft:
+                if draft:
                     self.ledger.drafted(accepted=len(chunk.ids), rejected=0)
                     self.ledger.waited("draft", chunk.queue_s)
                 else:
                     self.ledger.wrote("forced", len(chunk.ids))
                     self.ledger.add_target_call(chunk)
-                for event in self.transcript.write_on(chunk.ids, origin):
+                for event in self.transcript.write_on(chunk.ids, writer):
                     yield event
                 if chunk.end is not None:
                     break
-        for event in self.transcript.finish(origin):
+        for event in self.transcript.finish(writer):
             yield event
 
     def result(self, num_prompt_tokens: int) -> Result:
@@ -237,6 +236,6 @@ def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: f
     """How many leading tokens of a step the target agrees with: its own choices, or at least that probable to it."""
     for index in range(proposal.num_written):
         own_choice = proposal.ids[index] == verification.choices[index]
-        if not own_choice and verification.logprobs[index] < (min_logprob or 1.0):
+        if not own_choice and verification.logprobs[index] < min_logprob:
             return index
     return proposal.num_written

@@ -76,7 +76,7 @@ ChunkEnd = Literal["delimiter", "token", "length"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Newly generated ids and what ended the generation, if this is the last chunk; that one carries the call's costs."""
+    """Newly generated ids. The last chunk of a call says what ended it and what the whole call cost."""
 
     ids: tuple[int, ...]
     end: ChunkEnd | None = None
@@ -119,6 +119,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; special tokens written out in it are recognised, none is added."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens written out are text like any other."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -191,7 +195,8 @@ class Engine(Protocol):
 
 
 async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None = None) -> Chunk:
-    """All chunks of a call as one. `so_far`, if given, gets the ids as they come, for when the call fails midway."""
+    """All chunks of a call as one. `so_far` gets the ids as they come, for a caller who counts those of a call that
+    fails midway."""
     ids: list[int] = [] if so_far is None else so_far
     async with aclosing(chunks):
         async for chunk in chunks:

@@ -1,11 +1,11 @@
 """Everything that can go wrong, as one tree.
 
-    StepSpecError
-    ├── UsageError          what was asked for cannot be: unknown name, bad option, bad file     exit code 2
-    │   ├── ModelError      a model cannot serve: not a model folder, unsupported layers, another vocabulary
-    │   └── ContextError    the prompt does not fit the model's context
-    └── EngineError         an engine failed while it worked                                     exit code 1
-        └── TargetError     the target failed; carries what had been committed
+StepSpecError
+├── UsageError          what was asked for cannot be: unknown name, bad option, bad file     exit code 2
+│   ├── ModelError      a model cannot serve: not a model folder, unsupported layers, another vocabulary
+│   └── ContextError    the prompt does not fit the model's context
+└── EngineError         an engine failed while it worked                                     exit code 1
+    └── TargetError     the target failed; carries what had been committed
 """
 
 import difflib

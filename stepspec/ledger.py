@@ -1,7 +1,7 @@
 """What one request has spent: tokens by fate, seconds by role, and how much of the budget is left."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -22,7 +22,7 @@ class Ledger:
         self.counts = Counts()
 
     @contextmanager
-    def time(self, role: Role) -> Iterator[None]:
+    def time(self, role: Role) -> Generator[None]:
         """Books the time inside to a role; not to be nested."""
         started = time.perf_counter()
         try:

@@ -2,9 +2,9 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
 from stepspec.errors import UsageError, unknown_name
 from stepspec.files import find_data_file
@@ -12,9 +12,9 @@ from stepspec.prompts import RATING_PROMPTS
 
 
 class FileModel(BaseModel):
-    """A table of a file that people write: unknown keys are errors, values do not change after loading."""
+    """A table of a file that people write: an unknown key is an error, and neither "7" nor true is a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 M = TypeVar("M", bound=FileModel)
@@ -28,7 +28,12 @@ class RatingSpec(FileModel):
     """A name in `stepspec.prompts.RATING_PROMPTS`."""
     readout: Literal["greedy", "expected"] = "greedy"
     """The most likely token if it is a digit, or the expectation over the digits, renormalised."""
-    threshold: float = Field(7.0, ge=0, le=9)
+    threshold: float = Field(default=7.0, ge=0, le=9)
+
+    @property
+    def name(self) -> str:
+        """What scores are called in results."""
+        return f"rating.{self.prompt}"
 
     @model_validator(mode="after")
     def _known_prompt(self) -> "RatingSpec":
@@ -38,13 +43,17 @@ class RatingSpec(FileModel):
 
 
 class LikelihoodSpec(FileModel):
-    """The step's own log-probability under the target, in nats per token; accepted when both bounds hold."""
+    """The step's own log-probability under the target, in nats a token; accepted from `threshold` on."""
 
     kind: Literal["likelihood"]
-    min_logprob: float = Field(le=0)
-    """Least log-probability that any token of the step may have."""
-    mean_logprob: float = Field(-1e9, le=0)
-    """Least mean log-probability of the step's tokens."""
+    statistic: Literal["min", "mean"] = "min"
+    """Of the step's tokens: the least probable one's, or the mean."""
+    threshold: float = Field(le=0)
+
+    @property
+    def name(self) -> str:
+        """What scores are called in results."""
+        return f"likelihood.{self.statistic}"
 
 
 JudgeSpec = Annotated[RatingSpec | LikelihoodSpec, Field(discriminator="kind")]
@@ -53,22 +62,22 @@ JudgeSpec = Annotated[RatingSpec | LikelihoodSpec, Field(discriminator="kind")]
 class StepTable(FileModel):
     """Where a step ends."""
 
-    delimiter: str = Field("\n\n", min_length=1)
-    max_step_tokens: int = Field(512, ge=1)
+    delimiter: str = Field(default="\n\n", min_length=1)
+    max_step_tokens: int = Field(default=512, ge=1)
 
 
 class TokenTable(FileModel):
     """Token-level speculation inside whatever the target writes. Exact."""
 
     drafter: Literal["none", "draft-model"] = "none"
-    num_tokens: int = Field(4, ge=1, le=64)
+    num_tokens: int = Field(default=4, ge=1, le=64)
 
 
 class SalvageTable(FileModel):
     """How much of a rejected step is kept: its longest prefix in which every token is the target's own choice or has
     at least this log-probability under the target, in nats; at 0 only the target's own choices count."""
 
-    min_logprob: float = Field(0.0, le=0)
+    min_logprob: float = Field(default=0.0, le=0)
 
 
 class Policy(FileModel):
@@ -79,18 +88,21 @@ class Policy(FileModel):
     summary: str
     paper: str | None = None
     family: Literal["target", "draft", "score"]
-    first_target_steps: int = Field(0, ge=0)
+    first_target_steps: int = Field(default=0, ge=0)
     salvage: SalvageTable | None = None
     """Keep the part of a rejected step that the target agrees with, and regenerate only the rest."""
     step: StepTable = StepTable()
     token: TokenTable = TokenTable()
-    judges: tuple[JudgeSpec, ...] = ()
+    judges: Annotated[tuple[JudgeSpec, ...], Strict(False)] = ()
     """All must accept; the first that refuses decides. They are read from one pass of the target."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
         if (self.family == "score") != bool(self.judges):
             raise ValueError("family 'score' needs at least one [[judges]] table, and the other families take none")
+        names = [judge.name for judge in self.judges]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two of the judges {', '.join(names)} are the same")
         return self
 
     @property
@@ -127,21 +139,33 @@ def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
 
 
 def _first_problem(error: ValidationError, model: type[FileModel]) -> str:
-    problem: Any = error.errors()[0]
+    problems: list[Any] = list(error.errors())
+    # A misspelt key comes first: that another one is missing is what it leads to.
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return unknown_name("key", str(problem["loc"][-1]), _keys_beside(problem["loc"], model)) + f" (at {where})"
-    return f"{where or 'file'}: {problem['msg']}."
+        known = _keys_beside(problem["loc"], model)
+        return f"{unknown_name('key', str(problem['loc'][-1]), known)} (at {where})"
+    return f"{where or 'file'}: {problem['msg'].removeprefix('Value error, ').removesuffix('.')}."
 
 
-def _keys_beside(location: tuple[Any, ...], model: type[FileModel]) -> list[str]:
-    """The keys known in the table where an unknown one stands; those of the whole file if that cannot be told."""
-    fields = model.model_fields
+def _keys_beside(location: tuple[Any, ...], model: type[FileModel]) -> set[str]:
+    """The keys known in the table where an unknown one stands."""
+    tables: list[type[FileModel]] = [model]
     for part in location[:-1]:
-        annotation = fields[part].annotation if part in fields else None
-        if isinstance(annotation, type) and issubclass(annotation, FileModel):
-            fields = annotation.model_fields
-        else:
-            known: set[str] = set().union(*(spec.model_fields for spec in (RatingSpec, LikelihoodSpec)))
-            return sorted(known) if location[0] == "judges" else sorted(model.model_fields)
-    return sorted(fields)
+        if any(part in table.model_fields for table in tables):
+            tables = [
+                inner
+                for table in tables
+                if part in table.model_fields
+                for inner in _tables_in(table.model_fields[part].annotation)
+            ]
+        elif isinstance(part, str):  # the kind of a judge
+            tables = [table for table in tables if get_args(table.model_fields["kind"].annotation) == (part,)]
+    return {key for table in tables for key in table.model_fields}
+
+
+def _tables_in(annotation: Any) -> list[type[FileModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, FileModel):
+        return [annotation]
+    return [table for part in get_args(annotation) for table in _tables_in(part)]

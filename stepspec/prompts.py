@@ -5,7 +5,7 @@ another wording are never mixed up.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepspec.engine import Tokenizer
@@ -76,9 +76,21 @@ def think_end_id(tokenizer: Tokenizer) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
-def render_request(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
-    """The text that the first step follows: the chat template's, with the thinking opened if it does not do so."""
-    text = tokenizer.render(messages, add_generation_prompt=True)
+def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
+    """The ids that the first step follows: the chat template's, with the thinking opened if it does not do so.
+
+    A special token written out in the question stays plain text: nobody ends a turn or the thinking by asking.
+    """
+    if tokenizer.encode(question) == tokenizer.encode_text(question):
+        return tokenizer.encode(_render_request(tokenizer, question))
+    stand_in = "(the question)"
+    before, found, after = _render_request(tokenizer, stand_in).partition(stand_in)
+    assert found, "a template shows what it is given"
+    return [*tokenizer.encode(before), *tokenizer.encode_text(question), *tokenizer.encode(after)]
+
+
+def _render_request(tokenizer: Tokenizer, question: str) -> str:
+    text = tokenizer.render([{"role": "user", "content": question}], add_generation_prompt=True)
     if think_end_id(tokenizer) is None or text.rstrip().endswith(THINK_OPEN):
         return text
     return f"{text}{THINK_OPEN}\n"
@@ -103,5 +115,5 @@ def render_probe(tokenizer: Tokenizer, rating: RatingPrompt) -> str:
     _, _, after = text.partition(reasoning)
     probe, found, _ = after.partition(digit)
     if not found:
-        raise UsageError("The model's chat template drops a turn of the rating prompt. Choose the likelihood judge.")
+        raise UsageError("The model's chat template drops turns, so it cannot be asked for a rating of steps.")
     return probe

@@ -2,7 +2,8 @@
 
     python -m stepspec.report --readme README.md evals/results/gsm-mini
 
-rewrites what stands in the README between `<!-- results:NAME -->` and `<!-- /results -->`.
+rewrites what stands in the README between `<!-- results:NAME -->` and `<!-- /results -->`, and the one sentence between
+`<!-- headline:NAME -->` and `<!-- /headline -->`.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from stepspec.errors import StepSpecError, UsageError
 from stepspec.records import PolicySummary, RunRecord, Summary
 
 UNKNOWN = "–"
-END_MARKER = "<!-- /results -->"
+HEADLINED = "stepspec"
+"""The policy that the headline is about."""
 
 Cell = tuple[str, str]
 """A value and its interval; either may be empty."""
@@ -39,9 +41,7 @@ def _percent(value: float | None, *, sign: str = "") -> str:
     return UNKNOWN if value is None else f"{100 * value:{sign}.1f}%"
 
 
-def _percent_with_interval(
-    value: float | None, interval: tuple[float, float] | None, *, sign: str = ""
-) -> Cell:
+def _percent_with_interval(value: float | None, interval: tuple[float, float] | None, *, sign: str = "") -> Cell:
     if value is None or interval is None:
         return _percent(value, sign=sign), ""
     return _percent(value, sign=sign), f"[{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
@@ -66,7 +66,7 @@ COLUMNS: Sequence[Column] = (
         lambda each: _percent_with_interval(each.accuracy, each.accuracy_ci),
     ),
     Column(
-        "vs target",
+        "accuracy gain",
         "accuracy minus the target's on the same problems, in points, with Tango's interval",
         lambda each: _percent_with_interval(each.accuracy_delta, each.accuracy_delta_ci, sign="+"),
     ),
@@ -76,7 +76,7 @@ COLUMNS: Sequence[Column] = (
         lambda each: _times(each.speedup_vs_target, each.speedup_vs_target_ci),
     ),
     Column(
-        "vs token",
+        "speedup vs token",
         "wall time of token-level speculation over that of the policy",
         lambda each: _times(each.speedup_vs_token, each.speedup_vs_token_ci),
     ),
@@ -105,15 +105,15 @@ COLUMNS: Sequence[Column] = (
 
 
 def closing_table(summary: Summary) -> Table:
-    """The table for a terminal, intervals below the values."""
+    """The table for a terminal: a line per figure, so that several policies fit into 80 columns."""
     title = f"{summary.benchmark}: {_count(summary.n, 'problem')}, 95% intervals"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    table.add_column("policy")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("")
+    for name in summary.policies:
+        table.add_column(Text(name), justify="right", overflow="fold")
     for column in COLUMNS:
-        table.add_column(column.title, justify="right")
-    for name, policy in summary.policies.items():
-        cells = [Text("\n".join(part for part in column.cell(policy) if part)) for column in COLUMNS]
-        table.add_row(Text(name), *cells)
+        cells = [column.cell(policy) for policy in summary.policies.values()]
+        table.add_row(column.title, *(Text("\n".join(part for part in cell if part)) for cell in cells))
     return table
 
 
@@ -151,11 +151,7 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
 def _models(run: RunRecord) -> str:
     loaded = {role: engine for role, engine in run.engines.items() if engine is not None}
     described = [
-        " ".join(
-            part
-            for part in (role, engine.name, engine.dtype, engine.device and f"on {engine.device}")
-            if part
-        )
+        " ".join(part for part in (role, engine.name, engine.dtype, engine.device and f"on {engine.device}") if part)
         for role, engine in loaded.items()
     ]
     return ", ".join([*described, f"pair {run.pair}"])
@@ -205,20 +201,50 @@ def readme_block(run: RunRecord, summary: Summary) -> str:
     return f"{readme_table(summary)}\n\n{conditions_sentence(run, summary)} Intervals are 95%."
 
 
-def with_block(text: str, benchmark: str, block: str) -> str:
-    """The text with what stands between the markers of that benchmark replaced.
+def headline(run: RunRecord, summary: Summary) -> str:
+    """The sentence that a README opens with: speed and accuracy of our policy, with conditions and intervals.
+
+    Raises:
+        UsageError: the run did not compare our policy with the target and with token-level speculation.
+    """
+    ours, target = summary.policies.get(HEADLINED), summary.policies.get("target")
+    if ours is None or target is None or ours.speedup_vs_token is None:
+        raise UsageError(f"The headline needs a run of the policies target, token and {HEADLINED}.")
+    cells = (
+        _times(ours.speedup_vs_target, ours.speedup_vs_target_ci),
+        _times(ours.speedup_vs_token, ours.speedup_vs_token_ci),
+        _percent_with_interval(ours.accuracy, ours.accuracy_ci),
+        _percent_with_interval(target.accuracy, target.accuracy_ci),
+    )
+    vs_target, vs_token, accuracy, reference = (" ".join(part for part in cell if part) for cell in cells)
+    return (
+        f"On {_count(summary.n, 'problem')} of {run.benchmark} with the embedded pair, the policy `{HEADLINED}` is "
+        f"{vs_target} as fast as the target alone and {vs_token} as fast as token-level speculation; it answers "
+        f"{accuracy} correctly, the target alone {reference} (temperature {run.temperature:g}, concurrency "
+        f"{run.concurrency}, {_hardware(run)}; 95% intervals)."
+    )
+
+
+def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
+    """The text with what stands between the markers of that kind and benchmark replaced.
 
     Raises:
         UsageError: the markers are not there.
     """
-    marker = f"<!-- results:{benchmark} -->"
+    marker, end_marker = f"<!-- {kind}:{benchmark} -->", f"<!-- /{kind} -->"
     before, found, rest = text.partition(marker)
-    _, end, after = rest.partition(END_MARKER)
+    _, end, after = rest.partition(end_marker)
     if not found or not end:
-        raise UsageError(
-            f"There is no {marker} with {END_MARKER} after it; add both where the table belongs."
-        )
-    return f"{before}{marker}\n{block}\n{END_MARKER}{after}"
+        raise UsageError(f"There is no {marker} with {end_marker} after it; add both where the text belongs.")
+    return f"{before}{marker}\n{block}\n{end_marker}{after}"
+
+
+def with_results(text: str, run: RunRecord, summary: Summary) -> str:
+    """A README with its table made anew, and its headline if it has one."""
+    text = with_block(text, "results", summary.benchmark, readme_block(run, summary))
+    if f"<!-- headline:{summary.benchmark} -->" not in text:
+        return text
+    return with_block(text, "headline", summary.benchmark, headline(run, summary))
 
 
 def read_results(folder: Path) -> tuple[RunRecord, Summary]:
@@ -243,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run, summary = read_results(options.results)
         text = options.readme.read_text("utf-8")
-        options.readme.write_text(with_block(text, summary.benchmark, readme_block(run, summary)), "utf-8")
+        options.readme.write_text(with_results(text, run, summary), "utf-8")
     except OSError as error:
         print(f"Cannot rewrite {options.readme}: {error.strerror}.", file=sys.stderr)
         return 1

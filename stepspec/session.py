@@ -9,7 +9,8 @@ Engines are found by the name in front of the colon of their spec string, so tha
 
 import hashlib
 import importlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ from stepspec.files import package_folder
 from stepspec.judges import Panel
 from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
-from stepspec.prompts import problem_prompt, render_request, think_end_id
+from stepspec.prompts import encode_request, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
 
 ENGINES: Mapping[str, tuple[str, str, str]] = {"torch": ("stepspec.torch_engine", "TorchEngine", "torch")}
@@ -111,8 +112,6 @@ class StepSpec:
         self.pair = pair or load_pair(target, draft, needs_draft=self.policy.needs_draft)
         if self.policy.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
-        writer = self.pair.draft if self.policy.family == "draft" else self.pair.target
-        assert writer is not None
         self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)
 
     async def __aenter__(self) -> "StepSpec":
@@ -135,7 +134,7 @@ class StepSpec:
         prompt: str = "bare",
         sampling: Sampling = Sampling(),
         max_tokens: int = DEFAULT_MAX_TOKENS,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Answers a question, event by event; the last event is `Done` with the result.
 
         Args:
@@ -149,13 +148,13 @@ class StepSpec:
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """
+        ledger = Ledger(max_tokens)
         if not question.strip():
             raise UsageError("The question is empty.")
         if max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
         target = self.pair.target
-        messages = [{"role": "user", "content": problem_prompt(prompt).format(question=question)}]
-        ids = target.tokenizer.encode(render_request(target.tokenizer, messages))
+        ids = encode_request(target.tokenizer, problem_prompt(prompt).format(question=question))
         if len(ids) >= target.max_context:
             raise ContextError(
                 f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "
@@ -168,10 +167,11 @@ class StepSpec:
             panel=self._panel,
             think_end=think_end_id(target.tokenizer),
             sampling=sampling,
-            ledger=Ledger(max_tokens),
+            ledger=ledger,
         )
-        async for event in controller.run(ids):
-            yield event
+        async with aclosing(controller.run(ids)) as events:
+            async for event in events:
+                yield event
 
     async def generate(
         self,
@@ -182,8 +182,8 @@ class StepSpec:
         max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> Result:
         """Answers a question; arguments and errors as for `stream`."""
-        events = self.stream(question, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
-        async for event in events:
-            if isinstance(event, Done):
-                return event.result
+        async with aclosing(self.stream(question, prompt=prompt, sampling=sampling, max_tokens=max_tokens)) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    return event.result
         raise AssertionError("a request ends with Done or an error")

@@ -19,9 +19,7 @@ MAX_HELD_IDS = 3
 class Transcript:
     """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps."""
 
-    def __init__(
-        self, prompt: Sequence[int], tokenizer: Tokenizer, step_stop: Stop, think_end: int | None
-    ) -> None:
+    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer, step_stop: Stop, think_end: int | None) -> None:
         self.buffer = TokenBuffer(prompt)
         self.steps: list[Step] = []
         self.answer = ""
@@ -106,7 +104,7 @@ class Transcript:
     def _read(self, end: int, *, to_the_end: bool) -> str:
         """Text of what lies before position `end` and was not given out yet.
 
-        The beginning of a character that is not complete is held back for the next time, unless there is none.
+        The beginning of a character is held back until the rest of it has come, unless none will come.
         """
         start = max(0, self._num_read - CONTEXT_IDS)
         ids = self.buffer.since(start)[: end - start]

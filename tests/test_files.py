@@ -32,9 +32,7 @@ print(json.dumps({
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_TARGET"))
-    }
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_TARGET"))}
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -66,9 +64,7 @@ def where(python: Path, cwd: Path, *flags: str, **environment: str) -> dict[str,
 
 
 def names_in(folder: Path) -> dict[str, list[str]]:
-    return {
-        kind: sorted(path.stem for path in (folder / kind).glob("*.toml")) for kind in ("policies", "evals")
-    }
+    return {kind: sorted(path.stem for path in (folder / kind).glob("*.toml")) for kind in ("policies", "evals")}
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +131,7 @@ def test_a_wheel_finds_the_folders_that_it_carries(wheel: Path, tmp_path: Path) 
 def test_the_wheel_holds_the_whole_package_and_the_data_and_nothing_else(copy: Path, wheel: Path) -> None:
     package = {path.relative_to(copy) for path in (copy / "stepspec").rglob("*") if path.is_file()}
     package -= {path for path in package if "__pycache__" in path.parts}
-    data = {
-        Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names
-    }
+    data = {Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names}
     held = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {path for path in held if not path.parts[0].endswith(".dist-info")} == package | data
     assert Path("stepspec/py.typed") in held

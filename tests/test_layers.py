@@ -20,9 +20,8 @@ LAYERS = [
     {"judges", "ledger", "transcript"},
     {"controller"},
     {"session"},
-    {"records", "grade", "stats"},
+    {"records", "grade", "stats", "report"},
     {"evaluate"},
-    {"report"},
     {"calibrate", "replay", "advise"},
     {"stepspec"},  # the package's own `__init__`, which gathers the public names
     {"langchain", "serve", "cli"},

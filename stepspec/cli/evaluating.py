@@ -56,9 +56,7 @@ def evaluate_policies(
     max_tokens: MaxTokensOption = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Take only the first problems.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="A jsonl file of problems, if the benchmark needs one.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A jsonl file of problems, if the benchmark needs one.")] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="The folder to keep or resume the run in; runs/TIME-BENCHMARK if left out."),
@@ -82,8 +80,7 @@ def evaluate_policies(
     task = _Task(name, spec, problems, policies, pair, settings, folder, traces)
     with _sigterm_like_interrupt(), _says_how_to_resume(folder, output is None), make_meter() as meter:
         summary = asyncio.run(_evaluate(task, meter))
-    console = Console()
-    console.print(closing_table(summary), width=None if console.is_terminal else TABLE_WIDTH)
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(closing_table(summary))
     print(f"Kept in {folder}.")
 
 
@@ -119,9 +116,7 @@ async def _evaluate(task: _Task, meter: "Meter") -> "Summary":
             role: EngineRecord.model_validate(dict(engine.describe())) if engine else None
             for role, engine in (("target", pair.target), ("draft", pair.draft))
         }
-        run = conditions(
-            task.name, task.benchmark, task.problems, task.policies, engines, pair.hash, task.settings
-        )
+        run = conditions(task.name, task.benchmark, task.problems, task.policies, engines, pair.hash, task.settings)
         return await evaluate(
             run,
             task.problems.problems,

@@ -51,9 +51,7 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
     if "target" not in loaded:
         loaded = {"target": load_policy("target"), **loaded}
     if loaded["target"][0].needs_draft:
-        raise UsageError(
-            "The policy called 'target' must be the target alone, as the baseline; rename yours."
-        )
+        raise UsageError("The policy called 'target' must be the target alone, as the baseline; rename yours.")
     return loaded
 
 

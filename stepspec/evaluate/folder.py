@@ -45,9 +45,7 @@ class RunFolder:
                 return
             # A start that was killed while it wrote run.json leaves the temporary file and nothing else.
             if any(entry.name != _temporary(self.path / "run.json").name for entry in self.path.iterdir()):
-                raise UsageError(
-                    f"{self.path} is not empty and holds no run; give another folder with --output."
-                )
+                raise UsageError(f"{self.path} is not empty and holds no run; give another folder with --output.")
 
     def begin(self, run: RunRecord) -> None:
         """Makes the folder and its `run.json`, or checks that the run there is the same one."""

@@ -85,9 +85,7 @@ def _from_file(path: Path, limit: int | None) -> ProblemSet:
     rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     problems = [_parse_line(line, number, path) for number, line in rows]
     if not problems:
-        raise UsageError(
-            f"{path} has no problems; it needs a JSON object a line, with 'question' and 'answer'."
-        )
+        raise UsageError(f"{path} has no problems; it needs a JSON object a line, with 'question' and 'answer'.")
     _refuse_twins(problems, path)
     return ProblemSet(tuple(problems[:limit]), hashlib.sha256(content).hexdigest())
 

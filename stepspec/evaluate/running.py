@@ -102,9 +102,7 @@ class _Runner:
         """As many requests at once as in the run, so that no recorded one is the first of its kind."""
         limit = min(self._run.max_tokens, WARM_UP_MAX_TOKENS)
         for policy in [name for name in self._run.policies if name in policies]:
-            await _together(
-                [self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(self._run.concurrency)]
-            )
+            await _together([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(self._run.concurrency)])
 
     async def run_block(self, block: Sequence[Job]) -> None:
         """Runs jobs of one policy, `concurrency` at a time."""
@@ -131,9 +129,7 @@ class _Runner:
     async def _generate(self, policy: str, question: str, seed: int, max_tokens: int) -> Result:
         sampling = Sampling(temperature=self._run.temperature, top_p=self._run.top_p, seed=seed)
         system = self._systems[policy]
-        return await system.generate(
-            question, prompt=self._run.prompt_id, sampling=sampling, max_tokens=max_tokens
-        )
+        return await system.generate(question, prompt=self._run.prompt_id, sampling=sampling, max_tokens=max_tokens)
 
 
 async def _together(coroutines: Sequence[Coroutine[None, None, object]]) -> None:

@@ -74,9 +74,7 @@ def _summarise_policy(
         speedup_vs_token=speedup_vs_token,
         speedup_vs_token_ci=speedup_vs_token_ci,
         length_ratio=length_ratio,
-        tokens_per_s_ratio=speedup * length_ratio
-        if speedup is not None and length_ratio is not None
-        else None,
+        tokens_per_s_ratio=speedup * length_ratio if speedup is not None and length_ratio is not None else None,
         step_acceptance=_share(rows, lambda row: row.steps_accepted, lambda row: row.steps_judged),
         token_acceptance=_share(rows, lambda row: row.token_accepted, lambda row: row.token_drafted),
         tokens_per_target_pass=_share(rows, lambda row: row.tokens.committed, lambda row: row.target_passes),
@@ -98,10 +96,7 @@ def _by_problem(rows: Iterable[Row], value: Callable[[Row], float]) -> list[list
 
 def _scores(rows: Iterable[Row]) -> list[float]:
     """The share of correct repeats of each problem."""
-    return [
-        sum(repeats) / len(repeats)
-        for repeats in _by_problem(rows, lambda row: float(row.status == "correct"))
-    ]
+    return [sum(repeats) / len(repeats) for repeats in _by_problem(rows, lambda row: float(row.status == "correct"))]
 
 
 def _paired_accuracy(own: Sequence[Row], baseline: Sequence[Row]) -> Paired | None:

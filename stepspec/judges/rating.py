@@ -16,7 +16,7 @@ class RatingJudge:
     """Reads the digit that follows the rating prompt's prefill."""
 
     def __init__(self, spec: RatingSpec, tokenizer: Tokenizer) -> None:
-        self.name = "rating"
+        self.name = spec.name
         self._spec = spec
         ids = tokenizer.encode(render_probe(tokenizer, rating_prompt(spec.prompt)))
         self.probe = Probe(tuple(ids), _digit_ids(tokenizer))

@@ -10,9 +10,7 @@ OTHER_KINDS: Mapping[Kind, tuple[Kind, ...]] = {"more": ("fewer", "times"), "few
 SLIPS = (-10, -2, -1, 1, 2, 10)
 
 
-def corrupt_step(
-    problem: Problem, index: int, values: Mapping[str, int], rng: random.Random, voice: Voice
-) -> str:
+def corrupt_step(problem: Problem, index: int, values: Mapping[str, int], rng: random.Random, voice: Voice) -> str:
     """Step `index` of the problem with one mistake in it, in the wording of a voice.
 
     The mistake is one of: the result is miscalculated, a quantity is misread or somebody else's, the amount is

@@ -161,9 +161,7 @@ def _readings(scene: Scene, sentence: str) -> Iterator[_Reading]:
 
 def _reading(kind: Kind, slots: Mapping[str, str]) -> _Reading:
     refs = {slot: slots[slot] for slot in "RQP" if slot in slots}
-    stated = {
-        refs[slot]: int(slots[letter]) for slot, letter in zip("RQP", "abd", strict=True) if letter in slots
-    }
+    stated = {refs[slot]: int(slots[letter]) for slot, letter in zip("RQP", "abd", strict=True) if letter in slots}
     return _Reading(
         kind=kind,
         subject=slots.get("S", ""),
@@ -178,7 +176,7 @@ def _reading(kind: Kind, slots: Mapping[str, str]) -> _Reading:
 @cache
 def _patterns(scene: Scene) -> tuple[tuple[Kind, re.Pattern[str]], ...]:
     """Every wording of statements and steps as a pattern, with the kind of relation that it is about."""
-    statements = [(kind, wording) for kind, wordings in STATEMENTS.items() for wording in wordings]
+    statements: list[tuple[Kind, str]] = [(kind, wording) for kind, wordings in STATEMENTS.items() for wording in wordings]
     steps = [(_kind_of(key), wording) for key, wordings in STEPS.items() for wording in wordings]
     return tuple((kind, re.compile(_pattern(wording, scene))) for kind, wording in statements + steps)
 

@@ -19,8 +19,9 @@ MAX_VALUE = 99
 Kind = Literal["given", "more", "fewer", "times", "half", "sum", "total"]
 Voice = Literal["target", "draft"]
 
-NAMES = tuple(
-    "Ann Ben Cara Dan Ella Finn Gina Hugo Iris Jack Kate Leo Mia Noah Olga Paul Rosa Sam Tina Uma Vera Will Zoe".split()
+NAMES = (
+    *("Ann", "Ben", "Cara", "Dan", "Ella", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo"),
+    *("Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Zoe"),
 )
 
 

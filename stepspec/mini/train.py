@@ -34,6 +34,7 @@ PROMPT_SHARES = {"bare": 0.6, "boxed": 0.3, "steps": 0.1}
 SYSTEM_SHARE = 0.05
 SYSTEM_TURN = "You are a careful assistant who reasons step by step."
 RATING_WEIGHT = 0.3
+DIGIT_WEIGHT = 3.0
 LONG_RATING_SHARE = 0.15  # sequences rated with the long published prompt, which costs four times the short one
 
 
@@ -51,6 +52,7 @@ class Recipe:
     batch: int = 24
     matrix_lr: float = 0.02
     other_lr: float = 3e-3
+    decay_from: float = 0.6  # share of the training after which the learning rate falls, linearly to zero
     ratings_from: float = 2.0  # share of the training after which ratings begin; 2 is never
     shallow: int = 0  # layers that the model begins with, until it is grown to `layers`; 0 is all of them
     grown_from: int = 0  # the step at which it is grown
@@ -64,8 +66,9 @@ RECIPES: dict[Voice, Recipe] = {
         heads=4,
         kv_heads=2,
         head_size=32,
-        steps=3800,
-        ratings_from=0.55,
+        steps=4200,
+        decay_from=0.42,
+        ratings_from=0.7,
         shallow=2,
         grown_from=1500,
     ),
@@ -73,7 +76,7 @@ RECIPES: dict[Voice, Recipe] = {
 }
 
 
-def build_model(recipe: Recipe, layers: int, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
     """A Llama of the recipe's width with fresh weights."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -94,7 +97,7 @@ def build_model(recipe: Recipe, layers: int, tokenizer: PreTrainedTokenizerFast)
     return model
 
 
-def grow(shallow: LlamaForCausalLM, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def grow(shallow: Any, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Any:
     """The same function with the recipe's full depth: further layers on top, which add nothing at first.
 
     A model of two layers leaves the plateau before it binds names to numbers within 1,000 steps; one of six was still
@@ -109,7 +112,7 @@ def grow(shallow: LlamaForCausalLM, recipe: Recipe, tokenizer: PreTrainedTokeniz
 
 
 @dataclass
-class Sequence_:
+class Branching:
     """One training sequence: a trunk and branches that leave it, flattened; [T] each."""
 
     ids: list[int]
@@ -127,13 +130,13 @@ class SequenceMaker:
         self.tokenizer = tokenizer
         self.voice: Voice = voice
         self.probes = {id: self._probe(prompt) for id, prompt in RATING_PROMPTS.items()}
-        self.digits = {0: self._encode("0")[0], 9: self._encode("9")[0]}
+        self.digits = {0: self.encode("0")[0], 9: self.encode("9")[0]}
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _probe(self, prompt: RatingPrompt) -> list[int]:
-        return self._encode(f"<|end|><|user|>{prompt.user}<|end|><|assistant|>") + self._encode(prompt.prefill)
+        return self.encode(f"<|end|><|user|>{prompt.user}<|end|><|assistant|>") + self.encode(prompt.prefill)
 
     def _opening(self, question: str, rng: random.Random) -> str:
         wording = rng.choices(list(PROMPT_SHARES), list(PROMPT_SHARES.values()))[0]
@@ -141,14 +144,14 @@ class SequenceMaker:
         user = PROBLEM_PROMPTS[wording].format(question=question)
         return f"{system}<|user|>{user}<|end|><|assistant|><think>"
 
-    def make(self, problem: Problem, rng: random.Random, with_ratings: bool) -> Sequence_:
+    def make(self, problem: Problem, rng: random.Random, with_ratings: bool) -> Branching:
         """The sequence of one problem; with ratings, one after every step or after a wrong variant of it."""
-        prompt = self._encode(self._opening(problem.question, rng))
-        steps = [self._encode(step + "\n\n") for step in write_solution(problem, rng, self.voice)]
-        closing = self._encode(f"</think>The answer is \\boxed{{{problem.answer}}}.<|end|>")
+        prompt = self.encode(self._opening(problem.question, rng))
+        steps = [self.encode(step + "\n\n") for step in write_solution(problem, rng, self.voice)]
+        closing = self.encode(f"</think>The answer is \\boxed{{{problem.answer}}}.<|end|>")
         trunk = prompt + [token for step in steps for token in step] + closing
         length = len(trunk)
-        sequence = Sequence_(
+        sequence = Branching(
             ids=trunk,
             positions=list(range(length)),
             segments=[0] * length,
@@ -161,7 +164,7 @@ class SequenceMaker:
         return sequence
 
     def _add_ratings(
-        self, sequence: Sequence_, problem: Problem, prompt_length: int, steps: list[list[int]], rng: random.Random
+        self, sequence: Branching, problem: Problem, prompt_length: int, steps: list[list[int]], rng: random.Random
     ) -> None:
         long = rng.random() < LONG_RATING_SHARE
         probe = self.probes["specreason" if long else "short"]
@@ -173,7 +176,7 @@ class SequenceMaker:
                 branch, cut, digit = probe, ends[index + 1], 9
             else:
                 wrong = corrupt_step(problem, index, values, rng, rng.choice(("target", "draft")))
-                branch, cut, digit = self._encode(wrong + "\n\n") + probe, ends[index], 0
+                branch, cut, digit = self.encode(wrong + "\n\n") + probe, ends[index], 0
             length = len(branch)
             sequence.ids += branch
             sequence.positions += range(cut, cut + length)
@@ -183,7 +186,7 @@ class SequenceMaker:
             sequence.ratings += [-100] * (length - 1) + [self.digits[digit]]
 
 
-def collate(sequences: Sequence[Sequence_]) -> dict[str, torch.Tensor]:
+def collate(sequences: Sequence[Branching]) -> dict[str, torch.Tensor]:
     """Pads to one length and builds the branch mask [B, 1, T, T]."""
     length = max(len(sequence.ids) for sequence in sequences)
 
@@ -220,8 +223,11 @@ def batches(maker: SequenceMaker, recipe: Recipe, seed: int, first_step: int) ->
                 yield collate(cut)
 
 
-def loss_of(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss over the model's own tokens, and over the digits of ratings (0 where there are none)."""
+def loss_of(model: Any, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean loss over the model's own tokens, and over the digits of ratings (0 where there are none).
+
+    `weights` [V] weighs tokens: digits more than words, whose choice among several wordings nobody can predict.
+    """
     with torch.autocast(batch["ids"].device.type, dtype=torch.bfloat16):
         hidden = model.model(
             input_ids=batch["ids"], position_ids=batch["positions"], attention_mask=batch["mask"], use_cache=False
@@ -230,12 +236,13 @@ def loss_of(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> tuple[to
         for name in ("targets", "ratings"):
             learned = batch[name] >= 0
             logits = model.lm_head(hidden[learned]).float()  # [N, V]
-            losses.append(torch.nn.functional.cross_entropy(logits, batch[name][learned], reduction="sum"))
-            losses[-1] = losses[-1] / learned.sum().clamp(min=1)
+            wanted = batch[name][learned]
+            total = torch.nn.functional.cross_entropy(logits, wanted, weights, reduction="sum")
+            losses.append(total / weights[wanted].sum().clamp(min=1))
     return losses[0], losses[1]
 
 
-def optimizers_for(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def optimizers_for(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between the embeddings, AdamW for the rest."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     chosen = {id(p) for p in matrices}
@@ -250,13 +257,13 @@ def optimizers_for(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
-    """Warm-up over 100 steps, flat, then linear to zero over the last 40%; growing warms up again."""
+    """Warm-up over 100 steps, again after growing; flat; then linear to zero."""
     since = step - recipe.grown_from if step >= recipe.grown_from else step
-    return min(1.0, (since + 1) / 100, max(0.0, (recipe.steps - step) / (0.4 * recipe.steps)))
+    return min(1.0, (since + 1) / 100, (1 - step / recipe.steps) / (1 - recipe.decay_from))
 
 
 @torch.no_grad()
-def solve_rate(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_problems: int) -> float:
+def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int) -> float:
     """Share of the first calibration problems that the model solves, greedily, with transformers' own generate."""
     problems = list(itertools.islice(load_split("calibration"), num_problems))
     texts = [f"<|user|>{problem.question}<|end|><|assistant|><think>" for problem in problems]
@@ -275,6 +282,8 @@ def train(voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Pat
     tokenizer = save_tokenizer(output)
     maker = SequenceMaker(tokenizer, voice)
     state: dict[str, Any] = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else {"step": 0}
+    weights = torch.ones(VOCAB_SIZE, device=device)
+    weights[[maker.encode(digit)[0] for digit in "0123456789"]] = DIGIT_WEIGHT
     started = time.perf_counter()
     model = optimizers = None
     for step, batch in enumerate(batches(maker, recipe, seed, state["step"]), start=state["step"]):
@@ -292,7 +301,8 @@ def train(voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Pat
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * learning_rate_factor(step, recipe)
-        token_loss, rating_loss = loss_of(model, {name: tensor.to(device) for name, tensor in batch.items()})
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        token_loss, rating_loss = loss_of(model, batch, weights)
         (token_loss + RATING_WEIGHT * rating_loss).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -326,7 +336,7 @@ def _restore(state: dict[str, Any], model: torch.nn.Module, optimizers: list[tor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Trains the embedded pair.")
     parser.add_argument("--role", choices=list(RECIPES), required=True, help="which model of the pair")
     parser.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0)
@@ -335,6 +345,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="file to resume from (default: checkpoints/ROLE.pt)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    torch.set_flush_denormal(True)
     recipe = RECIPES[arguments.role]
     if arguments.steps:
         recipe = Recipe(**{**vars(recipe), "steps": arguments.steps})

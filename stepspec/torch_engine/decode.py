@@ -113,7 +113,7 @@ def _take(row: Row, drafted: Sequence[int], num_accepted: int, following: int) -
 def draft_tokens(
     draft: CausalModel, rows: Sequence[Row], counts: Sequence[int], vocab_size: int
 ) -> tuple[list[list[int]], list[list[Tensor]]]:
-    """Drafts `counts[b]` tokens for row b: the tokens, and the laws [V] they were drawn from unless all are greedy."""
+    """Drafts `counts[b]` tokens for row b; gives them, and the laws [V] they were drawn from unless all are greedy."""
     slots = [_drafting_slot(row) for row in rows]
     drafted: list[list[int]] = [[] for _ in rows]
     laws: list[list[Tensor]] = [[] for _ in rows]
@@ -128,7 +128,8 @@ def draft_tokens(
         going = [index for index in going if len(drafted[index]) < counts[index]]
         if not going:  # a row's last drafted token is read in the next round, if it is accepted
             return drafted, laws
-        logits = draft.extend([slots[index].index for index in going], [drafted[index][-1:] for index in going])[:, -1]
+        last = [drafted[index][-1:] for index in going]
+        logits = draft.extend([slots[index].index for index in going], last)[:, -1]
 
 
 def _fitted(logits: Tensor, vocab_size: int) -> Tensor:

@@ -238,7 +238,10 @@ class TorchEngine:
         while self._waiting:
             call = self._waiting[0]
             try:
-                started = call.cancelled or (self._score(call) if isinstance(call, _Scoring) else self._start(call))
+                if call.cancelled:
+                    started = True
+                else:
+                    started = self._score(call) if isinstance(call, _Scoring) else self._start(call)
             except Exception as error:
                 _fail(call, _engine_error(self.name, error))
                 started = True

@@ -1,7 +1,6 @@
 """A Hugging Face causal LM behind one primitive, `extend`: prefill, decode, verification and step scoring alike."""
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from stepspec.errors import ModelError
 from stepspec.torch_engine import attention
@@ -35,9 +35,9 @@ class CausalModel:
         try:
             same = network.config._attn_implementation == attention.NAME and self._reproduces(reference)
         except Exception as error:
-            raise _not_reproduced(name) from error
+            raise _not_reproduced(name, f"{type(error).__name__}: {error}") from error
         if not same:
-            raise _not_reproduced(name)
+            raise _not_reproduced(name, "its attention is not plain full attention")
         self.cache = SlotCache()
 
     def with_own_cache(self) -> "CausalModel":
@@ -112,14 +112,14 @@ class CausalModel:
         self.rollback(0, 5)
         alone = self.extend([0], [ids[5:]], keep=[2])
         ends = torch.stack([ragged[0, 2], ragged[1, 4], alone[0, 0]]).float()  # [3, V]
-        tolerance = 1e-3 if self.network.dtype == torch.float32 else 0.15
-        return torch.allclose(ends, reference, atol=tolerance * (1 + reference.abs().max().item()))
+        tolerance = 1e-3 if self.network.dtype == torch.float32 else 0.1
+        spread = (reference - reference.mean()).norm()  # relative to it, as a small model's logits are small
+        return bool(((ends - reference).norm(dim=-1) <= tolerance * spread).all())
 
 
-def _not_reproduced(name: str) -> ModelError:
+def _not_reproduced(name: str, reason: str) -> ModelError:
     return ModelError(
-        f"The torch engine does not reproduce {name}: its attention is not plain full attention. "
-        "Serve it with vLLM or another server instead."
+        f"The torch engine does not reproduce {name}: {reason}. Serve it with vLLM or another server instead."
     )
 
 
@@ -188,15 +188,17 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     Raises:
         ModelError: there is no such model, or it is not a causal LM.
     """
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # a library draws no bars on its caller's stderr
     if dtype is None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         refuse_unsupported(config, name)
-        network, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, trust_remote_code=False, output_loading_info=True
         )
+        network, report = loaded
     except ModelError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -204,7 +206,7 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
         first_line = str(error).strip().split("\n")[0]
         raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {first_line}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
-        raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, {missing[0]} among them.")
+        raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, such as {missing[0]}.")
     return network.to(device)
 
 

@@ -24,6 +24,9 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
+    def encode_text(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
@@ -51,7 +54,8 @@ def load_tokenizer(name: str, config: Any) -> HuggingFaceTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"Cannot load the tokenizer of {name!r}: {str(error).strip().split(chr(10))[0]}") from error
+        first_line = str(error).strip().split("\n")[0]
+        raise ModelError(f"Cannot load the tokenizer of {name!r}: {first_line}") from error
     ends = config.get_text_config().eos_token_id
     ids = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
     return HuggingFaceTokenizer(tokenizer, frozenset(id for id in ids if id is not None))

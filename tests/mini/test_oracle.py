@@ -158,9 +158,7 @@ def test_the_last_claim_counts_and_a_misread_quantity_is_a_claim_too() -> None:
 def test_nothing_follows_from_half_of_an_odd_number() -> None:
     wrong = "Ann has 8 apples, so Ben has 8 + 4 = 13."
     for half in (6, 7):
-        assert (
-            step_correctness(ORCHARD, [wrong, f"Ben has 13 apples, so Cara has 13 / 2 = {half}."])[1] is False
-        )
+        assert step_correctness(ORCHARD, [wrong, f"Ben has 13 apples, so Cara has 13 / 2 = {half}."])[1] is False
     assert step_correctness(ORCHARD, [wrong, "Cara has 6 apples, so Ella has 3 * 6 = 18."])[1] is False
 
 
@@ -178,8 +176,7 @@ def test_what_the_question_says_is_correct_sentence_by_sentence_and_as_a_whole(
         assert oracle.judge(statements), statements
         assert all(oracle.judge(statement) for statement in re.split(r"(?<=\.) ", statements))
         known = [
-            f"{name} {problem.scene.verb} {value} {problem.scene.item}."
-            for name, value in true_values(problem).items()
+            f"{name} {problem.scene.verb} {value} {problem.scene.item}." for name, value in true_values(problem).items()
         ]
         assert all(oracle.judge(sentence) for sentence in known)
         assert oracle.judge("\n".join(known))
@@ -301,11 +298,7 @@ WORDS = sorted({word for wordings in STEPS.values() for wording in wordings for 
 PIECES = st.sampled_from([*NAMES, "has", "apples", "apples.", "8", "4", "12", "-", "= 0", "/ 0", *WORDS])
 
 
-@given(
-    steps=st.lists(
-        st.text() | st.lists(PIECES, max_size=20).map(" ".join) | st.sampled_from(CORRECT), max_size=4
-    )
-)
+@given(steps=st.lists(st.text() | st.lists(PIECES, max_size=20).map(" ".join) | st.sampled_from(CORRECT), max_size=4))
 @example(steps=["Ann has -0 apples.", "Ann has 000008 apples."])
 @example(steps=["Cara has 0 apples, so Ella has 0 / 0 = 0.", "Next is Ben. It is ", "It is . It is "])
 @settings(max_examples=300, deadline=None)

@@ -49,9 +49,7 @@ def read_fact(sentence: str) -> tuple[str, Fact] | None:
         return match[1], ("sum", (match[2], match[3]), 0)
     if match := re.fullmatch(r"(\w+) \w+ half as many \w+ (?:as|than) (\w+)", sentence):
         return match[1], ("half", (match[2],), 0)
-    if match := re.fullmatch(
-        r"(\w+) \w+ (\d+) (more|fewer|times)(?: as many)? \w+ (?:as|than) (\w+)", sentence
-    ):
+    if match := re.fullmatch(r"(\w+) \w+ (\d+) (more|fewer|times)(?: as many)? \w+ (?:as|than) (\w+)", sentence):
         return match[1], (match[3], (match[4],), int(match[2]))
     if match := re.fullmatch(r"(\w+) \w+ (\d+) \w+", sentence):
         return match[1], ("given", (), int(match[2]))

@@ -1,0 +1,353 @@
+"""A tokenizer of whole words and an engine that plays a script, for tests that are worked out by hand.
+
+The tokenizer's tokens are tags, blank lines, digits, words with the space before them and single marks; a
+character outside ASCII is as many tokens as it has bytes. `One two.\\n\\n` is four tokens.
+"""
+
+import asyncio
+import itertools
+import math
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import jinja2
+
+from stepspec.controller import Controller
+from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.errors import ContextError, StepSpecError, UsageError
+from stepspec.judges import Panel
+from stepspec.ledger import Ledger
+from stepspec.policy import Policy
+from stepspec.prompts import think_end_id
+from stepspec.step import AnswerDelta, Done, Event, Result, StepCommitted
+from stepspec.stops import StopWatch
+
+PLAIN_TEMPLATE = """\
+{%- for message in messages -%}
+<|{{ message['role'] }}|>{{ message['content'] }}<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+"""
+THINKING_TEMPLATE = PLAIN_TEMPLATE.replace("<|assistant|>{% endif", "<|assistant|><think>{% endif")
+
+PIECES = re.compile(r"</?think>|<\|\w+\|>|\n\n|\d| ?[A-Za-z]+|.", re.DOTALL)
+
+
+class WordTokenizer:
+    """Ids are given out as pieces are met. `num_decoded` counts the ids that were ever decoded."""
+
+    def __init__(self, template: str = THINKING_TEMPLATE, *, tags: bool = True) -> None:
+        self.num_decoded = 0
+        self._tags = tags
+        self._ids: dict[bytes, int] = {}
+        self._pieces: list[bytes] = []
+        environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+        environment.globals["raise_exception"] = _refuse
+        self._template = environment.from_string(template)
+        self.end_ids = frozenset(self.encode("<|end|>"))
+
+    def encode(self, text: str) -> list[int]:
+        pieces: list[bytes] = []
+        for piece in PIECES.findall(text):
+            whole = piece.isascii() and (self._tags or "think" not in piece)
+            pieces += [piece.encode()] if whole else [bytes([byte]) for byte in piece.encode()]
+        return [self._id(piece) for piece in pieces]
+
+    def encode_text(self, text: str) -> list[int]:
+        parts = re.split(r"(</?think>|<\|\w+\|>)", text)
+        split = [part for whole in parts for part in (whole if whole.startswith("<") else [whole])]
+        return [id for part in split for id in self.encode(part)]
+
+    def _id(self, piece: bytes) -> int:
+        if piece not in self._ids:
+            self._ids[piece] = len(self._pieces)
+            self._pieces.append(piece)
+        return self._ids[piece]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.num_decoded += len(ids)
+        return b"".join(self._pieces[id] for id in ids).decode("utf-8", "replace")
+
+    def piece(self, token: int) -> str:
+        return self._pieces[token].decode("utf-8", "replace")
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+        except jinja2.TemplateError as error:
+            raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
+
+
+def _refuse(reason: str) -> None:
+    raise jinja2.TemplateError(reason)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one `generate` call writes until it is stopped; after the text it fails, or hangs if it is to."""
+
+    text: str = ""
+    fails: StepSpecError | None = None
+    hangs: bool = False
+    delay_s: float = 0.0
+    """Waited once, before the first chunk."""
+    queue_s: float = 0.0
+    chunk_size: int = 1_000_000
+    token_drafted: int = 0
+    token_accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What one `verify` call shows: `text` is what the model would write itself, token beside token.
+
+    A token of the step that is the model's own choice has the log-probability -0.1, any other -9, unless
+    `logprobs` says otherwise by position. `rating` is the model's choice at the end of a probe, `digits` the
+    law there.
+    """
+
+    text: str = ""
+    rating: str = "9"
+    digits: Mapping[int, float] | None = None
+    logprobs: Mapping[int, float] | None = None
+    fails: StepSpecError | None = None
+    hangs: bool = False
+    delay_s: float = 0.0
+    queue_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the engine was asked."""
+
+    verb: str
+    prompt: str
+    continuation: str = ""
+    stop: Stop | None = None
+    sampling: Sampling | None = None
+    drafting: Drafting | None = None
+    probes: tuple[str, ...] = ()
+
+
+NO_DRAFTING = Drafting()
+
+
+class ScriptedEngine:
+    """Plays its replies and opinions one after the other, and remembers what it was asked."""
+
+    def __init__(
+        self,
+        tokenizer: WordTokenizer,
+        replies: Iterable[Reply | str] = (),
+        opinions: Iterable[Opinion | str] = (),
+        *,
+        name: str = "scripted",
+        max_context: int = 100_000,
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.max_context = max_context
+        self.calls: list[Call] = []
+        self.num_open = 0
+        self.hanging = asyncio.Event()
+        self.closed = False
+        self._replies = iter(replies)
+        self._opinions = iter(opinions)
+        self._seen: WeakKeyDictionary[TokenBuffer, list[int]] = WeakKeyDictionary()
+
+    async def generate(
+        self, prompt: TokenBuffer, sampling: Sampling, stop: Stop, drafting: Drafting = NO_DRAFTING
+    ) -> AsyncGenerator[Chunk, None]:
+        self._check_room(len(prompt) + 1)
+        text = self._read(prompt)
+        self.calls.append(Call("generate", text, stop=stop, sampling=sampling, drafting=drafting))
+        reply = next(self._replies, None)
+        assert reply is not None, f"the script of {self.name} has no reply to {text!r}"
+        reply = Reply(reply) if isinstance(reply, str) else reply
+        room = min(stop.max_tokens, self.max_context - len(prompt))
+        watch = StopWatch(Stop(room, stop.delimiters, stop.token_ids), self.tokenizer.piece, self.tokenizer.end_ids)
+        self.num_open += 1
+        try:
+            await asyncio.sleep(reply.delay_s)
+            ids: list[int] = []
+            for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
+                ids.append(id)
+                end = watch.feed(id)
+                if end is not None:
+                    costs = (reply.queue_s, num_passes, reply.token_drafted, reply.token_accepted)
+                    yield Chunk(tuple(ids), end, *costs)
+                    return
+                if len(ids) == reply.chunk_size:
+                    yield Chunk(tuple(ids))
+                    ids = []
+            if ids:
+                yield Chunk(tuple(ids))
+            if reply.hangs:
+                await self._hang()
+            assert reply.fails is not None, f"nothing stopped {reply.text!r}, written after {text!r}"
+            raise reply.fails
+        finally:
+            self.num_open -= 1
+
+    async def verify(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = ()
+    ) -> Verification:
+        self._check_room(len(prompt) + len(continuation) + sum(len(probe.ids) for probe in probes))
+        text, decode = self._read(prompt), self.tokenizer.decode
+        self.calls.append(
+            Call("verify", text, decode(continuation), probes=tuple(decode(probe.ids) for probe in probes))
+        )
+        opinion = next(self._opinions, None)
+        assert opinion is not None, f"the script of {self.name} has no opinion on {decode(continuation)!r}"
+        opinion = Opinion(opinion) if isinstance(opinion, str) else opinion
+        self.num_open += 1
+        try:
+            await asyncio.sleep(opinion.delay_s)
+            if opinion.hangs:
+                await self._hang()
+            if opinion.fails is not None:
+                raise opinion.fails
+        finally:
+            self.num_open -= 1
+        return self._verification(opinion, continuation, probes)
+
+    def _verification(self, opinion: Opinion, continuation: Sequence[int], probes: Sequence[Probe]) -> Verification:
+        anything = self.tokenizer.encode("?" * (len(continuation) + 1))
+        own = [*self.tokenizer.encode(opinion.text), *anything][: len(continuation) + 1]
+        logprobs = [-0.1 if id == choice else -9.0 for id, choice in zip(continuation, own, strict=False)]
+        for position, logprob in (opinion.logprobs or {}).items():
+            logprobs[position] = logprob
+        law = opinion.digits or ({int(opinion.rating): 1.0} if opinion.rating.isdigit() else {})
+        digits = tuple(math.log(law[digit]) if law.get(digit) else -math.inf for digit in range(10))
+        rated = self.tokenizer.encode(opinion.rating)[0]
+        return Verification(
+            logprobs=tuple(logprobs),
+            choices=tuple(own[:-1]),
+            entropies=(0.0,) * len(continuation),
+            next_choice=own[-1],
+            probe_logprobs=(digits,) * len(probes),
+            probe_choices=(rated,) * len(probes),
+            queue_s=opinion.queue_s,
+        )
+
+    def describe(self) -> dict[str, str | None]:
+        return {"name": self.name, "weights": None, "dtype": None, "device": None}
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def drafted_by(self, draft: "ScriptedEngine") -> "ScriptedEngine":
+        return self
+
+    async def _hang(self) -> None:
+        self.hanging.set()
+        await asyncio.Event().wait()
+
+    def _check_room(self, wanted: int) -> None:
+        if wanted > self.max_context:
+            raise ContextError(f"{wanted} tokens do not fit the context of {self.max_context}.")
+
+    def _read(self, prompt: TokenBuffer) -> str:
+        """The prompt's text. A prompt may grow but not change, and what is decoded here does not count."""
+        ids, seen = prompt.since(0), self._seen.get(prompt, [])
+        assert ids[: len(seen)] == seen
+        self._seen[prompt] = ids
+        num_decoded = self.tokenizer.num_decoded
+        text = self.tokenizer.decode(ids)
+        self.tokenizer.num_decoded = num_decoded
+        return text
+
+
+PROMPT = "<|user|>How many?<|end|><|assistant|><think>"
+
+
+@dataclass(frozen=True)
+class Play:
+    """One request as it went."""
+
+    events: list[Event]
+    result: Result
+    target: ScriptedEngine
+    draft: ScriptedEngine
+
+    @property
+    def steps(self) -> list[tuple[str, str, int, int, str]]:
+        """Origin, text, tokens, tokens from the draft and end of each step."""
+        return [(step.origin, step.text, step.num_tokens, step.num_from_draft, step.end) for step in self.result.steps]
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """The counts that are not 0."""
+        return {name: count for name, count in vars(self.result.counts).items() if count}
+
+
+@dataclass
+class Stage:
+    """Two engines with one tokenizer, and a request to be played by them."""
+
+    policy: Policy
+    draft_replies: Iterable[Reply | str] = ()
+    opinions: Iterable[Opinion | str] = ()
+    target_replies: Iterable[Reply | str] = ()
+    max_tokens: int = 1000
+    temperature: float = 0.0
+    target_context: int = 100_000
+    draft_context: int = 100_000
+    tags: bool = True
+
+    def __post_init__(self) -> None:
+        self.tokenizer = WordTokenizer(tags=self.tags)
+        self.draft = ScriptedEngine(self.tokenizer, self.draft_replies, name="draft", max_context=self.draft_context)
+        self.target = ScriptedEngine(
+            self.tokenizer,
+            self.target_replies,
+            self.opinions,
+            name="target",
+            max_context=self.target_context,
+        )
+        self.controller = Controller(
+            policy=self.policy,
+            target=self.target,
+            draft=self.draft,
+            panel=Panel(self.policy.judges, self.tokenizer),
+            think_end=think_end_id(self.tokenizer),
+            sampling=Sampling(temperature=self.temperature, seed=7),
+            ledger=Ledger(self.max_tokens),
+        )
+
+    def events(self) -> AsyncGenerator[Event, None]:
+        """The request's events as they come."""
+        return self.controller.run(self.tokenizer.encode(PROMPT))
+
+    async def play(self) -> Play:
+        """The whole request, with everything checked that holds for every request."""
+        events = [event async for event in self.events()]
+        done = events[-1]
+        assert isinstance(done, Done)
+        assert not any(isinstance(event, Done) for event in events[:-1])
+        result = done.result
+        self._check(events, result)
+        return Play(events, result, self.target, self.draft)
+
+    def _check(self, events: Sequence[Event], result: Result) -> None:
+        counts = result.counts
+        counts.check()
+        result.times.check()
+        buffer = self.controller.transcript.buffer
+        assert counts.committed == len(buffer) - result.num_prompt_tokens
+        spent = counts.committed + counts.rejected + counts.cancelled + counts.discarded
+        assert spent <= self.max_tokens
+        assert tuple(event.step for event in events if isinstance(event, StepCommitted)) == result.steps
+        assert [step.index for step in result.steps] == list(range(counts.steps))
+        assert result.reasoning == "".join(step.text for step in result.steps)
+        if self.tags:
+            assert result.answer == "".join(event.text for event in events if isinstance(event, AnswerDelta))
+        assert self.target.num_open == self.draft.num_open == 0
+        assert result.times.controller >= 0
+
+
+def shape(events: Iterable[Event]) -> list[str]:
+    """The types of the events, repeated ones once."""
+    return [kind for kind, _ in itertools.groupby(event.type for event in events)]

@@ -1,0 +1,152 @@
+"""The command line in processes of its own: what needs no model. Wrong requests get a sentence and exit 2."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepspec import __version__
+from stepspec.files import list_data_files
+
+QUESTION = "What is 1 + 1?"
+
+
+def stepspec(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "stepspec", *map(str, arguments)]
+    return subprocess.run(command, input=stdin, capture_output=True, cwd=cwd, timeout=120)
+
+
+def refused(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> str:
+    """What stderr says of something that must not work: one sentence of ours."""
+    done = stepspec(*arguments, stdin=stdin, cwd=cwd)
+    said = done.stderr.decode()
+    assert done.returncode == 2, said
+    assert done.stdout == b""
+    assert said.startswith("stepspec: ")
+    assert said.count("\n") == 1, said
+    return said
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
+    done = stepspec("--help")
+    assert done.returncode == 0
+    assert all(name in done.stdout.decode() for name in ("run", "eval", "policies", "benchmarks"))
+    program = "import sys, stepspec.cli; print(*{'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
+
+
+@pytest.mark.parametrize("command", ["run", "eval"])
+def test_shared_flags_are_the_same_in_both_commands(command: str) -> None:
+    text = stepspec(command, "--help").stdout.decode()
+    for flag in ("--target", "--draft", "--policy", "--temperature", "--seed", "--max-tokens"):
+        assert flag in text
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert stepspec("--version").stdout.decode() == f"stepspec {__version__}\n"
+
+
+def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
+    for command, kind in (("policies", "policies"), ("benchmarks", "evals")):
+        lines = stepspec(command).stdout.decode().splitlines()
+        assert [line.split()[0] for line in lines] == list(list_data_files(kind))  # pyright: ignore[reportArgumentType]
+        assert all(len(line.split()) > 2 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("run", QUESTION, "--policy", "stepsec"), "no policy 'stepsec'. Did you mean 'stepspec'?"),
+        (("run", QUESTION, "--policy", "no/such.toml"), "no policy file at 'no/such.toml'"),
+        (("run", QUESTION, "--temperature", "-1"), "The temperature is -1"),
+        (("run", QUESTION, "--temperature", "nan"), "The temperature is nan"),
+        (("run", QUESTION, "--target", "nonsense", "--policy", "target"), "'nonsense' does not name a model"),
+        (("run", QUESTION, "--target", "jax:x", "--policy", "target"), "no engine kind 'jax'"),
+        (("run", QUESTION, "--draft", "torch:x"), "without a target"),
+        (("run", ""), "The question is empty"),
+        (("run", " \n"), "The question is empty"),
+        (("eval", "gsm-mimi"), "no benchmark 'gsm-mimi'. Did you mean 'gsm-mini'?"),
+        (("eval", "gsm-mini", "--policy", "nope"), "no policy 'nope'"),
+        (("eval", "gsm-mini", "--policy", "token", "--policy", "token"), "two policies called 'token'"),
+        (("eval", "gsm-mini", "--data", "x.jsonl"), "leave out --data"),
+        (("eval", "gsm-mini", "--temperature", "11"), "The temperature is 11"),
+        (("eval", "questions"), "--data FILE"),
+        (("eval", "questions", "--data", "missing.jsonl"), "Cannot read missing.jsonl"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_a_model_loads(arguments: tuple[str, ...], complaint: str) -> None:
+    assert complaint in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run",),
+        ("run", QUESTION, "--bogus"),
+        ("run", QUESTION, "--seed", "one"),
+        ("eval",),
+        ("eval", "gsm-mini", "--limit", "0"),
+        ("eval", "gsm-mini", "--concurrency", "0"),
+        ("eval", "gsm-mini", "--max-tokens", "-5"),
+        ("evaluate",),
+    ],
+)
+def test_wrong_flags_are_usage_errors_without_a_traceback(arguments: tuple[str, ...]) -> None:
+    done = stepspec(*arguments)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"Error: " in done.stderr
+
+
+def test_an_unknown_key_in_a_policy_file_is_named_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('version = 1\nsummary = "x"\nfamily = "target"\n[token]\ndraftr = "none"\n', "utf-8")
+    said = refused("run", QUESTION, "--policy", file)
+    assert "'draftr'. Did you mean 'drafter'?" in said
+    assert "token.draftr" in said
+
+
+def test_an_unknown_key_in_a_benchmark_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    text = list_data_files("evals")["gsm-mini"].read_text("utf-8")
+    file.write_text(text.replace("default_limit", "defaultlimit"), "utf-8")
+    assert "'defaultlimit'. Did you mean 'default_limit'?" in refused("eval", file)
+
+
+def test_a_bad_line_of_data_is_named_by_number_and_key(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"question": "A?", "answer": 1}\n{"question": "B?"}\n', "utf-8")
+    assert "data.jsonl, line 2: key 'answer' is missing" in refused("eval", "questions", "--data", file)
+
+
+def test_a_question_that_is_no_text_is_refused() -> None:
+    assert "not valid UTF-8" in refused("run", "-", stdin=b"\xff\xfe")
+    assert "The question is empty" in refused("run", "-", stdin=b"\n")
+    if os.name == "posix":
+        assert "not valid UTF-8" in refused("run", os.fsdecode(b"caf\xe9"))
+
+
+def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    assert "holds no run" in refused("eval", "gsm-mini", "--limit", "1", "--output", tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "stepspec", "policies"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert done.stderr == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written_is_an_error_in_one_sentence() -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "stepspec", "policies"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"stepspec: No space left on device.\n")

@@ -1,0 +1,751 @@
+"""The loop over steps, played by scripted engines: what is committed, by whom, at what cost, in which order.
+
+Every play checks the identities of counts and times, that `max_tokens` bounds everything generated, and that
+the events, the result and the token buffer agree; see `Stage.play`.
+"""
+
+import asyncio
+import itertools
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import PROMPT, Opinion, Reply, Stage, shape
+
+from stepspec.controller import DRAFT_SEED
+from stepspec.engine import Drafting
+from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.policy import Policy
+from stepspec.step import StepCommitted, StepJudged, StepProposed
+
+pytestmark = pytest.mark.anyio
+
+RATING = {"kind": "rating", "threshold": 7}
+LIKELIHOOD = {"kind": "likelihood", "threshold": -3.0}
+KEEP = {"min_logprob": 0.0}
+ONE, TWO, THREE = "One two.\n\n", "Three four five.\n\n", "Six seven.\n\n"  # 4, 5 and 4 tokens
+END = "</think>"
+ANSWER = "So 9.<|end|>"  # 5 tokens
+BAD = "0"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def score(*judges: dict[str, Any], **settings: Any) -> Policy:
+    settings = {
+        "version": 1,
+        "summary": "a test",
+        "family": "score",
+        "judges": judges or (RATING,),
+    } | settings
+    return Policy.model_validate(settings)
+
+
+def alone(family: str, **settings: Any) -> Policy:
+    return Policy.model_validate({"version": 1, "summary": "a test", "family": family} | settings)
+
+
+def cap(max_step_tokens: int) -> dict[str, Any]:
+    return {"max_step_tokens": max_step_tokens}
+
+
+# Accepted, salvaged, regenerated
+
+
+async def test_accepted_steps_are_the_draft_s_and_the_answer_is_the_target_s() -> None:
+    play = await Stage(score(), [ONE, TWO, END], [ONE, TWO, END], [ANSWER]).play()
+    assert play.steps == [("draft", ONE, 4, 4, "delimiter"), ("draft", TWO, 5, 5, "delimiter")]
+    assert play.result.reasoning == ONE + TWO
+    assert play.result.answer == "So 9."
+    assert play.result.finish_reason == "stop"
+    assert play.counted == {
+        "accepted": 4 + 5 + 1,
+        "drafted": 4 + 5 + 1,
+        "forced": 5,
+        "target_generated": 5,
+        "committed": 15,
+        "steps": 2,
+        "steps_judged": 2,
+        "steps_accepted": 2,
+        "target_passes": 3 + 5,
+    }
+
+
+async def test_a_rejected_step_is_written_again_by_the_target_from_its_beginning() -> None:
+    stage = Stage(score(), [ONE, END], [Opinion(ONE, rating="6"), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert play.steps == [("target", TWO, 5, 0, "delimiter")]
+    assert play.result.steps[0].scores == {"rating.short": 6.0}
+    assert stage.target.calls[1].prompt == PROMPT
+    assert play.counted == {
+        "accepted": 1,
+        "regenerated": 5,
+        "forced": 5,
+        "drafted": 5,
+        "rejected": 4,
+        "target_generated": 10,
+        "committed": 11,
+        "steps": 1,
+        "steps_judged": 1,
+        "target_passes": 2 + 5 + 5,
+    }
+
+
+async def test_of_a_rejected_step_the_agreed_beginning_is_kept_and_the_target_s_next_token_is_free() -> None:
+    stage = Stage(
+        score(salvage=KEEP),
+        ["One two three four.\n\n", END],
+        [Opinion("One two seven", rating=BAD), END],
+        [" eight.\n\n", ANSWER],
+    )
+    play = await stage.play()
+    assert play.steps == [("salvaged", "One two seven eight.\n\n", 6, 2, "delimiter")]
+    assert stage.target.calls[1].prompt == PROMPT + "One two seven"
+    assert play.counted == {
+        "accepted": 2 + 1,
+        "salvaged": 2,
+        "regenerated": 1 + 3,
+        "forced": 5,
+        "drafted": 6 + 1,
+        "rejected": 4,
+        "target_generated": 9,
+        "committed": 12,
+        "steps": 1,
+        "steps_judged": 1,
+        "target_passes": 2 + 3 + 5,
+    }
+
+
+async def test_sampled_salvage_leaves_the_next_token_to_the_target_s_draw() -> None:
+    stage = Stage(
+        score(salvage=KEEP),
+        ["One two three four.\n\n", END],
+        [Opinion("One two seven", rating=BAD), END],
+        [" eight.\n\n", ANSWER],
+        temperature=0.6,
+    )
+    play = await stage.play()
+    assert play.steps == [("salvaged", "One two eight.\n\n", 5, 2, "delimiter")]
+    assert stage.target.calls[1].prompt == PROMPT + "One two"
+    assert play.result.counts.regenerated == 3
+
+
+async def test_a_step_salvaged_to_its_end_is_not_written_again() -> None:
+    play = await Stage(score(salvage=KEEP), [ONE, END], [Opinion(ONE, rating=BAD), END], [ANSWER]).play()
+    assert play.steps == [("salvaged", ONE, 4, 4, "delimiter")]
+    assert (play.result.counts.regenerated, play.result.counts.rejected) == (0, 0)
+    assert play.result.counts.steps_accepted == 0
+    assert [call.verb for call in play.target.calls] == ["verify", "verify", "generate"]
+
+
+async def test_a_rejected_step_without_an_agreed_beginning_is_the_target_s_alone() -> None:
+    stage = Stage(score(salvage=KEEP), [ONE, END], [Opinion("Six", rating=BAD), END], [" ten.\n\n", ANSWER])
+    play = await stage.play()
+    assert play.steps == [("target", "Six ten.\n\n", 4, 0, "delimiter")]
+    assert play.counted["rejected"] == 4
+    assert "salvaged" not in play.counted
+
+
+async def test_a_free_token_that_ends_the_step_is_the_whole_of_it() -> None:
+    stage = Stage(score(salvage=KEEP), ["One two three.\n\n", END], [Opinion("One two\n\n", rating=BAD), END], [ANSWER])
+    assert (await stage.play()).steps == [("salvaged", "One two\n\n", 3, 2, "delimiter")]
+
+
+async def test_the_salvage_bound_keeps_what_is_probable_enough_though_not_the_target_s_choice() -> None:
+    said = Opinion("One ten.\n\n", rating=BAD, logprobs={1: -1.4})
+    kept = await Stage(score(salvage={"min_logprob": -1.5}), [ONE, END], [said, END], [ANSWER]).play()
+    assert kept.steps == [("salvaged", ONE, 4, 4, "delimiter")]
+    strict = Stage(score(salvage={"min_logprob": -1.3}), [ONE, END], [said, END], [".\n\n", ANSWER])
+    assert (await strict.play()).steps == [("salvaged", "One ten.\n\n", 4, 1, "delimiter")]
+    own_choices = Stage(score(salvage=KEEP), [ONE, END], [said, END], [".\n\n", ANSWER])
+    assert (await own_choices.play()).steps == [("salvaged", "One ten.\n\n", 4, 1, "delimiter")]
+
+
+async def test_the_first_steps_are_the_target_s_if_the_policy_says_so() -> None:
+    policy = score(first_target_steps=2)
+    play = await Stage(policy, [THREE, END], [THREE, END], [ONE, TWO, ANSWER]).play()
+    assert [step[0] for step in play.steps] == ["target", "target", "draft"]
+    assert play.counted["forced"] == 4 + 5 + 5
+    assert [event.index for event in play.events if isinstance(event, StepProposed)] == [2, 3]
+
+
+async def test_the_target_may_end_the_thinking_in_one_of_the_first_steps() -> None:
+    play = await Stage(score(first_target_steps=2), [], [], ["One." + END, ANSWER]).play()
+    assert play.steps == [("target", "One.", 2, 0, "thinking")]
+    assert play.result.answer == "So 9."
+
+
+async def test_a_step_cut_by_the_cap_goes_on_without_a_delimiter() -> None:
+    said = "One two three four five six."
+    stage = Stage(score(step=cap(3)), [said, " four five six.", END], [said, " four five six.", END], [ANSWER])
+    play = await stage.play()
+    assert play.steps == [
+        ("draft", "One two three", 3, 3, "cap"),
+        ("draft", " four five six", 3, 3, "cap"),
+    ]
+    assert play.result.reasoning == "One two three four five six"
+
+
+async def test_salvage_and_regeneration_share_the_cap_of_one_step() -> None:
+    stage = Stage(
+        score(salvage=KEEP, step=cap(4)),
+        ["One two three four five", END],
+        [Opinion("One six", rating=BAD), END],
+        [" seven eight nine", ANSWER],
+    )
+    play = await stage.play()
+    assert play.steps == [("salvaged", "One six seven eight", 4, 1, "cap")]
+    stop = stage.target.calls[1].stop
+    assert stop is not None
+    assert stop.max_tokens == 2
+
+
+# Judges
+
+
+@pytest.mark.parametrize(
+    ("rating", "worst", "accepted"),
+    [("9", -2.0, True), ("6", -2.0, False), ("9", -4.0, False), ("6", -4.0, False)],
+)
+async def test_all_judges_must_accept(rating: str, worst: float, accepted: bool) -> None:
+    opinion = Opinion(ONE, rating=rating, logprobs={1: worst})
+    replies = [ANSWER] if accepted else [TWO, ANSWER]
+    play = await Stage(score(RATING, LIKELIHOOD), [ONE, END], [opinion, END], replies).play()
+    assert play.steps[0][0] == ("draft" if accepted else "target")
+    judged = next(event for event in play.events if isinstance(event, StepJudged))
+    assert judged == StepJudged(0, accepted, {"rating.short": float(rating), "likelihood.min": worst})
+
+
+async def test_all_judges_read_one_pass() -> None:
+    stage = Stage(score(LIKELIHOOD, RATING), [ONE, END], [ONE, END], [ANSWER])
+    await stage.play()
+    assert [len(call.probes) for call in stage.target.calls if call.verb == "verify"] == [1, 0]
+
+
+@pytest.mark.parametrize("rating", ["*", "</think>", "\n"])
+async def test_a_judge_that_reads_no_digit_rejects_and_says_none(rating: str) -> None:
+    stage = Stage(score({"kind": "rating", "threshold": 0}), [ONE, END], [Opinion(ONE, rating), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert play.steps[0][0] == "target"
+    assert play.result.steps[0].scores == {"rating.short": None}
+
+
+async def test_the_judge_is_asked_after_the_step_and_its_question_is_never_committed() -> None:
+    stage = Stage(score(), [ONE, TWO, END], [ONE, TWO, END], [ANSWER])
+    await stage.play()
+    first, second = stage.target.calls[:2]
+    assert (first.prompt, first.continuation) == (PROMPT, ONE)
+    assert first.probes[0].startswith("<|end|><|user|>Rate the last step")
+    assert (second.prompt, second.continuation) == (PROMPT + ONE, TWO)
+
+
+# Empty and repeated steps
+
+
+@pytest.mark.parametrize("empty", ["\n\n", " \n\n"])
+async def test_an_empty_step_is_refused_unasked(empty: str) -> None:
+    stage = Stage(score(), [empty, END], [Opinion("Six"), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert play.steps == [("target", TWO, 5, 0, "delimiter")]
+    assert stage.target.calls[0].probes == ()
+    assert "steps_judged" not in play.counted
+
+
+async def test_a_repeated_step_is_refused_unasked_even_with_other_space_around_it() -> None:
+    stage = Stage(score(), [ONE, " " + ONE, END], [ONE, Opinion("Six"), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
+    assert play.result.counts.steps_judged == 1
+
+
+async def test_a_repeated_step_is_refused_even_where_the_target_would_end_after_it() -> None:
+    stage = Stage(score(), [ONE, "One two." + END, END], [ONE, "One two." + END, END], [TWO, ANSWER])
+    assert [step[:2] for step in (await stage.play()).steps] == [("draft", ONE), ("target", TWO)]
+
+
+async def test_a_refused_step_does_not_come_back_as_a_merely_probable_one() -> None:
+    probable = Opinion("Six", logprobs=dict.fromkeys(range(4), -1.0))
+    policy = score(salvage={"min_logprob": -1.5})
+    play = await Stage(policy, [ONE, ONE, END], [ONE, probable, END], [" ten.\n\n", ANSWER]).play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", "Six ten.\n\n")]
+
+
+# The guarded end
+
+
+async def test_the_draft_s_end_after_text_is_taken_when_the_target_would_end_there_too() -> None:
+    play = await Stage(score(), ["One." + END], ["One." + END], [ANSWER]).play()
+    assert play.steps == [("draft", "One.", 2, 2, "thinking")]
+    assert play.counted["accepted"] == 3
+    assert play.counted["forced"] == 5
+
+
+async def test_the_draft_s_end_after_text_is_refused_when_the_target_would_go_on() -> None:
+    stage = Stage(score(), ["One." + END, " Two.\n\n", END], ["One. Two", " Two.\n\n", END], [ANSWER])
+    play = await stage.play()
+    assert [step[1:] for step in play.steps] == [("One.", 2, 2, "cap"), (" Two.\n\n", 3, 3, "delimiter")]
+    assert play.counted["rejected"] == 1
+    assert play.counted["accepted"] == 2 + 3 + 1
+
+
+async def test_the_draft_s_end_alone_is_refused_and_the_target_writes_the_step() -> None:
+    stage = Stage(score(), [ONE, END, END], [ONE, "Six", END], [TWO, ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
+    assert play.counted["rejected"] == 1
+    assert play.result.counts.steps_judged == 1
+
+
+async def test_a_refused_end_alone_is_regenerated_from_the_target_s_free_token() -> None:
+    stage = Stage(score(salvage=KEEP), [END, END], ["Six", END], [" ten.\n\n", ANSWER])
+    assert (await stage.play()).steps == [("target", "Six ten.\n\n", 4, 0, "delimiter")]
+
+
+async def test_a_rejected_step_s_end_tag_goes_with_it() -> None:
+    stage = Stage(score(), ["One." + END, END], [Opinion("One." + END, rating=BAD), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert play.steps == [("target", TWO, 5, 0, "delimiter")]
+    assert play.counted["rejected"] == 3
+
+
+async def test_the_thinking_ends_for_free_when_the_judging_pass_shows_that_the_target_would_end_it() -> None:
+    stage = Stage(score(), [ONE], [ONE + END], [ANSWER])
+    play = await stage.play()
+    assert play.steps == [("draft", ONE, 4, 4, "delimiter")]
+    assert play.counted["forced"] == 1 + 5
+    assert play.counted["target_passes"] == 1 + 5
+    assert stage.target.calls[-1].prompt == PROMPT + ONE + END
+
+
+async def test_a_rejected_step_does_not_end_the_thinking_for_free() -> None:
+    stage = Stage(score(), [ONE, END], [Opinion(ONE + END, rating=BAD), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert play.steps == [("target", TWO, 5, 0, "delimiter")]
+    assert play.counted["forced"] == 5
+
+
+async def test_the_target_ends_the_thinking_in_a_regenerated_step() -> None:
+    play = await Stage(score(), [ONE], [Opinion("Six", rating=BAD)], ["Six." + END, ANSWER]).play()
+    assert play.steps == [("target", "Six.", 2, 0, "thinking")]
+    assert play.result.answer == "So 9."
+
+
+async def test_a_free_token_may_be_the_target_s_own_end_of_thinking() -> None:
+    stage = Stage(score(salvage=KEEP), [ONE], [Opinion("One two" + END, rating=BAD)], [ANSWER])
+    assert (await stage.play()).steps == [("salvaged", "One two", 2, 2, "thinking")]
+
+
+@pytest.mark.parametrize("answer", ["The answer is 4.<|end|>", "\n\n4<|end|>"])
+async def test_an_answer_that_the_draft_would_write_after_its_own_end_gets_nowhere(answer: str) -> None:
+    stage = Stage(score(), [ONE, END + answer], [ONE, END], [ANSWER])
+    play = await stage.play()
+    assert play.result.answer == "So 9."
+    assert play.counted["drafted"] == 5
+    assert stage.target.calls[-1].prompt == PROMPT + ONE + END
+
+
+async def test_the_draft_s_end_of_text_inside_the_thinking_is_not_believed() -> None:
+    stage = Stage(score(), ["One.<|end|>", "<|end|>", END], ["One. Two", Opinion("Six"), END], [TWO, ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", "One."), ("target", TWO)]
+    assert play.counted["rejected"] == 2
+    assert play.result.answer == "So 9."
+
+
+async def test_the_end_of_text_inside_the_thinking_counts_when_it_is_the_target_s_own() -> None:
+    play = await Stage(score(), ["One.<|end|>"], ["One.<|end|>"], []).play()
+    assert play.steps == [("draft", "One.", 2, 2, "text")]
+    assert (play.result.answer, play.result.finish_reason) == ("", "stop")
+
+
+async def test_the_target_s_other_end_replaces_the_draft_s() -> None:
+    play = await Stage(score(), ["One.<|end|>"], ["One." + END], [ANSWER]).play()
+    assert play.steps == [("draft", "One.", 2, 2, "cap")]
+    assert play.counted["rejected"] == 1
+    assert play.result.answer == "So 9."
+
+
+async def test_of_a_model_without_tags_the_whole_text_is_the_answer() -> None:
+    stage = Stage(score(), [ONE, "Two.<|end|>"], [ONE, "Two.<|end|>"], [], tags=False)
+    play = await stage.play()
+    assert [step[4] for step in play.steps] == ["delimiter", "text"]
+    assert play.result.answer == play.result.reasoning == ONE + "Two."
+    assert play.result.finish_reason == "stop"
+
+
+# Events
+
+
+async def test_events_come_in_order_and_only_committed_text_is_shown_as_such() -> None:
+    stage = Stage(
+        score(salvage=KEEP),
+        [ONE, "Three wrong.\n\n", END],
+        [ONE, Opinion("Three ten", rating=BAD), END],
+        [".\n\n", Reply(ANSWER, chunk_size=2)],
+    )
+    play = await stage.play()
+    step = ["step.proposed", "step.judged", "step.committed"]
+    assert shape(play.events) == [*step, *step, "step.proposed", "step.judged", "answer.delta", "done"]
+    committed = [event.step.text for event in play.events if isinstance(event, StepCommitted)]
+    assert committed == [ONE, "Three ten.\n\n"]
+    proposed = [(event.index, event.text, event.num_tokens) for event in play.events if isinstance(event, StepProposed)]
+    assert proposed == [(0, ONE, 4), (1, "Three wrong.\n\n", 4), (2, "", 1)]
+
+
+async def test_a_step_is_shown_before_the_next_one_is_asked_for() -> None:
+    stage = Stage(score(), [ONE, Reply(hangs=True)], [ONE], [])
+    async with aclosing(stage.events()) as events:
+        async for event in events:
+            if isinstance(event, StepCommitted):
+                break
+    assert len(stage.draft.calls) == 1
+
+
+# One writer alone
+
+
+async def test_the_target_alone_is_split_at_delimiters_and_its_answer_comes_in_pieces() -> None:
+    stage = Stage(alone("target"), target_replies=[Reply(ONE + TWO + "Six." + END + ANSWER, chunk_size=3)])
+    play = await stage.play()
+    assert play.steps == [
+        ("target", ONE, 4, 0, "delimiter"),
+        ("target", TWO, 5, 0, "delimiter"),
+        ("target", "Six.", 2, 0, "thinking"),
+    ]
+    assert play.result.answer == "So 9."
+    assert play.counted == {
+        "forced": 17,
+        "target_generated": 17,
+        "committed": 17,
+        "steps": 3,
+        "target_passes": 17,
+    }
+    assert len(stage.target.calls) == 1
+    assert stage.draft.calls == []
+
+
+async def test_the_draft_alone_writes_the_answer_too() -> None:
+    stage = Stage(alone("draft"), [ONE + END + ANSWER])
+    play = await stage.play()
+    assert play.steps == [("draft", ONE, 4, 4, "delimiter")]
+    assert play.result.answer == "So 9."
+    assert play.counted == {"accepted": 10, "drafted": 10, "committed": 10, "steps": 1}
+    assert stage.target.calls == []
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 4, 100])
+@pytest.mark.parametrize("family", ["target", "draft"])
+async def test_a_character_of_several_tokens_is_never_cut(family: str, chunk_size: int) -> None:
+    text = "Ä → é.\n\n"
+    reply = Reply(text + "€" + END + "5 € 😀!" + "<|end|>", chunk_size=chunk_size)
+    play = await Stage(alone(family), [reply], target_replies=[reply]).play()
+    assert [step[1] for step in play.steps] == [text, "€"]
+    assert play.result.answer == "5 € 😀!"
+    assert not any("\ufffd" in event.text for event in play.events if event.type == "answer.delta")
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 2, 3, 5])
+async def test_a_cap_that_falls_into_a_character_moves_it_to_the_next_step(max_step_tokens: int) -> None:
+    text = "a→b€😀c"
+    policy = alone("target", step=cap(max_step_tokens))
+    play = await Stage(policy, target_replies=[text + END + ANSWER]).play()
+    assert play.result.reasoning == text
+    assert sum(step.num_tokens for step in play.result.steps) == 13
+
+
+async def test_token_level_speculation_is_asked_for_and_booked_wherever_the_target_writes() -> None:
+    policy = score(token={"drafter": "draft-model", "num_tokens": 3})
+    replies = [
+        Reply(TWO, token_drafted=6, token_accepted=3),
+        Reply(ANSWER, token_drafted=5, token_accepted=4),
+    ]
+    stage = Stage(policy, [ONE, END], [Opinion(rating=BAD), END], replies)
+    play = await stage.play()
+    assert (play.counted["token_drafted"], play.counted["token_accepted"]) == (11, 7)
+    asked = [call.drafting for call in stage.target.calls if call.verb == "generate"]
+    assert asked == [Drafting("draft-model", 3)] * 2
+    assert stage.draft.calls[0].drafting == Drafting()
+
+
+async def test_draft_and_target_never_draw_with_the_same_seed() -> None:
+    stage = Stage(score(), [ONE, END], [Opinion(rating=BAD), END], [TWO, ANSWER], temperature=0.6)
+    await stage.play()
+    seeds = [{call.sampling.seed for call in engine.calls if call.sampling} for engine in (stage.target, stage.draft)]
+    assert seeds == [{7}, {7 + DRAFT_SEED}]
+
+
+@pytest.mark.parametrize("family", ["score", "target"])
+async def test_the_work_per_step_does_not_grow_with_the_text(family: str) -> None:
+    texts = [f"{word} seven {index % 10}.\n\n" for index, word in zip(range(60), itertools.cycle(["One", "Two"]))]
+    stage = (
+        Stage(score(), [*texts, END], [*texts, END], [ANSWER])
+        if family == "score"
+        else Stage(alone("target"), target_replies=[Reply("".join(texts) + END + ANSWER, chunk_size=5)])
+    )
+    num_decoded: list[int] = []
+    async for event in stage.events():
+        if isinstance(event, StepCommitted):
+            num_decoded.append(stage.tokenizer.num_decoded)
+    work = [after - before for before, after in itertools.pairwise(num_decoded)]
+    assert len(work) == 59
+    assert max(work) == max(work[:5])
+
+
+# What fails
+
+
+async def test_a_draft_that_fails_at_once_costs_speed_only() -> None:
+    stage = Stage(score(), [Reply(fails=EngineError("gone"))], [], [ONE + END + ANSWER])
+    play = await stage.play()
+    assert play.steps == [("target", ONE, 4, 0, "delimiter")]
+    assert play.result.answer == "So 9."
+    assert "drafted" not in play.counted
+
+
+async def test_a_draft_that_fails_midway_is_not_asked_again_and_its_tokens_are_counted() -> None:
+    broken = Reply("Three four", fails=EngineError("gone"), chunk_size=1)
+    stage = Stage(score(), [ONE, broken], [ONE], [TWO + END + ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
+    assert play.result.answer == "So 9."
+    assert len(stage.draft.calls) == 2
+    assert (play.counted["drafted"], play.counted["cancelled"]) == (6, 2)
+
+
+async def test_a_draft_with_a_full_context_leaves_the_rest_to_the_target() -> None:
+    room = len(Stage(score()).tokenizer.encode(PROMPT)) + 4
+    stage = Stage(score(), [ONE], [ONE], [TWO + END + ANSWER], draft_context=room)
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
+    assert play.result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("chunk_size", [1, 1000])
+async def test_a_target_that_fails_says_what_was_committed(chunk_size: int) -> None:
+    broken = Reply(ONE + TWO + "Six", fails=EngineError("The GPU is gone."), chunk_size=chunk_size)
+    with pytest.raises(TargetError, match=r"The GPU is gone\.") as caught:
+        await Stage(alone("target"), target_replies=[broken]).play()
+    assert caught.value.committed == ONE + TWO
+    assert isinstance(caught.value.__cause__, EngineError)
+
+
+async def test_a_target_that_fails_in_a_regenerated_step_has_committed_the_steps_before_it() -> None:
+    broken = Reply("Six", fails=EngineError("gone"))
+    with pytest.raises(TargetError) as caught:
+        await Stage(score(), [ONE, TWO], [ONE, Opinion(rating=BAD)], [broken]).play()
+    assert caught.value.committed == ONE
+
+
+async def test_a_target_that_fails_in_the_answer_has_committed_its_beginning() -> None:
+    broken = Reply("So 9", fails=EngineError("gone"), chunk_size=1)
+    with pytest.raises(TargetError) as caught:
+        await Stage(score(), [ONE, END], [ONE, END], [broken]).play()
+    assert caught.value.committed == ONE + "So 9"
+
+
+async def test_a_target_that_fails_while_it_judges_fails_the_request() -> None:
+    with pytest.raises(TargetError) as caught:
+        await Stage(score(), [ONE, TWO], [ONE, Opinion(fails=EngineError("gone"))]).play()
+    assert caught.value.committed == ONE
+
+
+def prompt_length() -> int:
+    return len(Stage(alone("target")).tokenizer.encode(PROMPT))
+
+
+@pytest.mark.parametrize("policy", [score(), score(first_target_steps=1), alone("target"), alone("draft")])
+async def test_a_prompt_that_fills_the_context_is_refused(policy: Policy) -> None:
+    room = prompt_length()
+    with pytest.raises(ContextError):
+        await Stage(policy, [ONE], [ONE], [ONE], target_context=room, draft_context=room).play()
+
+
+@pytest.mark.parametrize("family", ["target", "draft"])
+async def test_one_writer_alone_stops_where_the_context_is_full(family: str) -> None:
+    room = prompt_length() + 6
+    stage = Stage(alone(family), [ONE + TWO], target_replies=[ONE + TWO], target_context=room, draft_context=room)
+    play = await stage.play()
+    assert [step[1] for step in play.steps] == [ONE, "Three four"]
+    assert play.result.finish_reason == "length"
+
+
+async def test_a_context_without_room_for_the_judge_s_question_leaves_the_rest_to_the_target() -> None:
+    stage = Stage(score(), [ONE], [], [TWO + END + ANSWER], target_context=prompt_length() + 12)
+    play = await stage.play()
+    assert play.steps == [("target", TWO, 5, 0, "delimiter")]
+    assert play.result.answer == "So 9."
+    assert (play.counted["drafted"], play.counted["cancelled"]) == (4, 4)
+
+
+async def test_a_context_that_is_full_midway_ends_the_request_with_what_there_is() -> None:
+    room = prompt_length() + 4
+    stage = Stage(score(LIKELIHOOD), [ONE, TWO], [ONE, Opinion()], [], target_context=room)
+    play = await stage.play()
+    assert play.steps == [("draft", ONE, 4, 4, "delimiter")]
+    assert play.result.finish_reason == "length"
+    assert play.counted["cancelled"] == 5
+
+
+async def test_a_salvaged_part_that_fills_the_context_is_committed() -> None:
+    stage = Stage(
+        score(LIKELIHOOD, salvage=KEEP),
+        ["One two three"],
+        [Opinion("One two nine")],
+        [],
+        target_context=prompt_length() + 3,
+        draft_context=prompt_length() + 3,
+    )
+    play = await stage.play()
+    assert play.steps == [("salvaged", "One two nine", 3, 2, "cap")]
+    assert play.result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("who", ["draft", "judge", "target"])
+async def test_giving_up_a_request_that_hangs_frees_what_it_held(who: str) -> None:
+    hangs = Reply("One", hangs=True, chunk_size=1)
+    opinions: list[Opinion] = [Opinion(ONE, hangs=True)] if who == "judge" else [Opinion(rating=BAD)]
+    stage = Stage(score(), [hangs if who == "draft" else ONE], opinions, [hangs])
+    request = asyncio.create_task(stage.play())
+    await (stage.draft if who == "draft" else stage.target).hanging.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert stage.target.num_open == stage.draft.num_open == 0
+
+
+async def test_closing_the_events_frees_the_call_that_was_running() -> None:
+    stage = Stage(alone("target"), target_replies=[Reply(ONE + TWO + END, hangs=True, chunk_size=4)])
+    async with aclosing(stage.events()) as events:
+        async for _ in events:
+            assert stage.target.num_open == 1
+            break
+    assert stage.target.num_open == 0
+
+
+# The budget
+
+
+async def test_rejected_tokens_use_up_the_budget() -> None:
+    stage = Stage(score(), [ONE], [Opinion(rating=BAD)], [TWO], max_tokens=7)
+    play = await stage.play()
+    assert play.steps == [("target", "Three four five", 3, 0, "cap")]
+    assert play.result.finish_reason == "length"
+    assert (play.counted["rejected"], play.counted["committed"]) == (4, 3)
+
+
+async def test_a_budget_spent_on_a_rejected_step_leaves_no_free_token() -> None:
+    play = await Stage(score(salvage=KEEP), [ONE], [Opinion("Six", rating=BAD)], max_tokens=4).play()
+    assert play.steps == []
+    assert play.counted["rejected"] == 4
+    assert "committed" not in play.counted
+
+
+async def test_a_budget_spent_on_an_accepted_step_leaves_no_free_end() -> None:
+    play = await Stage(score(), [ONE], [ONE + END], max_tokens=4).play()
+    assert play.steps == [("draft", ONE, 4, 4, "delimiter")]
+    assert play.counted["committed"] == 4
+    assert play.result.finish_reason == "length"
+
+
+async def test_a_text_that_ends_with_the_last_token_of_the_budget_has_stopped() -> None:
+    play = await Stage(score(), [ONE, END], [ONE, END], [ANSWER], max_tokens=10).play()
+    assert play.result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("family", ["target", "draft"])
+@pytest.mark.parametrize(("max_tokens", "reasoning", "answer"), [(6, ONE + "Six.", ""), (9, ONE + "Six.", "So ")])
+async def test_a_truncated_text_is_given_as_far_as_it_came(
+    family: str, max_tokens: int, reasoning: str, answer: str
+) -> None:
+    text = ONE + "Six." + END + ANSWER
+    play = await Stage(alone(family), [text], target_replies=[text], max_tokens=max_tokens).play()
+    assert (play.result.reasoning, play.result.answer) == (reasoning, answer)
+    assert play.result.finish_reason == "length"
+    assert play.result.counts.committed == max_tokens
+
+
+SAID = [
+    ONE,
+    TWO,
+    THREE,
+    "\n\n",
+    END,
+    "<|end|>",
+    "One." + END,
+    "Six.<|end|>",
+    "a b c d e f g h i",
+    "€ is →.\n\n",
+]
+WRITTEN = [TWO + END + ANSWER, "Eight.<|end|>", END + ANSWER, THREE + ANSWER, "a b c d e f g h i<|end|>"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    said=st.lists(st.sampled_from(SAID), min_size=1, max_size=8),
+    own=st.lists(st.builds(Opinion, st.sampled_from(SAID), st.sampled_from(["9", "5", "*"])), min_size=1, max_size=8),
+    written=st.lists(st.builds(Reply, st.sampled_from(WRITTEN), chunk_size=st.integers(1, 4)), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 60),
+    temperature=st.sampled_from([0.0, 0.6]),
+    salvage=st.sampled_from([None, {"min_logprob": 0.0}, {"min_logprob": -10.0}]),
+    first=st.integers(0, 2),
+    room=st.one_of(st.none(), st.integers(1, 70)),
+)
+async def test_whatever_happens_the_books_hold_and_nothing_exceeds_the_budget(
+    said: list[str],
+    own: list[Opinion],
+    written: list[Reply],
+    max_tokens: int,
+    temperature: float,
+    salvage: dict[str, float] | None,
+    first: int,
+    room: int | None,
+) -> None:
+    """Besides what `Stage.play` checks: a request that did not end has used up what it was given."""
+    stage = Stage(
+        score(salvage=salvage, first_target_steps=first, step=cap(6)),
+        itertools.cycle(said),
+        itertools.cycle(own),
+        itertools.cycle(written),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        target_context=prompt_length() + (room or 100_000),
+    )
+    play = await stage.play()
+    counts = play.result.counts
+    if play.result.finish_reason == "length" and room is None:
+        assert counts.committed + counts.rejected + counts.cancelled == max_tokens
+    assert all(step.num_tokens <= 6 for step in play.result.steps)
+
+
+# Time
+
+
+async def test_every_second_is_booked_once_and_waiting_is_not_work() -> None:
+    stage = Stage(
+        score(),
+        [Reply(ONE, delay_s=0.1, queue_s=0.04), Reply(END, delay_s=0.05)],
+        [Opinion(rating=BAD, delay_s=0.06, queue_s=0.02), END],
+        [Reply(TWO, delay_s=0.08, queue_s=0.05), Reply(ANSWER, delay_s=0.04, chunk_size=2)],
+    )
+    times = (await stage.play()).result.times
+    times.check()
+    assert times.queue == pytest.approx(0.11, abs=1e-6)
+    assert times.draft >= 0.11
+    assert times.judge >= 0.04
+    assert times.target >= 0.07
+    assert 0 <= times.controller < times.wall / 2
+    parts = times.queue + times.draft + times.judge + times.target + times.controller
+    assert parts == pytest.approx(times.wall)
+
+
+async def test_the_draft_s_waiting_is_not_work_either() -> None:
+    stage = Stage(alone("draft"), [Reply(ONE + END + ANSWER, delay_s=0.05, queue_s=0.03)])
+    times = (await stage.play()).result.times
+    assert times.queue == pytest.approx(0.03, abs=1e-6)
+    assert times.draft >= 0.02
+    assert times.target == times.judge == 0

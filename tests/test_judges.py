@@ -1,0 +1,138 @@
+"""The judges: what they read from one pass, and that what cannot be read rejects."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import WordTokenizer
+
+from stepspec.engine import Verification
+from stepspec.errors import ModelError
+from stepspec.judges import Panel
+from stepspec.judges.likelihood import LikelihoodJudge
+from stepspec.judges.rating import RatingJudge, expected_digit
+from stepspec.policy import LikelihoodSpec, RatingSpec
+
+TOKENIZER = WordTokenizer()
+
+
+def seen(*logprobs: float, choices: tuple[str, ...] = (), laws: tuple[dict[int, float], ...] = ()) -> Verification:
+    """A verification with these log-probabilities, and one choice and one law over digits for each probe."""
+    return Verification(
+        logprobs=logprobs,
+        choices=(0,) * len(logprobs),
+        entropies=(0.0,) * len(logprobs),
+        next_choice=0,
+        probe_choices=tuple(TOKENIZER.encode(choice)[0] for choice in choices),
+        probe_logprobs=tuple(
+            tuple(math.log(law[digit]) if law.get(digit) else -math.inf for digit in range(10)) for law in laws
+        ),
+    )
+
+
+def rating(**spec: object) -> RatingJudge:
+    return RatingJudge(RatingSpec.model_validate({"kind": "rating"} | spec), TOKENIZER)
+
+
+@pytest.mark.parametrize("digit", range(10))
+def test_the_greedy_rating_is_the_digit_that_was_chosen(digit: int) -> None:
+    assert rating().score(seen(choices=(str(digit),), laws=({},)), 0) == digit
+
+
+@pytest.mark.parametrize("choice", ["ten", " ", "</think>", "<|end|>"])
+def test_a_choice_that_is_no_digit_is_not_a_rating_and_rejects(choice: str) -> None:
+    read = seen(-0.1, choices=(choice,), laws=({9: 0.4},))
+    assert rating().score(read, 0) is None
+    verdict = Panel([RatingSpec(kind="rating", threshold=0.0)], TOKENIZER).judge(read)
+    assert not verdict.accepted
+    assert verdict.scores == {"rating.short": None}
+
+
+@pytest.mark.parametrize(("score", "accepted"), [(7.0, True), (6.999, False), (9.0, True), (0.0, False)])
+def test_a_step_is_accepted_from_the_threshold_on(score: float, accepted: bool) -> None:
+    assert rating(threshold=7).accepts(score) is accepted
+
+
+def test_the_expected_rating_renormalises_over_the_digits() -> None:
+    judge = rating(readout="expected")
+    assert judge.score(seen(choices=("ten",), laws=({9: 0.3, 6: 0.1},)), 0) == pytest.approx(8.25)
+
+
+@given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
+def test_the_expected_rating_lies_between_the_digits_and_is_not_read_from_nothing(law: list[float]) -> None:
+    score = expected_digit(tuple(math.log(p) if p else -math.inf for p in law))
+    if sum(law) < 0.9e-6:
+        assert score is None
+    elif sum(law) > 1.1e-6:
+        assert score == pytest.approx(sum(d * p for d, p in enumerate(law)) / sum(law))
+        assert score is not None
+        assert 0 <= score <= 9.0000001
+
+
+def test_a_rating_without_any_digit_in_the_law_rejects() -> None:
+    spec = RatingSpec(kind="rating", readout="expected", threshold=0.0)
+    verdict = Panel([spec], TOKENIZER).judge(seen(-0.1, choices=("ten",), laws=({},)))
+    assert (verdict.accepted, verdict.scores) == (False, {"rating.short": None})
+
+
+def test_the_rating_s_labels_are_the_ten_digits() -> None:
+    judge = rating()
+    assert [TOKENIZER.decode([label]) for label in judge.probe.labels] == list("0123456789")
+
+
+class MergingTokenizer(WordTokenizer):
+    """Has one token for all digits."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode("".join("#" if char.isdigit() else char for char in text))
+
+
+def test_a_tokenizer_without_a_token_for_each_digit_cannot_rate() -> None:
+    with pytest.raises(ModelError, match="no token for each digit"):
+        RatingJudge(RatingSpec(kind="rating"), MergingTokenizer())
+
+
+def likelihood(threshold: float) -> LikelihoodJudge:
+    return LikelihoodJudge(LikelihoodSpec(kind="likelihood", threshold=threshold))
+
+
+def test_the_likelihood_is_that_of_the_least_probable_token() -> None:
+    assert likelihood(-3).score(seen(-0.1, -2.5, -0.2), 0) == -2.5
+
+
+@pytest.mark.parametrize(("score", "accepted"), [(-3.0, True), (-3.01, False), (0.0, True)])
+def test_a_step_is_accepted_down_to_the_bound(score: float, accepted: bool) -> None:
+    assert likelihood(-3).accepts(score) is accepted
+
+
+@pytest.mark.parametrize(("mean", "accepted"), [(-1.0, True), (-0.9, False)])
+def test_the_mean_and_the_minimum_may_both_have_thresholds(mean: float, accepted: bool) -> None:
+    minimum = LikelihoodSpec(kind="likelihood", threshold=-3.0)
+    verdict = Panel([minimum, LikelihoodSpec(kind="likelihood", statistic="mean", threshold=mean)], TOKENIZER).judge(
+        seen(-0.5, -1.5)
+    )
+    assert verdict.accepted is accepted
+    assert verdict.scores == {"likelihood.min": -1.5, "likelihood.mean": -1.0}
+
+
+def test_a_step_of_no_tokens_has_no_likelihood_and_is_rejected() -> None:
+    assert likelihood(-3).score(seen(), 0) is None
+    assert not Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).judge(seen()).accepted
+
+
+def test_the_likelihood_asks_nothing_of_the_target() -> None:
+    assert Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).probes == ()
+
+
+def test_each_judge_reads_its_own_probe() -> None:
+    greedy = RatingSpec(kind="rating", prompt="short", threshold=7.0)
+    expected = RatingSpec(kind="rating", prompt="specreason", readout="expected", threshold=3.0)
+    between = LikelihoodSpec(kind="likelihood", threshold=-3.0)
+    panel = Panel([greedy, between, expected], TOKENIZER)
+    assert len(panel.probes) == 2
+    assert panel.probes[0] != panel.probes[1]
+    laws: tuple[dict[int, float], ...] = ({2: 1.0}, {4: 1.0})
+    assert panel.judge(seen(-1.0, choices=("8", "1"), laws=laws)).accepted
+    assert not panel.judge(seen(-1.0, choices=("6", "9"), laws=laws)).accepted
+    assert not panel.judge(seen(-1.0, choices=("8", "9"), laws=({9: 1.0}, {2: 1.0}))).accepted

@@ -1,0 +1,135 @@
+"""The prompts, rendered through real chat templates by a small tokenizer."""
+
+import pytest
+from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer
+
+from stepspec.errors import UsageError
+from stepspec.prompts import (
+    PROBLEM_PROMPTS,
+    RATING_PROMPTS,
+    encode_request,
+    problem_prompt,
+    prompt_version,
+    rating_prompt,
+    render_probe,
+    think_end_id,
+)
+
+NEWLINE_TEMPLATE = THINKING_TEMPLATE.replace("<think>{% endif", "<think>\n{% endif")
+# Trims every turn and shows of an answer only what follows its thinking, as reasoning models' templates do.
+FORGETFUL_TEMPLATE = """\
+{%- for message in messages -%}
+{%- set content = message['content'] | trim -%}
+{%- if message['role'] == 'assistant' and '</think>' in content -%}
+{%- set content = content.split('</think>')[-1] -%}
+{%- endif -%}
+<|{{ message['role'] }}|>
+{{ content }}<|end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>
+{% endif -%}
+"""
+REFUSING_TEMPLATE = "{{ raise_exception('Only one turn is supported') }}"
+ONE_TURN_TEMPLATE = "{{ messages[0]['content'] }}<|assistant|>"
+
+
+def ask(question: str, template: str, *, tags: bool = True) -> str:
+    tokenizer = WordTokenizer(template, tags=tags)
+    return tokenizer.decode(encode_request(tokenizer, question))
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (THINKING_TEMPLATE, "<|end|><|assistant|><think>"),
+        (NEWLINE_TEMPLATE, "<|end|><|assistant|><think>\n"),
+        (PLAIN_TEMPLATE, "<|end|><|assistant|><think>\n"),
+        (FORGETFUL_TEMPLATE, "<|end|>\n<|assistant|>\n<think>\n"),
+    ],
+)
+@pytest.mark.parametrize("question", ["How many?", "think", "<think>", " What does <think> mean? ", "|", "n"])
+def test_the_thinking_is_opened_once_whatever_the_question_says(question: str, template: str, end: str) -> None:
+    text = ask(question, template)
+    assert text.endswith(end)
+    assert text.count("<think>") == 1 + question.count("<think>")
+
+
+@pytest.mark.parametrize("tag", ["</think>", "<think>", "<|end|>", "<|user|>"])
+def test_a_special_token_written_in_a_question_stays_text(tag: str) -> None:
+    tokenizer = WordTokenizer()
+    plain = encode_request(tokenizer, "How many are there?")
+    (special,) = tokenizer.encode(tag)
+    ids = encode_request(tokenizer, f"How many {tag} are there?")
+    assert ids.count(special) == plain.count(special)
+    assert f"How many {tag} are there?" in tokenizer.decode(ids)
+
+
+def test_the_thinking_is_not_opened_for_a_model_without_tags() -> None:
+    assert ask("How many?", PLAIN_TEMPLATE, tags=False) == "<|user|>How many?<|end|><|assistant|>"
+
+
+def test_the_end_of_thinking_is_one_token_or_none() -> None:
+    tokenizer = WordTokenizer()
+    end = think_end_id(tokenizer)
+    assert end is not None
+    assert tokenizer.piece(end) == "</think>"
+    assert think_end_id(WordTokenizer(tags=False)) is None
+
+
+@pytest.mark.parametrize("id", PROBLEM_PROMPTS)
+@pytest.mark.parametrize("question", ["How many?", "{question} {0} {}", "}{", "{{x}}", "\\boxed{{}}"])
+def test_a_question_stands_in_its_prompt_as_it_was_written(id: str, question: str) -> None:
+    text = problem_prompt(id).format(question=question)
+    assert text.startswith(question)
+    assert "{question}" not in text.removeprefix(question)
+    assert ("\\boxed{}" in text.removeprefix(question)) == (id != "bare")
+
+
+@pytest.mark.parametrize("id", RATING_PROMPTS)
+def test_the_rating_is_asked_between_turns_and_the_digit_comes_next(id: str) -> None:
+    rating = rating_prompt(id)
+    probe = render_probe(WordTokenizer(PLAIN_TEMPLATE), rating)
+    assert probe == f"<|end|><|user|>{rating.user}<|end|><|assistant|>{rating.prefill}"
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, THINKING_TEMPLATE, NEWLINE_TEMPLATE, FORGETFUL_TEMPLATE])
+@pytest.mark.parametrize("id", RATING_PROMPTS)
+def test_a_probe_continues_a_request_into_the_conversation_that_the_template_writes(id: str, template: str) -> None:
+    rating = rating_prompt(id)
+    messages = [
+        {"role": "user", "content": "How many?"},
+        {"role": "assistant", "content": "Nine."},
+        {"role": "user", "content": rating.user},
+        {"role": "assistant", "content": rating.prefill + "7"},
+    ]
+    tokenizer = WordTokenizer(template)
+    whole = tokenizer.render(messages, add_generation_prompt=False)
+    request = tokenizer.render(messages[:1], add_generation_prompt=False)
+    assert whole.startswith(request)
+    assert "Nine." + render_probe(tokenizer, rating) + "7" in whole
+    assert render_probe(tokenizer, rating).endswith(rating.prefill)
+
+
+def test_the_published_rating_opens_its_thinking_once_and_no_tag_ends_it() -> None:
+    probe = render_probe(WordTokenizer(THINKING_TEMPLATE), rating_prompt("specreason"))
+    assert probe.count("<think>") == 1
+    assert "</think>" not in probe
+
+
+@pytest.mark.parametrize("template", [REFUSING_TEMPLATE, ONE_TURN_TEMPLATE])
+def test_a_template_that_cannot_ask_for_a_rating_is_refused(template: str) -> None:
+    with pytest.raises(UsageError, match="chat template"):
+        render_probe(WordTokenizer(template), rating_prompt("short"))
+
+
+def test_an_unknown_prompt_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no problem prompt 'boxd'\. Did you mean 'boxed'\?"):
+        problem_prompt("boxd")
+    with pytest.raises(UsageError, match=r"no rating prompt 'shrt'\. Did you mean 'short'\?"):
+        rating_prompt("shrt")
+
+
+def test_another_wording_has_another_version() -> None:
+    versions = {prompt_version(text) for text in [*PROBLEM_PROMPTS.values(), "{question} "]}
+    assert len(versions) == len(PROBLEM_PROMPTS) + 1
+    assert all(len(version) == 12 for version in versions)

@@ -1,0 +1,46 @@
+"""The README: what it shows was measured, what it quotes is there, what it tells one to run runs."""
+
+import ast
+import re
+from pathlib import Path
+
+from stepspec.report import read_results, with_results
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "evals" / "results" / "gsm-mini"
+
+
+def test_the_table_and_the_headline_are_those_of_the_kept_results():
+    run, summary = read_results(RESULTS)
+    assert with_results(README, run, summary) == README
+
+
+def test_every_path_that_the_readme_links_to_exists():
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in target]
+    assert links
+    assert [target for target in links if not (ROOT / target).exists()] == []
+
+
+def test_the_example_is_a_program_that_uses_what_the_package_exports():
+    import stepspec
+
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.ImportFrom) and node.module == "stepspec":
+            assert all(alias.name in stepspec.__all__ for alias in node.names)
+
+
+def test_the_example_streams_the_steps_of_a_solution(capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert re.search(r"^(draft|salvaged|target) .*17", printed, re.MULTILINE)
+
+
+def test_the_tree_names_every_part_of_the_package():
+    tree = README.split("```\nstepspec/\n")[1].split("```")[0]
+    parts = {
+        path.stem for path in (ROOT / "stepspec").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert {part for part in parts if not part.startswith("__") and not re.search(rf"\b{part}\b", tree)} == set()

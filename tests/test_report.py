@@ -1,0 +1,197 @@
+"""Reports show every figure with its interval and conditions; a README's block is what the command writes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stepspec.errors import UsageError
+from stepspec.records import EngineRecord, PolicySummary, RunRecord, Summary, TimeRecord, TokenRecord
+from stepspec.report import (
+    COLUMNS,
+    UNKNOWN,
+    closing_table,
+    conditions_sentence,
+    markdown_report,
+    readme_table,
+    with_block,
+    with_results,
+)
+
+TARGET = PolicySummary(
+    n=1000,
+    accuracy=0.931,
+    accuracy_ci=(0.9136, 0.9452),
+    accuracy_delta=None,
+    accuracy_delta_ci=None,
+    accuracy_loss_upper95=None,
+    wall_s=100.0,
+    speedup_vs_target=1.0,
+    speedup_vs_target_ci=(1.0, 1.0),
+    speedup_vs_token=0.8,
+    speedup_vs_token_ci=(0.75, 0.85),
+    length_ratio=1.0,
+    tokens_per_s_ratio=1.0,
+    step_acceptance=None,
+    token_acceptance=None,
+    tokens_per_target_pass=1.0,
+    judge_controller_share=0.012,
+    tokens=TokenRecord(),
+    time_s=TimeRecord(),
+    truncated=3,
+    no_answer=2,
+)
+STEPSPEC = TARGET.model_copy(
+    update={
+        "accuracy": 0.925,
+        "accuracy_delta": -0.006,
+        "accuracy_delta_ci": (-0.0171, 0.0049),
+        "accuracy_loss_upper95": 0.0152,
+        "speedup_vs_target": 2.345,
+        "speedup_vs_target_ci": (2.2, 2.5),
+        "step_acceptance": 0.815,
+        "token_acceptance": 0.7,
+    }
+)
+SUMMARY = Summary(
+    benchmark="gsm-mini",
+    n=1000,
+    temperature=0.0,
+    concurrency=1,
+    pair="cafe",
+    policies={"target": TARGET, "step|spec [x]": STEPSPEC},
+)
+RUN = RunRecord(
+    benchmark="gsm-mini",
+    data_sha256="0",
+    num_problems=1000,
+    prompt_id="bare",
+    prompt_version="0",
+    policies={},
+    engines={
+        "target": EngineRecord(name="big", weights="1", dtype="float32", device="cpu"),
+        "draft": EngineRecord(name="small", weights=None, dtype=None, device=None),
+    },
+    pair="cafe",
+    temperature=0.0,
+    top_p=1.0,
+    max_tokens=1024,
+    seed=0,
+    concurrency=1,
+    versions={"python": "3.11.2", "torch": "2.13.0"},
+    commit="0123456789" * 4 + "-dirty",
+    hardware={"cpu": "A Processor", "cores": 2, "memory_bytes": 8 * 2**30},
+    started="2000-01-01T00:00:00+00:00",
+)
+
+
+def rendered(width: int) -> str:
+    console = Console(width=width, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
+    console.print(closing_table(SUMMARY))
+    return console.export_text()
+
+
+def test_both_tables_have_every_column_and_value() -> None:
+    for text in (rendered(160), readme_table(SUMMARY)):
+        words = " ".join(text.split())
+        assert all(column.title in words for column in COLUMNS)
+        for value in (
+            "93.1%",
+            "[91.4, 94.5]",
+            "-0.6%",
+            "[-1.7, +0.5]",
+            "2.35×",
+            "[2.20, 2.50]",
+            "81.5%",
+            "70.0%",
+        ):
+            assert value in words
+
+
+def test_what_was_not_measured_is_a_dash_and_no_zero() -> None:
+    target = readme_table(SUMMARY).splitlines()[2]
+    assert target.count(UNKNOWN) == 3  # accuracy against itself, steps accepted, tokens accepted
+    assert "1.00× |" in target  # against itself there is no interval
+
+
+def test_names_of_policies_cannot_break_the_tables() -> None:
+    table = readme_table(SUMMARY).splitlines()
+    assert {line.replace("\\|", "").count("|") for line in table} == {len(COLUMNS) + 2}
+    assert "step|spec [x]" in rendered(200)
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_the_closing_table_fits_the_terminal(width: int) -> None:
+    text = rendered(width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+def test_the_conditions_are_one_sentence_with_everything_in_it() -> None:
+    sentence = conditions_sentence(RUN, SUMMARY)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    for part in (
+        "gsm-mini, 1,000 problems",
+        "temperature 0, concurrency 1, seed 0",
+        "at most 1,024 tokens",
+        "target big float32 on cpu",
+        "draft small",
+        "A Processor, 2 cores, 8 GiB",
+        "torch 2.13.0",
+        "commit 012345678901-dirty",
+    ):
+        assert part in sentence
+
+
+def test_the_report_bounds_the_loss_and_explains_its_columns() -> None:
+    report = markdown_report(RUN, SUMMARY)
+    assert report.startswith("# gsm-mini\n\ngsm-mini, 1,000 problems")
+    assert readme_table(SUMMARY) in report
+    assert "accuracy lost against the target is at most 1.5% (one-sided 95% bound)" in report
+    assert "target: 3 truncated, 2 without an answer, of 1,000 problems" in report
+    assert all(f"**{column.title}**: {column.meaning}" in report for column in COLUMNS)
+
+
+README = "# Title\n\n<!-- results:gsm-mini -->\nold\n<!-- /results -->\n\nThe rest.\n"
+
+
+def test_a_block_is_replaced_and_the_rest_left_alone() -> None:
+    once = with_block(README, "results", "gsm-mini", "new")
+    assert once == README.replace("old", "new")
+    assert with_block(once, "results", "gsm-mini", "new") == once
+
+
+@pytest.mark.parametrize("text", ["", "<!-- results:gsm-mini -->", "<!-- results:other -->\n<!-- /results -->"])
+def test_a_readme_without_the_markers_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="results:gsm-mini"):
+        with_block(text, "results", "gsm-mini", "new")
+
+
+def report_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepspec.report", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_rewrites_the_block_from_the_files(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(RUN.model_dump_json(), "utf-8")
+    (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
+    readme = tmp_path / "README.md"
+    readme.write_text(README, "utf-8")
+    done = report_command("--readme", readme, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert readme.read_text("utf-8") == with_results(README, RUN, SUMMARY)
+
+
+def test_the_command_refuses_what_is_not_there_in_one_sentence(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README, "utf-8")
+    no_results = report_command("--readme", readme, tmp_path)
+    assert (no_results.returncode, no_results.stderr.count("\n")) == (2, 1)
+    (tmp_path / "run.json").write_text(RUN.model_dump_json(), "utf-8")
+    (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
+    no_readme = report_command("--readme", tmp_path / "missing.md", tmp_path)
+    assert no_readme.returncode == 1
+    assert "Traceback" not in no_readme.stderr

@@ -1,0 +1,224 @@
+"""The Python API over scripted engines: what a session asks the models, and what it refuses."""
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
+
+from stepspec import Pair, Policy, Sampling, StepSpec, load_pair
+from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
+from stepspec.step import Done, Event
+
+pytestmark = pytest.mark.anyio
+
+ONE, END, ANSWER = "One two.\n\n", "</think>", "So 9.<|end|>"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def new_pair(max_context: int = 1000) -> Pair:
+    """Models that answer one request: a step of the draft's, and the target's answer."""
+    tokenizer = WordTokenizer()
+    target = ScriptedEngine(tokenizer, [ANSWER], [ONE, END], name="target", max_context=max_context)
+    return Pair(target, ScriptedEngine(tokenizer, [ONE, END], name="draft"))
+
+
+def asked(pair: Pair) -> str:
+    """The text that the target was asked first."""
+    assert isinstance(pair.target, ScriptedEngine)
+    return pair.target.calls[0].prompt
+
+
+async def test_a_question_is_answered() -> None:
+    pair = new_pair()
+    result = await StepSpec(policy="specreason", pair=pair).generate("How many?")
+    assert (result.reasoning, result.answer, result.finish_reason) == (ONE, "So 9.", "stop")
+    assert asked(pair) == "<|user|>How many?<|end|><|assistant|><think>"
+    assert result.num_prompt_tokens == len(pair.target.tokenizer.encode(asked(pair)))
+
+
+async def test_a_result_is_plain_values() -> None:
+    result = await StepSpec(policy="specreason", pair=new_pair()).generate("How many?")
+    plain: Any = result.to_dict()
+    assert plain["steps"][0]["scores"] == {"rating.specreason": 9.0}
+    assert plain["counts"]["committed"] == 10
+
+
+async def test_the_last_event_carries_the_result() -> None:
+    events: list[Event] = [event async for event in StepSpec(policy="specreason", pair=new_pair()).stream("How many?")]
+    assert isinstance(events[-1], Done)
+    assert [type(event) for event in events].count(Done) == 1
+
+
+async def test_a_policy_may_be_given_as_a_value() -> None:
+    policy = Policy(version=1, summary="a test", family="target")
+    pair = new_pair()
+    target = ScriptedEngine(WordTokenizer(), [ONE + END + ANSWER])
+    result = await StepSpec(policy=policy, pair=Pair(target, pair.draft)).generate("How many?")
+    assert result.steps[0].origin == "target"
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "{question}",
+        "{0} {} {x!r:>3}",
+        "a } b { c",
+        "{{ messages }} {% raw %}",
+        "%s %(x)s",
+        "Ä → é 😀",
+        "\\boxed{1}",
+    ],
+)
+@pytest.mark.parametrize("prompt", ["bare", "boxed", "steps"])
+async def test_a_question_reaches_the_model_as_it_was_written(question: str, prompt: str) -> None:
+    pair = new_pair()
+    await StepSpec(policy="specreason", pair=pair).generate(question, prompt=prompt)
+    text = asked(pair).removeprefix("<|user|>")
+    assert text.startswith(question)
+    assert text.endswith("<|end|><|assistant|><think>")
+
+
+@pytest.mark.parametrize("question", ["What does </think> mean?", "<|end|>", "<think>"])
+async def test_tags_in_a_question_do_not_end_the_thinking_or_the_text(question: str) -> None:
+    pair = new_pair()
+    result = await StepSpec(policy="specreason", pair=pair).generate(question)
+    assert asked(pair) == f"<|user|>{question}<|end|><|assistant|><think>"
+    assert (result.reasoning, result.answer, result.finish_reason) == (ONE, "So 9.", "stop")
+
+
+@pytest.mark.parametrize("question", ["", " ", "\n\n"])
+async def test_an_empty_question_is_refused(question: str) -> None:
+    with pytest.raises(UsageError, match="question is empty"):
+        await StepSpec(policy="specreason", pair=new_pair()).generate(question)
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1])
+async def test_a_budget_of_nothing_is_refused(max_tokens: int) -> None:
+    with pytest.raises(UsageError, match=f"max_tokens is {max_tokens}; it must be at least 1"):
+        await StepSpec(policy="specreason", pair=new_pair()).generate("How many?", max_tokens=max_tokens)
+
+
+async def test_an_unknown_prompt_is_refused() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'boxed'"):
+        await StepSpec(policy="specreason", pair=new_pair()).generate("How many?", prompt="boxd")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": 10.1},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+    ],
+)
+async def test_sampling_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(UsageError, match=name):
+        Sampling(**wrong)
+
+
+async def test_a_question_longer_than_the_context_is_refused_with_both_lengths() -> None:
+    with pytest.raises(ContextError, match=r"The prompt has \d+ tokens, but target has a context of 8\."):
+        await StepSpec(policy="specreason", pair=new_pair(max_context=8)).generate("How many are there?")
+
+
+async def test_a_target_that_fails_says_what_was_committed() -> None:
+    tokenizer = WordTokenizer()
+    target = ScriptedEngine(tokenizer, [], [ONE, Opinion(fails=EngineError("gone"))])
+    session = StepSpec(policy="specreason", pair=Pair(target, ScriptedEngine(tokenizer, [ONE, END])))
+    with pytest.raises(TargetError) as caught:
+        await session.generate("How many?")
+    assert caught.value.committed == ONE
+
+
+async def test_leaving_a_stream_early_frees_what_the_models_held() -> None:
+    tokenizer = WordTokenizer()
+    target = ScriptedEngine(tokenizer, [Reply(ONE, hangs=True)])
+    session = StepSpec(policy="target", pair=Pair(target, None))
+    async with aclosing(session.stream("How many?")) as events:
+        async for _ in events:
+            assert target.num_open == 1
+            break
+    assert target.num_open == 0
+
+
+async def test_requests_of_one_session_do_not_mix() -> None:
+    tokenizer = WordTokenizer()
+    target = ScriptedEngine(tokenizer, [ONE + END + ANSWER, "Six." + END + "So 3.<|end|>"])
+    session = StepSpec(policy="target", pair=Pair(target, None))
+    first, second = await session.generate("How many?"), await session.generate("How many then?")
+    assert (first.answer, second.answer) == ("So 9.", "So 3.")
+    assert first.counts.committed == 10
+
+
+# Models
+
+
+async def test_a_session_does_not_close_models_that_it_was_given() -> None:
+    pair = new_pair()
+    async with StepSpec(policy="specreason", pair=pair):
+        pass
+    assert isinstance(pair.target, ScriptedEngine)
+    assert not pair.target.closed
+
+
+async def test_a_pair_closes_both_models() -> None:
+    pair = new_pair()
+    await pair.aclose()
+    assert isinstance(pair.target, ScriptedEngine)
+    assert isinstance(pair.draft, ScriptedEngine)
+    assert pair.target.closed
+    assert pair.draft.closed
+
+
+def test_other_models_have_another_hash() -> None:
+    pair = new_pair()
+    assert pair.hash == new_pair().hash
+    assert len({pair.hash, Pair(pair.target, None).hash, Pair(pair.target, pair.target).hash}) == 3
+
+
+@pytest.mark.parametrize("policy", ["draft", "token", "specreason", "stepspec"])
+def test_a_policy_that_needs_a_draft_is_refused_without_one(policy: str) -> None:
+    with pytest.raises(UsageError, match=r"needs a draft model.*--draft"):
+        StepSpec(policy=policy, pair=Pair(new_pair().target, None))
+    with pytest.raises(UsageError, match=r"needs a draft model.*--draft"):
+        StepSpec("torch:nowhere", policy=policy)
+
+
+def test_the_target_alone_needs_no_draft() -> None:
+    assert StepSpec(policy="target", pair=Pair(new_pair().target, None)).pair.draft is None
+
+
+def test_an_unknown_policy_is_refused_before_any_model_is_loaded() -> None:
+    with pytest.raises(UsageError, match="no policy 'specreson'"):
+        StepSpec("torch:nowhere", "torch:nowhere", policy="specreson")
+
+
+@pytest.mark.parametrize("spec", ["", "nowhere", "torch:", ":nowhere", "vlm:nowhere", "Torch:nowhere"])
+def test_a_spec_string_that_names_no_model_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load_pair(spec, "torch:nowhere")
+    assert "torch" in str(caught.value)
+
+
+def test_an_unknown_engine_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no engine kind 'torhc'\. Did you mean 'torch'\? Known: .*torch"):
+        load_pair("torhc:nowhere", "torch:nowhere")
+
+
+def test_a_draft_without_a_target_is_refused() -> None:
+    with pytest.raises(UsageError, match="draft was named without a target"):
+        load_pair(draft="torch:nowhere")
+
+
+def test_every_refusal_is_one_of_stepspec_s_own() -> None:
+    assert issubclass(UsageError, StepSpecError)

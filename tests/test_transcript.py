@@ -1,0 +1,158 @@
+"""The growing text: however its ids come in, steps and answer are the same, and no character is cut."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import WordTokenizer
+
+from stepspec.engine import Stop
+from stepspec.step import AnswerDelta, StepCommitted
+from stepspec.transcript import Transcript
+
+TOKENIZER = WordTokenizer()
+PROMPT = TOKENIZER.encode("<|user|>é<|end|><|assistant|><think>")
+THINK_END = TOKENIZER.encode("</think>")[0]
+
+pieces = st.sampled_from(["One", " two", ".", "\n\n", "\n", "3", "é", "→", "😀", "\ufffd", "</think>"])
+texts = st.lists(pieces, max_size=40).map("".join)
+
+
+def new(max_step_tokens: int = 6, think_end: int | None = THINK_END) -> Transcript:
+    ends = TOKENIZER.end_ids | ({think_end} if think_end is not None else set())
+    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), frozenset(ends)), think_end)
+
+
+def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, think_end: int | None = THINK_END) -> Transcript:
+    """Writes chunks, and checks that the events say what the transcript holds."""
+    transcript = new(max_step_tokens, think_end)
+    events = [event for chunk in chunks for event in transcript.write_on(chunk, "target")]
+    events += transcript.finish("target")
+    assert [event.step for event in events if isinstance(event, StepCommitted)] == transcript.steps
+    assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == transcript.answer
+    assert transcript.buffer.since(len(PROMPT)) == [id for chunk in chunks for id in chunk]
+    return transcript
+
+
+@given(
+    text=texts,
+    ends=st.booleans(),
+    cut=st.integers(0, 10),
+    max_step_tokens=st.integers(1, 8),
+    think_end=st.sampled_from([THINK_END, None]),
+    data=st.data(),
+)
+def test_however_the_ids_are_cut_into_chunks_the_text_is_the_same(
+    text: str, ends: bool, cut: int, max_step_tokens: int, think_end: int | None, data: st.DataObject
+) -> None:
+    ids = TOKENIZER.encode(text + "<|end|>" * ends)
+    ids = ids[: len(ids) - cut] if not ends else ids
+    cuts = data.draw(st.sets(st.integers(0, len(ids))))
+    bounds = [0, *sorted(cuts), len(ids)]
+    chunks = [ids[start:end] for start, end in itertools.pairwise(bounds)]
+    whole = write([ids], max_step_tokens, think_end)
+    in_pieces = write(chunks, max_step_tokens, think_end)
+    assert in_pieces.steps == whole.steps
+    assert in_pieces.answer == whole.answer
+    assert (in_pieces.thinking, in_pieces.ended) == (whole.thinking, whole.ended)
+
+
+@given(text=texts.map(lambda text: text.replace("\ufffd", "")), max_step_tokens=st.integers(1, 8))
+def test_nothing_of_a_finished_text_is_lost(text: str, max_step_tokens: int) -> None:
+    reasoning, _, answer = text.partition("</think>")
+    transcript = write([[id] for id in TOKENIZER.encode(text + "<|end|>")], max_step_tokens)
+    assert "".join(step.text for step in transcript.steps) == reasoning
+    assert transcript.answer == answer
+    assert transcript.ended
+    assert not transcript.thinking
+    assert sum(step.num_tokens for step in transcript.steps) == len(TOKENIZER.encode(reasoning))
+    assert all(step.end == "delimiter" for step in transcript.steps if step.text.endswith("\n\n"))
+
+
+def test_the_end_of_a_step_is_told() -> None:
+    transcript = write([TOKENIZER.encode("One.\n\nOne two One two One two One.</think>4<|end|>")])
+    assert [(step.text, step.end) for step in transcript.steps] == [
+        ("One.\n\n", "delimiter"),
+        ("One two One two One two", "cap"),
+        (" One.", "thinking"),
+    ]
+
+
+def test_thinking_that_ends_with_the_text_leaves_no_answer() -> None:
+    transcript = write([TOKENIZER.encode("One.<|end|>")])
+    assert [(step.text, step.end) for step in transcript.steps] == [("One.", "text")]
+    assert transcript.ended
+    assert transcript.answer == ""
+
+
+def test_a_tag_alone_is_no_step() -> None:
+    transcript = write([TOKENIZER.encode("One.\n\n</think>")])
+    assert len(transcript.steps) == 1
+    assert not transcript.thinking
+    assert not transcript.ended
+
+
+def test_a_second_tag_is_text_of_the_answer() -> None:
+    assert write([TOKENIZER.encode("One.</think>4</think>5<|end|>")]).answer == "4</think>5"
+
+
+@pytest.mark.parametrize(("num_ids", "answer"), [(3, "a"), (4, "a"), (5, "a→"), (6, "a→"), (8, "a→"), (9, "a→😀")])
+def test_the_answer_waits_for_a_character_to_be_whole(num_ids: int, answer: str) -> None:
+    ids = TOKENIZER.encode("</think>a→😀")
+    transcript = new()
+    for id in ids[:num_ids]:
+        list(transcript.write_on([id], "target"))
+    assert transcript.answer == answer
+
+
+def test_a_broken_character_does_not_hold_the_answer_back_for_ever() -> None:
+    broken = TOKENIZER.encode("€")[0]
+    transcript = new()
+    list(transcript.write_on([THINK_END], "target"))
+    for _ in range(10):
+        list(transcript.write_on([broken], "target"))
+    assert len(transcript.answer) == 7
+
+
+def test_a_broken_character_at_the_end_is_shown_as_one() -> None:
+    broken = TOKENIZER.encode("€")[:2]
+    assert write([[THINK_END, *broken, *TOKENIZER.end_ids]]).answer == "\ufffd"
+
+
+def test_the_writer_s_share_of_a_step_leaves_out_the_tag() -> None:
+    transcript = new()
+    transcript.extend(TOKENIZER.encode("One.</think>"))
+    assert transcript.step_is_over
+    (committed,) = transcript.close_step("draft", 3)
+    assert (committed.step.num_tokens, committed.step.num_from_draft) == (2, 2)
+
+
+def test_the_open_step_s_tokens_are_taken_off_the_cap_of_its_rest() -> None:
+    transcript = new(max_step_tokens=6)
+    transcript.extend(TOKENIZER.encode("One two"))
+    assert transcript.rest_of_step(100).max_tokens == 4
+    assert transcript.rest_of_step(3).max_tokens == 3
+    assert transcript.rest_of_step(100).delimiters == ("\n\n",)
+
+
+class SpaceEatingTokenizer(WordTokenizer):
+    """Drops the space in front of a text's first word, as SentencePiece tokenizers do."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode(ids).removeprefix(" ")
+
+
+def test_a_space_at_the_start_of_a_step_or_an_answer_is_kept_for_any_tokenizer() -> None:
+    tokenizer = SpaceEatingTokenizer()
+    (think_end,) = tokenizer.encode("</think>")
+    transcript = Transcript(
+        tokenizer.encode("<think>"),
+        tokenizer,
+        Stop(2, ("\n\n",), frozenset({think_end, *tokenizer.end_ids})),
+        think_end,
+    )
+    events = list(transcript.write_on(tokenizer.encode(" One two six</think> Four"), "target"))
+    assert [event.step.text for event in events if isinstance(event, StepCommitted)] == [" One two", " six"]
+    assert transcript.answer == " Four"

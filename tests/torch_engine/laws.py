@@ -1,0 +1,122 @@
+"""The joint law of a model's next tokens by enumeration, and the chi-square that holds counts against it."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from tiny_models import piece
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer
+from stepspec.stops import StopWatch
+from stepspec.torch_engine.decode import Row, decode_round
+from stepspec.torch_engine.model import CausalModel
+from stepspec.torch_engine.sampling import Stream, law
+from stepspec.torch_engine.slots import Slot
+
+FALSE_ALARM = 1e-6
+"""Probability that a right sampler fails, over the choice of seeds; as they are fixed, it always or never does."""
+
+LEAST_EXPECTED = 5.0
+"""Counts expected to be smaller are pooled: only for large ones is the statistic's law that of chi-square."""
+
+
+@torch.inference_mode()
+def conditional_laws(
+    network: PreTrainedModel, prompt: Sequence[int], depth: int, sampling: Sampling
+) -> list[Tensor]:
+    """The law of a token after the prompt and every text of 0, 1, .. `depth` - 1 tokens: [V], [V, V], .."""
+    size = network.config.vocab_size
+    laws = []
+    for length in range(depth):
+        texts = [[*prompt, *text] for text in itertools.product(range(size), repeat=length)]
+        logits = network(input_ids=torch.tensor(texts, device=network.device), use_cache=False).logits[:, -1]
+        laws.append(law(logits, sampling).reshape([size] * (length + 1)).double().cpu())
+    return laws
+
+
+def joint_law(laws: Sequence[Tensor]) -> Tensor:
+    """The law of whole texts, [V, .., V], from the law of each token given those before it."""
+    joint = laws[0]
+    for following in laws[1:]:
+        joint = joint[..., None] * following
+    return joint
+
+
+def p_value(texts: Tensor, joint: Tensor) -> float:
+    """Probability that texts [N, depth] of this law lie as far from it as these; 0 if one is impossible."""
+    size = joint.shape[0]
+    cells = torch.zeros(texts.shape[0], dtype=torch.long)
+    for column in texts.T.cpu():
+        cells = cells * size + column
+    counts = torch.bincount(cells, minlength=joint.numel()).double()
+    expected = joint.flatten() / joint.sum() * texts.shape[0]
+    if counts[expected == 0].any():
+        return 0.0
+    expected, order = expected.sort(descending=True)
+    counts = counts[order]
+    alone = int((expected >= LEAST_EXPECTED).sum())
+    if expected[alone:].sum() < LEAST_EXPECTED:  # too little even when pooled
+        alone -= 1
+    counts = torch.cat([counts[:alone], counts[alone:].sum()[None]])
+    expected = torch.cat([expected[:alone], expected[alone:].sum()[None]])
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    degrees = torch.tensor(len(counts) - 1, dtype=torch.double)
+    return float(torch.special.gammaincc(degrees / 2, statistic / 2))
+
+
+@torch.inference_mode()
+def sample_texts(
+    target: CausalModel,
+    draft: CausalModel | None,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    num_rows: int,
+    *,
+    depth: int = 3,
+    num_tokens: int = 2,
+    batch: int = 500,
+) -> tuple[Tensor, float]:
+    """What the rounds emit for so many seeds, [N, depth], and the share of drafted tokens accepted."""
+    rows: list[Row] = []
+    for first in range(0, num_rows, batch):
+        rows += _run_batch(target, draft, prompt, sampling, range(first, first + batch), depth, num_tokens)
+    drafted = sum(row.drafted for row in rows)
+    return torch.tensor([row.generated for row in rows]), sum(row.accepted for row in rows) / max(drafted, 1)
+
+
+def _run_batch(
+    target: CausalModel,
+    draft: CausalModel | None,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    seeds: range,
+    depth: int,
+    num_tokens: int,
+) -> list[Row]:
+    """One row a seed, all advanced together until every one has its tokens."""
+    slots = list(range(len(seeds)))
+    for model in (target, draft) if draft is not None else (target,):
+        for slot in slots:
+            model.rollback(slot, 0)
+    target.extend(slots, [prompt[:-1] for _ in slots], keep=[0])
+    drafting = Drafting("draft-model", num_tokens) if draft is not None else Drafting()
+    buffer = TokenBuffer(prompt)
+    rows = [
+        Row(
+            buffer,
+            len(prompt),
+            sampling,
+            drafting,
+            StopWatch(Stop(depth), piece, frozenset()),
+            Stream(seed, len(prompt), target.device),
+            Slot(slot),
+            Slot(slot),
+        )
+        for slot, seed in zip(slots, seeds, strict=True)
+    ]
+    while going := [row for row in rows if row.end is None]:
+        decode_round(target, draft, going)
+        target.cache.check()
+    return rows

@@ -1,0 +1,111 @@
+"""Calls share passes, and none of them can tell: what a row emits depends on its own seed and text only."""
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from tiny_models import (
+    DRAFTED,
+    generate,
+    generate_all,
+    llama_config,
+    make_model,
+    make_network,
+    noisy_copy,
+    random_ids,
+    serving,
+    slow_greedy,
+)
+from transformers import PreTrainedModel
+
+from stepspec.engine import Chunk, Drafting, Sampling, TokenBuffer
+from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def network() -> PreTrainedModel:
+    return make_network(llama_config(initializer_range=0.15))
+
+
+@dataclass(frozen=True)
+class Call:
+    prompt: tuple[int, ...]
+    num_tokens: int
+    sampling: Sampling
+    drafting: Drafting
+
+    async def run(self, engine: TorchEngine) -> Chunk:
+        return await generate(
+            engine, self.prompt, self.num_tokens, sampling=self.sampling, drafting=self.drafting
+        )
+
+
+# Their ends are scattered: what a row drafts just before its end is where it could come to depend on others.
+CALLS = [
+    Call(
+        prompt=tuple(random_ids(3 + 5 * number, seed=number)),
+        num_tokens=9 + 4 * number,
+        sampling=Sampling() if number % 4 == 3 else Sampling(1.0, seed=number % 2, top_p=1 - 0.05 * number),
+        drafting=drafting,
+    )
+    for number in range(6)
+    for drafting in (Drafting(), DRAFTED, Drafting("draft-model", 6))
+]
+
+
+async def test_a_row_emits_the_same_alone_and_among_others(network: PreTrainedModel) -> None:
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.2))) as engine:
+        alone = [await call.run(engine) for call in CALLS]
+        together = await asyncio.gather(*(call.run(engine) for call in CALLS))
+    for call, first, second in zip(CALLS, alone, together, strict=True):
+        assert (first.ids, first.end) == (second.ids, second.end), call
+        costs = [(chunk.passes, chunk.drafted, chunk.accepted) for chunk in (first, second)]
+        assert costs[0] == costs[1], call
+
+
+async def test_equal_calls_give_equal_text_and_other_seeds_other_text(network: PreTrainedModel) -> None:
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.2))) as engine:
+        for drafting in (Drafting(), DRAFTED):
+            texts = [
+                (await generate(engine, [1, 2], 20, sampling=Sampling(1.0, seed=seed), drafting=drafting)).ids
+                for seed in (0, 1, 0, 2)
+            ]
+            assert texts[0] == texts[2]
+            assert len(set(texts)) == 3
+
+
+async def test_more_calls_than_slots_wait_and_finish(network: PreTrainedModel) -> None:
+    prompts = [random_ids(3, seed) for seed in range(MAX_SLOTS + 9)]
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
+        verifying = asyncio.create_task(engine.verify(TokenBuffer([1, 2]), [3]))
+        chunks = await generate_all(engine, prompts, 4, DRAFTED)
+        await verifying
+    assert [list(chunk.ids) for chunk in chunks] == [slow_greedy(network, prompt, 4) for prompt in prompts]
+
+
+async def test_slots_taken_over_from_other_texts_are_right(network: PreTrainedModel) -> None:
+    """More living texts than slots, each gone on with in turn, so that every slot changes hands."""
+    buffers = [TokenBuffer(random_ids(3 + seed % 5, seed)) for seed in range(MAX_SLOTS + 3)]
+    prompts = [buffer.since(0) for buffer in buffers]
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
+        for _ in range(2):
+            for buffer in buffers:
+                buffer.append((await generate(engine, buffer, 2, drafting=DRAFTED)).ids)
+    for prompt, buffer in zip(prompts, buffers, strict=True):
+        assert buffer.since(len(prompt)) == slow_greedy(network, prompt, 4)
+
+
+async def test_two_calls_at_once_on_one_text_do_not_disturb_each_other(network: PreTrainedModel) -> None:
+    buffer, expected = TokenBuffer([5, 6, 7]), slow_greedy(network, [5, 6, 7], 12)
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
+        verification, *chunks = await asyncio.gather(
+            engine.verify(buffer, expected),
+            *(generate(engine, buffer, 12, drafting=drafting) for drafting in (DRAFTED, Drafting(), DRAFTED)),
+        )
+        buffer.append(expected[:5])
+        following = await generate(engine, buffer, 7)
+    assert list(verification.choices) == expected
+    assert [list(chunk.ids) for chunk in chunks] == [expected] * 3
+    assert list(following.ids) == expected[5:]

@@ -1,0 +1,143 @@
+"""The cache: forgetting is arithmetic on a length, growing keeps what was read, rows see only themselves."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, make_config, make_model, make_network, random_ids, slow_logits
+from transformers import PreTrainedModel
+
+from stepspec.torch_engine.cache import FIRST_CAPACITY
+from stepspec.torch_engine.model import CausalModel
+
+ROUNDING = 2e-4
+"""Between passes of different shapes, for logits of size 10 in float32."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def network(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make_network(make_config(request.param))
+
+
+@pytest.fixture
+def model(network: PreTrainedModel) -> CausalModel:
+    return make_model(network)
+
+
+@pytest.fixture(autouse=True)
+def _inference():  # type: ignore[no-untyped-def]
+    with torch.inference_mode():
+        yield
+
+
+def test_reading_in_pieces_gives_the_models_own_logits(network: PreTrainedModel, model: CausalModel) -> None:
+    ids = random_ids(40)
+    expected = slow_logits(network, ids)
+    pieces, start = [], 0
+    for size in (1, 7, 1, 1, 20, 2, 8):
+        pieces.append(model.extend([3], [ids[start : start + size]])[0])
+        start += size
+        model.cache.check()
+    assert torch.allclose(torch.cat(pieces), expected, atol=ROUNDING)
+
+
+def test_only_the_wanted_columns_come_back(model: CausalModel) -> None:
+    ids = random_ids(9)
+    everything = model.extend([0], [ids])
+    some = model.extend([1], [ids], keep=[8, 0, 3])
+    assert torch.allclose(some, everything[:, [8, 0, 3]], atol=ROUNDING)
+
+
+def test_rejecting_and_going_on_equals_never_having_read_the_rejected(
+    network: PreTrainedModel, model: CausalModel
+) -> None:
+    """Both make passes of the same shapes, so sums have the same order: the difference is zero, not small."""
+    prompt, rejected, step = random_ids(12, 1), random_ids(30, 2), random_ids(7, 3)
+    model.extend([0], [prompt])
+    model.extend([0], [rejected])
+    model.rollback(0, len(prompt))
+    model.cache.check()
+    after_rejection = model.extend([0], [step])
+
+    fresh = make_model(network)
+    fresh.extend([0], [prompt])
+    assert torch.equal(after_rejection, fresh.extend([0], [step]))
+    whole = slow_logits(network, prompt + step)[len(prompt) :]
+    assert torch.allclose(after_rejection[0], whole, atol=ROUNDING)
+
+
+def test_rejecting_one_row_of_a_batch_equals_never_having_read_it(
+    network: PreTrainedModel, model: CausalModel
+) -> None:
+    """Here the stale positions do lie within what the pass reads, behind its mask."""
+    prompts, step = [random_ids(12, 1), random_ids(20, 2)], random_ids(4, 3)
+    model.extend([0, 1], prompts)
+    model.extend([0], [random_ids(15, 4)])
+    model.rollback(0, 12)
+    after_rejection = model.extend([0, 1], [step, step])
+
+    fresh = make_model(network)
+    fresh.extend([0, 1], prompts)
+    assert torch.equal(after_rejection, fresh.extend([0, 1], [step, step]))
+
+
+def test_ragged_rows_give_what_each_gives_alone(network: PreTrainedModel, model: CausalModel) -> None:
+    """In slots out of order, with gaps, and with rows that are padded."""
+    slots = [4, 0, 2]
+    prompts = [random_ids(length, length) for length in (3, 17, 9)]
+    steps = [random_ids(length, length + 50) for length in (5, 1, 2)]
+    model.extend(slots, prompts)
+    model.cache.check()
+    logits = model.extend(slots, steps)
+    assert [model.cache_length(slot) for slot in slots] == [8, 18, 11]
+    for row, prompt, step in zip(logits, prompts, steps, strict=True):
+        expected = slow_logits(network, prompt + step)[len(prompt) :]
+        assert torch.allclose(row[: len(step)], expected, atol=ROUNDING)
+
+
+def test_growing_in_slots_and_in_length_keeps_what_was_read(
+    network: PreTrainedModel, model: CausalModel
+) -> None:
+    ids = [random_ids(FIRST_CAPACITY - 3, 1), random_ids(20, 2)]
+    beyond = random_ids(12, 3)
+    model.extend([0], [ids[0]])
+    model.extend([5], [ids[1]])  # more slots
+    model.cache.check()
+    long = model.extend([0], [beyond])  # more positions
+    model.cache.check()
+    short = model.extend([5], [beyond])
+    assert torch.allclose(long[0], slow_logits(network, ids[0] + beyond)[-len(beyond) :], atol=ROUNDING)
+    assert torch.allclose(short[0], slow_logits(network, ids[1] + beyond)[-len(beyond) :], atol=ROUNDING)
+
+
+def test_branches_see_what_comes_before_them_and_not_each_other(
+    network: PreTrainedModel, model: CausalModel
+) -> None:
+    prompt, trunk = random_ids(6, 1), random_ids(5, 2)
+    branches = [random_ids(3, 3), random_ids(1, 4), random_ids(4, 5)]
+    model.extend([0], [prompt])
+    logits = model.extend(
+        [0],
+        [trunk + [id for branch in branches for id in branch]],
+        branches=[len(branch) for branch in branches],
+    )[0]
+    model.cache.check()
+    assert torch.allclose(logits[:5], slow_logits(network, prompt + trunk)[6:], atol=ROUNDING)
+    column = len(trunk)
+    for branch in branches:
+        expected = slow_logits(network, prompt + trunk + branch)[-len(branch) :]
+        assert torch.allclose(logits[column : column + len(branch)], expected, atol=ROUNDING)
+        column += len(branch)
+    model.rollback(0, len(prompt) + len(trunk))
+    following = random_ids(2, 6)
+    expected = slow_logits(network, prompt + trunk + following)[-2:]
+    assert torch.allclose(model.extend([0], [following])[0], expected, atol=ROUNDING)
+
+
+def test_two_uses_of_the_same_weights_do_not_share_a_cache(
+    network: PreTrainedModel, model: CausalModel
+) -> None:
+    twin = model.with_own_cache()
+    model.extend([0], [random_ids(9, 1)])
+    assert twin.cache_length(0) == 0
+    ids = random_ids(5, 2)
+    assert torch.allclose(twin.extend([0], [ids])[0], slow_logits(network, ids), atol=ROUNDING)
+    assert (model.cache_length(0), twin.cache_length(0)) == (9, 5)

@@ -1,0 +1,78 @@
+"""Speculative sampling, from drafting to emitted text, has the target's joint law; a bias would be seen."""
+
+import pytest
+import torch
+from laws import FALSE_ALARM, conditional_laws, joint_law, p_value, sample_texts
+from tiny_models import llama_config, make_model, make_network, noisy_copy
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from stepspec.engine import Sampling
+from stepspec.torch_engine.sampling import acceptance, residual
+
+PROMPT = [1, 4, 2]
+NUM_TEXTS = 6000
+SAMPLINGS = [Sampling(1.0), Sampling(0.7, top_p=0.85), Sampling(1.2, top_k=3)]
+
+
+@pytest.fixture(scope="module")
+def target() -> PreTrainedModel:
+    # Small weights, so that most of the 125 texts are likely enough to be counted one by one.
+    shape = {"vocab_size": 5, "num_hidden_layers": 1, "initializer_range": 0.1}
+    return make_network(llama_config(**shape), seed=3)
+
+
+@pytest.fixture(scope="module")
+def draft(target: PreTrainedModel) -> PreTrainedModel:
+    return noisy_copy(target, share=0.4)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_three_tokens_from_speculation_have_the_targets_joint_law(
+    target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
+) -> None:
+    """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
+    texts, accepted = sample_texts(make_model(target), make_model(draft), PROMPT, sampling, NUM_TEXTS)
+    assert 0.2 < accepted < 0.98, "neither accepting nor rejecting is exercised"
+    assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, sampling))) > FALSE_ALARM
+
+
+def test_three_tokens_from_the_target_alone_have_its_joint_law(target: PreTrainedModel) -> None:
+    """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
+    texts, _ = sample_texts(make_model(target), None, PROMPT, Sampling(1.0), NUM_TEXTS)
+    assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, Sampling(1.0)))) > FALSE_ALARM
+
+
+def speculate(p: list[Tensor], q: list[Tensor], believed_q: list[Tensor], num_rows: int) -> Tensor:
+    """Texts [N, depth] by the pure rule, every token drafted from `q` and judged as if from `believed_q`."""
+    generator = torch.Generator().manual_seed(0)
+    text: list[Tensor] = []
+    for p_here, q_here, believed in zip(p, q, believed_q, strict=True):
+        before = tuple(text)
+        p_rows, q_rows, believed_rows = (
+            laws[before].expand(num_rows, -1) for laws in (p_here, q_here, believed)
+        )  # [N, V]
+        drafted = q_rows.multinomial(1, generator=generator)
+        chance = acceptance(p_rows, believed_rows).gather(1, drafted)
+        accepted = torch.rand(num_rows, 1, generator=generator) < chance
+        replacement = residual(p_rows, believed_rows).multinomial(1, generator=generator)
+        text.append(torch.where(accepted, drafted, replacement)[:, 0])
+    return torch.stack(text, dim=1)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_the_same_statistic_catches_a_draft_law_that_is_not_the_one_drawn_from(
+    target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
+) -> None:
+    """As many texts as above: the right law passes, and another model's law in its place does not."""
+    p, q = conditional_laws(target, PROMPT, 3, sampling), conditional_laws(draft, PROMPT, 3, sampling)
+    other = conditional_laws(noisy_copy(target, share=0.4, seed=2), PROMPT, 3, sampling)
+    assert p_value(speculate(p, q, q, NUM_TEXTS), joint_law(p)) > FALSE_ALARM
+    assert p_value(speculate(p, q, other, NUM_TEXTS), joint_law(p)) < FALSE_ALARM
+
+
+def test_the_same_statistic_catches_the_draft_taken_for_the_target(
+    target: PreTrainedModel, draft: PreTrainedModel
+) -> None:
+    texts, _ = sample_texts(make_model(draft), None, PROMPT, Sampling(1.0), NUM_TEXTS)
+    assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, Sampling(1.0)))) < FALSE_ALARM

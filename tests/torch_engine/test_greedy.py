@@ -1,0 +1,120 @@
+"""At temperature 0 in float32 speculation writes what transformers itself does, id for id, by any drafter."""
+
+import asyncio
+
+import pytest
+from tiny_models import (
+    DRAFTED,
+    FAMILIES,
+    generate,
+    generate_all,
+    make_config,
+    make_model,
+    make_network,
+    noisy_copy,
+    random_ids,
+    serving,
+    slow_greedy,
+)
+from transformers import PreTrainedModel
+
+from stepspec.engine import Drafting, Sampling
+
+pytestmark = pytest.mark.anyio
+
+NUM_NEW = 24
+# Ragged, and 0 is in there: transformers would take it for padding if it were not told otherwise.
+PROMPTS = [random_ids(length, seed=length) for length in (3, 11, 1, 30)]
+PROMPTS[1][4] = 0
+
+NOISE = 0.08
+
+
+def draft_of(quality: str, target: PreTrainedModel) -> PreTrainedModel:
+    if quality == "another random model":
+        return make_network(target.config, seed=7)
+    if quality == "a noisy copy":
+        return noisy_copy(target, NOISE)
+    assert quality == "the target itself", quality
+    return target
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def network(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make_network(make_config(request.param))
+
+
+@pytest.fixture(scope="module")
+def expected(network: PreTrainedModel) -> list[list[int]]:
+    return [slow_greedy(network, prompt, NUM_NEW) for prompt in PROMPTS]
+
+
+async def test_four_concurrent_calls_without_a_drafter_equal_transformers(
+    network: PreTrainedModel, expected: list[list[int]]
+) -> None:
+    async with serving(make_model(network)) as engine:
+        chunks = await generate_all(engine, PROMPTS, NUM_NEW)
+    assert [list(chunk.ids) for chunk in chunks] == expected
+    assert all(chunk.passes == NUM_NEW and chunk.drafted == 0 for chunk in chunks)
+
+
+@pytest.mark.parametrize("quality", ["another random model", "a noisy copy", "the target itself"])
+async def test_four_concurrent_calls_with_any_drafter_equal_transformers(
+    network: PreTrainedModel, expected: list[list[int]], quality: str
+) -> None:
+    drafter = make_model(draft_of(quality, network))
+    async with serving(make_model(network), drafter) as engine:
+        for num_tokens in (1, 3, 5):
+            chunks = await generate_all(engine, PROMPTS, NUM_NEW, Drafting("draft-model", num_tokens))
+            assert [list(chunk.ids) for chunk in chunks] == expected
+            drafted, accepted = sum(c.drafted for c in chunks), sum(c.accepted for c in chunks)
+            assert all(chunk.passes + chunk.accepted == NUM_NEW for chunk in chunks)
+            assert all(chunk.drafted <= num_tokens * chunk.passes for chunk in chunks)
+            if quality == "the target itself":
+                assert accepted == drafted > 0
+            elif quality == "a noisy copy":
+                assert 0.15 * drafted < accepted < 0.9 * drafted
+            else:
+                assert accepted < 0.4 * drafted
+
+
+async def test_greedy_and_sampled_calls_share_rounds_without_harm() -> None:
+    network = make_network(make_config("llama"))
+    async with serving(make_model(network), make_model(noisy_copy(network, NOISE))) as engine:
+        greedy, sampled = Sampling(), Sampling(1.0, seed=3)
+        chunks = await asyncio.gather(
+            *(
+                generate(engine, prompt, NUM_NEW, sampling=sampling, drafting=DRAFTED)
+                for prompt in PROMPTS
+                for sampling in (greedy, sampled)
+            )
+        )
+    assert [list(chunk.ids) for chunk in chunks[::2]] == [slow_greedy(network, p, NUM_NEW) for p in PROMPTS]
+    assert all(len(chunk.ids) == NUM_NEW for chunk in chunks[1::2])
+
+
+async def test_a_draft_of_the_family_with_a_padded_vocabulary_may_draft() -> None:
+    """Sizes of one family pad the same vocabulary differently; either side may be the larger one."""
+    target = make_network(make_config("llama"))
+    for size in (40, 56):
+        drafter = make_network(make_config("llama", vocab_size=size), seed=5)
+        async with serving(make_model(target), make_model(drafter)) as engine:
+            chunk = await generate(engine, [1, 2, 3], 2, drafting=DRAFTED)
+            assert list(chunk.ids) == slow_greedy(target, [1, 2, 3], 2)
+            sampled = await generate(engine, [1, 2, 3], 2, sampling=Sampling(1.0), drafting=DRAFTED)
+            assert len(sampled.ids) == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+async def test_generation_stops_where_the_context_ends_also_when_drafting(family: str) -> None:
+    """GPT-2 has a table of positions, and reading beyond it would fail."""
+    context = 40
+    small = {"n_positions": context} if family == "gpt2" else {"max_position_embeddings": context}
+    network = make_network(make_config(family, **small))
+    prompts = [random_ids(length, seed=length) for length in (context - 1, context - 4, context - 9, 5)]
+    expected = [slow_greedy(network, prompt, context - len(prompt)) for prompt in prompts]
+    async with serving(make_model(network), make_model(noisy_copy(network, NOISE))) as engine:
+        for drafting in (Drafting(), DRAFTED, Drafting("draft-model", 12)):
+            chunks = await generate_all(engine, prompts, 10_000, drafting)
+            assert [list(chunk.ids) for chunk in chunks] == expected
+            assert {chunk.end for chunk in chunks} == {"length"}

@@ -1,0 +1,249 @@
+"""What happens to calls when they are cancelled, when a pass fails, and when the engine is closed."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+import torch
+from tiny_models import (
+    DRAFTED,
+    VOCAB_SIZE,
+    generate,
+    llama_config,
+    make_model,
+    make_network,
+    make_tokenizer,
+    noisy_copy,
+    random_ids,
+    serving,
+    slow_greedy,
+)
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.errors import EngineError, ModelError, UsageError
+from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
+from stepspec.torch_engine.model import CausalModel
+
+pytestmark = pytest.mark.anyio
+
+POISON = VOCAB_SIZE - 1
+FOREVER = 30_000
+PROMPT = [1, 2, 3]
+
+
+class PoisonableLlama(LlamaForCausalLM):
+    """Raises when it is given the poison to read."""
+
+    def forward(self, input_ids: torch.Tensor, **options):  # type: ignore[no-untyped-def,override]
+        if (input_ids == POISON).any():
+            raise RuntimeError("poisoned")
+        return super().forward(input_ids=input_ids, **options)
+
+
+@pytest.fixture(scope="module")
+def network() -> PreTrainedModel:
+    network = make_network(llama_config(max_position_embeddings=1 << 15))
+    with torch.no_grad():
+        network.lm_head.weight[POISON] = 0  # it is never the most likely, so it comes from prompts only
+    return network
+
+
+def poisonable(network: PreTrainedModel) -> CausalModel:
+    copied = PoisonableLlama(network.config)
+    copied.load_state_dict(network.state_dict())
+    return make_model(copied.eval(), "poisonable")
+
+
+def endless(
+    engine: TorchEngine, prompt: list[int], drafting: Drafting = Drafting()
+) -> AsyncGenerator[Chunk, None]:
+    return engine.generate(TokenBuffer(prompt), Sampling(), Stop(FOREVER), drafting)
+
+
+async def assert_serves(
+    engine: TorchEngine, network: PreTrainedModel, drafting: Drafting = Drafting()
+) -> None:
+    """The engine answers, rightly, and long before an endless call would let go of its slot."""
+    async with asyncio.timeout(20):
+        chunk = await generate(engine, PROMPT, 5, drafting=drafting)
+        verification = await engine.verify(TokenBuffer(PROMPT), chunk.ids)
+    assert list(chunk.ids) == list(verification.choices) == slow_greedy(network, PROMPT, 5)
+
+
+@pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
+async def test_closing_the_iterators_frees_their_slots(network: PreTrainedModel, drafting: Drafting) -> None:
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
+        calls = [endless(engine, [number % 40, 2], drafting) for number in range(MAX_SLOTS)]
+        await asyncio.gather(*(anext(call) for call in calls))
+        for call in calls:
+            await call.aclose()
+        await assert_serves(engine, network, drafting)
+
+
+async def test_cancelling_the_tasks_frees_their_slots_also_of_calls_that_wait(
+    network: PreTrainedModel,
+) -> None:
+    async with serving(make_model(network)) as engine:
+        tasks = [
+            asyncio.create_task(collect(endless(engine, [number % 40, 2]))) for number in range(MAX_SLOTS + 5)
+        ]
+        verifying = asyncio.create_task(engine.verify(TokenBuffer(PROMPT), [4]))
+        await asyncio.sleep(0.2)
+        for task in (*tasks, verifying):
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, verifying, return_exceptions=True)
+        assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+        await assert_serves(engine, network)
+
+
+async def test_a_cancelled_texts_slot_goes_on_rightly(network: PreTrainedModel) -> None:
+    buffer = TokenBuffer(PROMPT)
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
+        call = engine.generate(buffer, Sampling(), Stop(FOREVER), DRAFTED)
+        first = await anext(call)
+        await call.aclose()
+        buffer.append(first.ids[:4])
+        following = await generate(engine, buffer, 6, drafting=DRAFTED)
+    assert [*first.ids[:4], *following.ids] == slow_greedy(network, PROMPT, 10)
+
+
+@pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
+async def test_a_prompt_that_fails_fails_alone(network: PreTrainedModel, drafting: Drafting) -> None:
+    async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
+        calls = [
+            generate(engine, prompt, 60, drafting=drafting) for prompt in (PROMPT, [4, 5], [POISON, 1, 2])
+        ]
+        good, other, failed = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(failed, EngineError)
+        assert str(failed) == "poisonable failed: RuntimeError: poisoned"
+        assert isinstance(good, Chunk)
+        assert isinstance(other, Chunk)
+        assert list(good.ids) == slow_greedy(network, PROMPT, 60)
+        assert list(other.ids) == slow_greedy(network, [4, 5], 60)
+        await assert_serves(engine, network, drafting)
+
+
+@pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
+async def test_a_pass_that_fails_fails_its_calls_and_no_later_ones(
+    network: PreTrainedModel, drafting: Drafting
+) -> None:
+    """A prompt of one token is read by the round that all rows share."""
+    async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
+        running = [endless(engine, prompt, drafting) for prompt in (PROMPT, [4, 5])]
+        await asyncio.gather(*(anext(call) for call in running))
+        failures = await asyncio.gather(
+            generate(engine, [POISON], 5, drafting=drafting), *map(collect, running), return_exceptions=True
+        )
+        assert [type(failure) for failure in failures] == [EngineError] * 3
+        await assert_serves(engine, network, drafting)
+
+
+async def test_a_pass_that_fails_leaves_rows_of_other_passes_alone(network: PreTrainedModel) -> None:
+    async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
+        drafted, failed = await asyncio.gather(
+            generate(engine, PROMPT, 60, drafting=DRAFTED),
+            generate(engine, [POISON], 5),
+            return_exceptions=True,
+        )
+        assert isinstance(failed, EngineError)
+        assert isinstance(drafted, Chunk)
+        assert list(drafted.ids) == slow_greedy(network, PROMPT, 60)
+
+
+async def test_a_drafter_that_fails_is_an_error_and_the_engine_goes_on(network: PreTrainedModel) -> None:
+    async with serving(make_model(network), poisonable(noisy_copy(network, 0.1))) as engine:
+        for prompt in ([POISON, 1, 2], [POISON]):
+            with pytest.raises(EngineError, match="poisoned"):
+                await generate(engine, prompt, 5, drafting=DRAFTED)
+        await assert_serves(engine, network, DRAFTED)
+        assert list((await generate(engine, [POISON, 1], 5)).ids) == slow_greedy(network, [POISON, 1], 5)
+
+
+async def test_a_text_goes_on_after_a_verification_of_it_failed(network: PreTrainedModel) -> None:
+    buffer = TokenBuffer(PROMPT)
+    async with serving(poisonable(network)) as engine:
+        await engine.verify(buffer, [7, 8, 9])
+        buffer.append([7])
+        with pytest.raises(EngineError, match="poisoned"):
+            await engine.verify(buffer, [4, POISON])
+        chunk = await generate(engine, buffer, 6)
+    assert list(chunk.ids) == slow_greedy(network, [*PROMPT, 7], 6)
+
+
+async def test_closing_fails_running_and_waiting_calls(network: PreTrainedModel) -> None:
+    async with serving(make_model(network)) as engine:
+        running = [endless(engine, [number % 40, 2]) for number in range(MAX_SLOTS)]
+        await asyncio.gather(*(anext(call) for call in running))
+        waiting = [
+            asyncio.create_task(generate(engine, PROMPT, 5)),
+            asyncio.create_task(engine.verify(TokenBuffer(PROMPT), [4])),
+        ]
+        await asyncio.sleep(0)
+        await engine.aclose()
+        async with asyncio.timeout(5):
+            outcomes = await asyncio.gather(*map(collect, running), *waiting, return_exceptions=True)
+    assert {str(outcome) for outcome in outcomes} == {"The engine of tiny was closed."}
+    assert {type(outcome) for outcome in outcomes} == {EngineError}
+
+
+async def test_calls_after_closing_are_refused_and_closing_twice_is_harmless(
+    network: PreTrainedModel,
+) -> None:
+    engine = TorchEngine(make_model(network), make_tokenizer())
+    await engine.aclose()
+    await engine.aclose()
+    async with asyncio.timeout(5):
+        with pytest.raises(EngineError, match="was closed"):
+            await generate(engine, PROMPT, 5)
+        with pytest.raises(EngineError, match="was closed"):
+            await engine.verify(TokenBuffer(PROMPT), [4])
+
+
+async def test_an_engine_serves_an_event_loop_after_another_has_ended(network: PreTrainedModel) -> None:
+    """Left calls of a loop that is gone do not stop the engine."""
+    async with serving(make_model(network)) as engine:
+
+        async def leave() -> None:
+            await anext(endless(engine, PROMPT))
+
+        await asyncio.to_thread(asyncio.run, leave())
+        await assert_serves(engine, network)
+
+
+async def test_a_drafted_engine_takes_over_from_the_one_without(network: PreTrainedModel) -> None:
+    alone = TorchEngine(make_model(network, "target"), make_tokenizer(), weights="abc")
+    draft = TorchEngine(make_model(noisy_copy(network, 0.08), "draft"), make_tokenizer())
+    await generate(alone, random_ids(20), 5)
+    pair = alone.drafted_by(draft)
+    try:
+        with pytest.raises(EngineError, match="was closed"):
+            await generate(alone, PROMPT, 5)
+        chunk, by_draft = await asyncio.gather(
+            generate(pair, PROMPT, 20, drafting=DRAFTED), generate(draft, PROMPT, 20)
+        )
+        assert list(chunk.ids) == slow_greedy(network, PROMPT, 20)
+        assert chunk.accepted > 0
+        assert len(by_draft.ids) == 20, "the draft's own engine goes on"
+        expected = {"name": "target", "weights": "abc", "dtype": "float32", "device": "cpu"}
+        assert pair.describe() == expected
+    finally:
+        await pair.aclose()
+        await draft.aclose()
+
+
+async def test_drafting_without_a_drafter_is_refused(network: PreTrainedModel) -> None:
+    async with serving(make_model(network)) as engine:
+        with pytest.raises(UsageError, match="needs a draft model"):
+            await generate(engine, PROMPT, 5, drafting=DRAFTED)
+
+
+async def test_a_draft_of_another_vocabulary_is_refused(network: PreTrainedModel) -> None:
+    async with serving(make_model(network, "target")) as target:
+        draft = TorchEngine(make_model(network, "draft"), make_tokenizer(VOCAB_SIZE - 1))
+        try:
+            with pytest.raises(ModelError, match="draft draft has another vocabulary than the target target"):
+                target.drafted_by(draft)
+            await assert_serves(target, network)
+        finally:
+            await draft.aclose()

@@ -1,0 +1,220 @@
+"""What the engine cannot serve it refuses when it is loaded, with a sentence that says why."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import GROUPED, llama_config, make_network, make_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    BloomConfig,
+    FalconConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoConfig,
+    JambaConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3Config,
+    RwkvConfig,
+    Starcoder2Config,
+    T5Config,
+    ViTConfig,
+)
+
+from stepspec.errors import ModelError
+from stepspec.torch_engine.engine import TorchEngine
+from stepspec.torch_engine.model import CausalModel, weights_hash
+
+SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+TRAINED = {"initializer_range": 0.3}  # weights so large that attention matters, as in a trained model
+
+UNSUPPORTED = {
+    "Mistral as it comes": (MistralConfig(**GROUPED), "slides over a window of 4096 tokens"),
+    "Starcoder2 with a window": (
+        Starcoder2Config(**GROUPED, sliding_window=64),
+        "slides over a window of 64",
+    ),
+    "Qwen3 with a sliding layer": (
+        Qwen3Config(**GROUPED, use_sliding_window=True, sliding_window=64, max_window_layers=1),
+        "has layers of type sliding_attention",
+    ),
+    "Gemma 2": (Gemma2Config(**GROUPED), "has layers of type sliding_attention"),
+    "Gemma 3": (Gemma3TextConfig(**GROUPED), "has layers of type sliding_attention"),
+    "Gemma 2 with full attention only": (
+        Gemma2Config(**GROUPED, layer_types=["full_attention"] * 2),
+        "attention scores are soft-capped",
+    ),
+    "T5": (T5Config(vocab_size=48, d_model=32, num_layers=2), "is an encoder-decoder model"),
+    "Mamba": (
+        MambaConfig(vocab_size=48, hidden_size=32, num_hidden_layers=2),
+        "linear_attention|has no attention",
+    ),
+    "RWKV": (RwkvConfig(vocab_size=48, hidden_size=32, num_hidden_layers=2), "has no attention layers"),
+    "Jamba": (JambaConfig(**GROUPED), "has layers of type"),
+}
+
+NOT_REPRODUCED = {
+    "BERT, which sees what follows": BertConfig(**SMALL, **TRAINED, intermediate_size=48),
+    "Bloom, which biases its scores": BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4),
+    "Falcon with such a bias": FalconConfig(**SMALL, alibi=True),
+    "GPT-Neo, which has an attention of its own": GPTNeoConfig(
+        vocab_size=48, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(
+    kind: str, tmp_path: Path
+) -> None:
+    """The folder holds no weights: they would only be loaded after the refusal."""
+    config, reason = UNSUPPORTED[kind]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason) as refusal:
+        TorchEngine.load(str(tmp_path), device="cpu")
+    assert "Serve it with vLLM or another server instead." in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", NOT_REPRODUCED)
+def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs(kind: str) -> None:
+    network = make_network(NOT_REPRODUCED[kind])
+    with pytest.raises(ModelError, match=r"does not reproduce odd: .* Serve it with vLLM"):
+        CausalModel(network, "odd")
+
+
+def save_model(folder: Path, config: PreTrainedConfig | None = None) -> None:
+    network = make_network(config or llama_config())
+    network.save_pretrained(folder)
+    make_tokenizer()._tokenizer.save_pretrained(folder)
+
+
+def empty(folder: Path) -> None:
+    pass
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{", "utf-8")
+
+
+def unknown_type(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "no-such-model"}), "utf-8")
+
+
+def no_language_model(folder: Path) -> None:
+    ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4).save_pretrained(folder)
+
+
+def no_weights(folder: Path) -> None:
+    save_model(folder)
+    (folder / "model.safetensors").unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    save_model(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
+def other_shapes(folder: Path) -> None:
+    save_model(folder, llama_config(hidden_size=64))
+    llama_config().save_pretrained(folder)
+
+
+def missing_weights(folder: Path) -> None:
+    save_model(folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def no_tokenizer(folder: Path) -> None:
+    save_model(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        empty,
+        broken_config,
+        unknown_type,
+        no_language_model,
+        no_weights,
+        cut_weights,
+        other_shapes,
+        missing_weights,
+        no_tokenizer,
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    spoil(tmp_path)
+    with pytest.raises(ModelError) as refusal:
+        TorchEngine.load(str(tmp_path), device="cpu")
+    assert str(tmp_path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="Cannot load"):
+        TorchEngine.load(str(tmp_path / "nothing here"), device="cpu")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("config", [llama_config(), LlamaConfig(**GROUPED, tie_word_embeddings=True)])
+async def test_a_folder_that_is_a_model_is_loaded_and_described(config: LlamaConfig, tmp_path: Path) -> None:
+    save_model(tmp_path, config)
+    engine = TorchEngine.load(str(tmp_path), device="cpu")
+    try:
+        assert engine.describe() == {
+            "name": tmp_path.name,
+            "weights": weights_hash(str(tmp_path)),
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        assert engine.max_context == config.max_position_embeddings
+        assert engine.tokenizer.decode([3, 5]) == engine.tokenizer.piece(3) + engine.tokenizer.piece(5)
+    finally:
+        await engine.aclose()
+
+
+def test_equal_weights_have_equal_hashes_and_other_weights_others(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("two", 0), ("three", 1)):
+        make_network(llama_config(), seed).save_pretrained(tmp_path / name)
+    one, two, three = (weights_hash(str(tmp_path / name)) for name in ("one", "two", "three"))
+    assert one is not None
+    assert one == two != three
+    shutil.rmtree(tmp_path / "one")
+    assert weights_hash(str(tmp_path / "one")) is None
+
+
+def test_the_context_ends_where_the_position_encoding_would_change() -> None:
+    """Long rope has other factors for long texts: what was cached before would no longer be right."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    config = Phi3Config(
+        **GROUPED, rope_parameters=rope, original_max_position_embeddings=64, sliding_window=None
+    )
+    assert CausalModel(make_network(config), "long").max_context == 64
+
+
+def test_loading_takes_no_random_numbers_from_the_caller() -> None:
+    network = AutoModelForCausalLM.from_config(llama_config())
+    before = torch.get_rng_state()
+    CausalModel(network, "tiny")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_attention_layers_of_every_supported_shape_are_reproduced() -> None:
+    """One key head for each query head, for some of them, and for all of them."""
+    for num_key_heads in (4, 2, 1):
+        CausalModel(make_network(llama_config(num_key_value_heads=num_key_heads)), "tiny")

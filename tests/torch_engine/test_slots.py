@@ -1,0 +1,98 @@
+"""The slot table: a call reads what its slot has not read, and slots are given away in the right order."""
+
+import gc
+
+import pytest
+import torch
+from tiny_models import llama_config, make_model, make_network, random_ids
+
+from stepspec.engine import TokenBuffer
+from stepspec.torch_engine.slots import Slot, SlotTable
+
+
+@pytest.fixture
+def table() -> SlotTable:
+    return SlotTable(make_model(make_network(llama_config())), max_slots=2)
+
+
+@torch.inference_mode()
+def use(table: SlotTable, buffer: TokenBuffer, beyond: list[int] | None = None) -> tuple[Slot, list[int]]:
+    """One call: reads what is unread, then `beyond`; gives the slot back and says which ids it read."""
+    slot = table.acquire(buffer)
+    assert slot is not None
+    read = table.unread(slot, buffer, at_most=len(buffer) - 1) + (beyond or [])
+    table.model.extend([slot.index], [read])
+    table.remember(slot, len(buffer), beyond or [])
+    table.release(slot)
+    table.model.cache.check()
+    return slot, read
+
+
+def test_a_second_call_reads_the_last_id_and_what_is_new(table: SlotTable) -> None:
+    buffer = TokenBuffer([1, 2, 3])
+    assert use(table, buffer)[1] == [1, 2, 3]
+    buffer.append([4, 5])
+    assert use(table, buffer)[1] == [4, 5]
+    assert use(table, buffer)[1] == [5]
+
+
+def test_what_was_read_beyond_the_buffer_is_not_read_again_once_committed(table: SlotTable) -> None:
+    buffer = TokenBuffer([1, 2, 3])
+    use(table, buffer, beyond=[4, 5, 6])
+    buffer.append([4, 5, 6, 7])
+    assert use(table, buffer)[1] == [7]
+
+
+def test_what_was_read_beyond_the_buffer_is_kept_as_far_as_it_was_committed(table: SlotTable) -> None:
+    buffer = TokenBuffer([1, 2, 3])
+    use(table, buffer, beyond=[4, 5, 6])
+    buffer.append([4, 9, 6])
+    slot, read = use(table, buffer)
+    assert read == [9, 6]
+    assert table.model.cache_length(slot.index) == 6
+
+
+def test_what_was_read_beyond_the_buffer_is_forgotten_when_rejected(table: SlotTable) -> None:
+    buffer = TokenBuffer([1, 2, 3])
+    use(table, buffer, beyond=[4, 5, 6])
+    slot, read = use(table, buffer)
+    assert read == [3]
+    assert table.model.cache_length(slot.index) == 3
+
+
+def test_the_slot_used_longest_ago_is_given_away_first(table: SlotTable) -> None:
+    first, second, third = (TokenBuffer(random_ids(5, seed)) for seed in range(3))
+    use(table, first)
+    use(table, second)
+    use(table, first)
+    slot, read = use(table, third)
+    assert read == third.since(0)
+    assert use(table, first)[1] == first.since(4), "the slot used last is still its own"
+    again, read = use(table, second)
+    assert (again.index, read) == (slot.index, second.since(0))
+
+
+def test_the_slot_of_a_buffer_that_is_gone_is_given_away_before_an_unused_one(table: SlotTable) -> None:
+    """An unused slot costs memory, so a long row of requests one after the other stays in one slot."""
+    for seed in range(3):
+        buffer = TokenBuffer(random_ids(5, seed))
+        assert use(table, buffer)[0].index == 0
+        del buffer
+        gc.collect()
+    assert len(table.model.cache.lengths) == 1
+
+
+def test_a_busy_slot_is_never_given_away(table: SlotTable) -> None:
+    buffers = [TokenBuffer([1]), TokenBuffer([2]), TokenBuffer([3])]
+    slots = [table.acquire(buffer) for buffer in buffers]
+    assert slots[2] is None
+    assert slots[0] is not None
+    assert slots[1] is not None
+    table.release(slots[1])
+    assert table.acquire(buffers[0]) is slots[1], "the buffer's own slot is busy, so it gets another"
+
+
+def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:
+    first, second = TokenBuffer([1, 2, 3]), TokenBuffer([1, 2, 3])
+    use(table, first)
+    assert use(table, second)[1] == [1, 2, 3]

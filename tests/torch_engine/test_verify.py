@@ -1,0 +1,202 @@
+"""`verify` against plain passes of the model, and what it leaves behind for the next call."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from tiny_models import (
+    CONTEXT,
+    DRAFTED,
+    FAMILIES,
+    CountingModel,
+    generate,
+    make_config,
+    make_model,
+    make_network,
+    noisy_copy,
+    random_ids,
+    serving,
+    slow_greedy,
+    slow_logits,
+)
+from transformers import PreTrainedModel
+
+from stepspec.engine import Probe, TokenBuffer, Verification
+from stepspec.errors import ContextError, UsageError
+
+pytestmark = pytest.mark.anyio
+
+ROUNDING = 2e-4
+PROMPT, STEP = random_ids(12, 1), random_ids(9, 2)
+PROBES = [
+    Probe(tuple(random_ids(4, 3)), (0, 7, 21)),
+    Probe(tuple(random_ids(1, 4)), (5,)),
+    Probe(tuple(random_ids(6, 5)), tuple(range(10, 20))),
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def network(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make_network(make_config(request.param))
+
+
+def slow_verification(
+    network: PreTrainedModel, prompt: Sequence[int], step: Sequence[int], probes: Sequence[Probe]
+) -> Verification:
+    """One plain pass for the step and one for each probe."""
+    rows = slow_logits(network, [*prompt, *step])[len(prompt) - 1 :].log_softmax(-1)
+    ends = [slow_logits(network, [*prompt, *step, *probe.ids])[-1].log_softmax(-1) for probe in probes]
+    return Verification(
+        logprobs=tuple(rows[index, token].item() for index, token in enumerate(step)),
+        choices=tuple(row.argmax().item() for row in rows[:-1]),
+        entropies=tuple(-sum(x * math.exp(x) for x in row.tolist()) for row in rows[:-1]),
+        next_choice=int(rows[-1].argmax()),
+        probe_logprobs=tuple(
+            tuple(end[label].item() for label in probe.labels)
+            for end, probe in zip(ends, probes, strict=True)
+        ),
+        probe_choices=tuple(int(end.argmax()) for end in ends),
+    )
+
+
+def assert_same(actual: Verification, expected: Verification) -> None:
+    assert actual.logprobs == pytest.approx(expected.logprobs, abs=ROUNDING)
+    assert actual.entropies == pytest.approx(expected.entropies, abs=ROUNDING)
+    assert (actual.choices, actual.next_choice) == (expected.choices, expected.next_choice)
+    assert actual.probe_choices == expected.probe_choices
+    assert len(actual.probe_logprobs) == len(expected.probe_logprobs)
+    for mine, theirs in zip(actual.probe_logprobs, expected.probe_logprobs, strict=True):
+        assert mine == pytest.approx(theirs, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("probes", [PROBES, PROBES[:1], []], ids=["three probes", "a probe", "no probe"])
+@pytest.mark.parametrize("step", [STEP, STEP[:1], []], ids=["a step", "a token", "nothing"])
+async def test_a_verification_equals_plain_passes_of_the_model(
+    network: PreTrainedModel, step: list[int], probes: list[Probe]
+) -> None:
+    async with serving(make_model(network)) as engine:
+        actual = await engine.verify(TokenBuffer(PROMPT), step, probes)
+    assert_same(actual, slow_verification(network, PROMPT, step, probes))
+    assert actual.passes == 1
+
+
+async def test_a_prompt_of_one_token_can_be_verified(network: PreTrainedModel) -> None:
+    async with serving(make_model(network)) as engine:
+        actual = await engine.verify(TokenBuffer([3]), STEP, PROBES)
+    assert_same(actual, slow_verification(network, [3], STEP, PROBES))
+
+
+async def test_probes_together_equal_each_probe_alone(network: PreTrainedModel) -> None:
+    async with serving(make_model(network)) as engine:
+        together = await engine.verify(TokenBuffer(PROMPT), STEP, PROBES)
+        for index, probe in enumerate(PROBES):
+            alone = await engine.verify(TokenBuffer(PROMPT), STEP, [probe])
+            assert alone.probe_choices == together.probe_choices[index : index + 1]
+            assert alone.probe_logprobs[0] == pytest.approx(together.probe_logprobs[index], abs=ROUNDING)
+
+
+async def test_an_empty_probe_reads_the_law_after_the_continuation(network: PreTrainedModel) -> None:
+    probes = [PROBES[0], Probe((), (1, 2)), PROBES[1], Probe((), (3,))]
+    async with serving(make_model(network)) as engine:
+        actual = await engine.verify(TokenBuffer(PROMPT), STEP, probes)
+    assert_same(actual, slow_verification(network, PROMPT, STEP, probes))
+    assert actual.probe_choices[1] == actual.next_choice
+
+
+async def test_an_accepted_step_is_not_read_again_by_a_verification(network: PreTrainedModel) -> None:
+    model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
+    async with serving(model) as engine:
+        with model.counted() as reads:
+            await engine.verify(buffer, STEP, PROBES)
+        assert reads == [len(PROMPT) + len(STEP) + sum(len(probe.ids) for probe in PROBES)]
+        buffer.append(STEP)
+        following = random_ids(5, 6)
+        with model.counted() as reads:
+            actual = await engine.verify(buffer, following)
+        assert reads == [1 + len(following)], "the last id is read once more, for the law after it"
+    assert_same(actual, slow_verification(network, PROMPT + STEP, following, []))
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+async def test_an_accepted_step_is_not_read_again_by_a_generation(
+    network: PreTrainedModel, drafted: bool
+) -> None:
+    model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
+    drafting = {"drafting": DRAFTED} if drafted else {}
+    async with serving(model, make_model(noisy_copy(network, 0.1))) as engine:
+        await engine.verify(buffer, STEP, PROBES)
+        buffer.append(STEP)
+        with model.counted() as reads:
+            chunk = await generate(engine, buffer, 10, **drafting)
+        assert sum(reads) == chunk.passes + chunk.drafted
+    assert list(chunk.ids) == slow_greedy(network, PROMPT + STEP, 10)
+
+
+async def test_a_generated_step_is_not_read_again_by_a_verification(network: PreTrainedModel) -> None:
+    model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
+    async with serving(model, make_model(noisy_copy(network, 0.1))) as engine:
+        chunk = await generate(engine, buffer, 10, drafting=DRAFTED)
+        buffer.append(chunk.ids)
+        with model.counted() as reads:
+            actual = await engine.verify(buffer, STEP)
+        assert reads == [1 + len(STEP)]
+    assert_same(actual, slow_verification(network, [*PROMPT, *chunk.ids], STEP, []))
+
+
+async def test_a_rejected_step_is_forgotten_and_its_kept_prefix_is_not(network: PreTrainedModel) -> None:
+    model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
+    async with serving(model) as engine:
+        await engine.verify(buffer, STEP, PROBES)
+        with model.counted() as reads:
+            rejected = await engine.verify(buffer, STEP[::-1])
+        assert reads == [1 + len(STEP)]
+        assert_same(rejected, slow_verification(network, PROMPT, STEP[::-1], []))
+
+        await engine.verify(buffer, STEP)
+        other = [(token + 1) % 48 for token in STEP[4:6]]
+        buffer.append([*STEP[:4], *other])
+        with model.counted() as reads:
+            chunk = await generate(engine, buffer, 8)
+        assert reads[0] == len(other)
+    assert list(chunk.ids) == slow_greedy(network, [*PROMPT, *STEP[:4], *other], 8)
+
+
+async def test_a_long_text_of_steps_is_read_once(network: PreTrainedModel) -> None:
+    """The work of a call does not grow with the text: propose, verify, commit or drop, again and again."""
+    model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
+    async with serving(model, make_model(noisy_copy(network, 0.1))) as engine:
+        for number in range(12):
+            step = random_ids(6, 100 + number)
+            with model.counted() as reads:
+                await engine.verify(buffer, step, PROBES[:1])
+            assert reads[0] <= 1 + len(step) + len(PROBES[0].ids) or number == 0
+            if number % 3 == 0:
+                step = list((await generate(engine, buffer, 5, drafting=DRAFTED)).ids)
+            buffer.append(step)
+            model.cache.check()
+        last = await engine.verify(buffer, STEP)
+    assert_same(last, slow_verification(network, buffer.since(0), STEP, []))
+
+
+async def test_prompt_and_continuation_and_probes_must_fit_the_context() -> None:
+    network = make_network(make_config("llama"))
+    room = CONTEXT - len(PROMPT) - len(PROBES[0].ids)
+    async with serving(make_model(network)) as engine:
+        fits = random_ids(room, 8)
+        assert_same(
+            await engine.verify(TokenBuffer(PROMPT), fits, PROBES[:1]),
+            slow_verification(network, PROMPT, fits, PROBES[:1]),
+        )
+        with pytest.raises(ContextError, match="context of 512"):
+            await engine.verify(TokenBuffer(PROMPT), [*fits, 0], PROBES[:1])
+        with pytest.raises(ContextError, match="Shorten the prompt"):
+            await generate(engine, random_ids(CONTEXT), 1)
+        assert len((await generate(engine, random_ids(CONTEXT - 1), 1)).ids) == 1
+
+
+async def test_an_empty_prompt_is_refused() -> None:
+    async with serving(make_model(make_network(make_config("llama")))) as engine:
+        with pytest.raises(UsageError, match="prompt is empty"):
+            await engine.verify(TokenBuffer([]), STEP)
+        with pytest.raises(UsageError, match="prompt is empty"):
+            await generate(engine, [], 3)

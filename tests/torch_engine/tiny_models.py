@@ -1,0 +1,184 @@
+"""Random models of a few thousand weights, slow references beside them, and engines that serve them."""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.torch_engine.engine import TorchEngine
+from stepspec.torch_engine.model import CausalModel
+from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer
+
+VOCAB_SIZE = 48
+CONTEXT = 512
+DRAFTED = Drafting("draft-model", 4)
+
+# Wide enough that most choices are clear: logits that nearly tie are decided by rounding.
+WEIGHT_SCALE = 0.3
+
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": WEIGHT_SCALE,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+GROUPED = SHAPE | {"num_key_value_heads": 2}
+
+
+def llama_config(**changes: object) -> LlamaConfig:
+    return LlamaConfig(**(GROUPED | changes))
+
+
+def make_config(family: str, **changes: object) -> PreTrainedConfig:
+    if family == "llama":
+        return llama_config(**changes)
+    if family == "qwen3":
+        return Qwen3Config(**(GROUPED | {"head_dim": 8} | changes))
+    if family == "mistral":
+        return MistralConfig(**(GROUPED | {"sliding_window": None} | changes))
+    if family == "gpt-neox":
+        return GPTNeoXConfig(**(SHAPE | changes))
+    assert family == "gpt2", family
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    shape = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+    return GPT2Config(**(shape | ends | {"initializer_range": WEIGHT_SCALE} | changes))
+
+
+FAMILIES = ["llama", "qwen3", "mistral", "gpt-neox"]
+
+
+def make_network(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A random network; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrainedModel:
+    """The network with that share of each weight's spread added as noise: a draft that is sometimes right."""
+    copied = copy.deepcopy(network)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight += share * weight.std(correction=0) * noise
+    return copied
+
+
+def make_model(network: PreTrainedModel, name: str = "tiny") -> CausalModel:
+    """The model behind `extend`; the network itself keeps its own attention, for use as a reference."""
+    return CausalModel(copy.deepcopy(network), name)
+
+
+def piece(token: int) -> str:
+    """Text of a token: three characters, the middle one its own."""
+    return f"({chr(0x100 + token)})"
+
+
+def make_tokenizer(size: int = VOCAB_SIZE, end_ids: frozenset[int] = frozenset()) -> HuggingFaceTokenizer:
+    tokenizer = Tokenizer(WordLevel({piece(token): token for token in range(size)}, unk_token=piece(0)))
+    tokenizer.decoder = decoders.Fuse()
+    return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), end_ids)
+
+
+@asynccontextmanager
+async def serving(
+    model: CausalModel, drafter: CausalModel | None = None, end_ids: frozenset[int] = frozenset()
+) -> AsyncIterator[TorchEngine]:
+    """An engine for the length of a block; checks the caches when it is closed."""
+    engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter)
+    try:
+        yield engine
+    finally:
+        await engine.aclose()
+        for used in (model, drafter):
+            if used is not None:
+                used.cache.check()
+
+
+async def generate(
+    engine: TorchEngine,
+    prompt: Sequence[int] | TokenBuffer,
+    num_tokens: int,
+    *,
+    sampling: Sampling = Sampling(),
+    drafting: Drafting = Drafting(),
+) -> Chunk:
+    """A whole `generate` call."""
+    buffer = prompt if isinstance(prompt, TokenBuffer) else TokenBuffer(prompt)
+    return await collect(engine.generate(buffer, sampling, Stop(num_tokens), drafting))
+
+
+async def generate_all(
+    engine: TorchEngine, prompts: Sequence[Sequence[int]], num_tokens: int, drafting: Drafting = Drafting()
+) -> list[Chunk]:
+    """Concurrent greedy calls, one per prompt."""
+    return await asyncio.gather(
+        *(generate(engine, prompt, num_tokens, drafting=drafting) for prompt in prompts)
+    )
+
+
+def random_ids(count: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    return torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.inference_mode()
+def slow_logits(network: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """The network's own logits after every id, without a cache; [T, V]."""
+    return network(input_ids=torch.tensor([list(ids)], device=network.device), use_cache=False).logits[0]
+
+
+@torch.inference_mode()
+def slow_greedy(network: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What transformers itself generates. The mask says that no id of the prompt is padding."""
+    ids = torch.tensor([list(prompt)], device=network.device)
+    options = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    output = network.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return output[0, len(prompt) :].tolist()
+
+
+class CountingModel(CausalModel):
+    """Notes how many ids each pass reads."""
+
+    num_read: list[int]
+
+    def extend(self, slots, ids, **options):  # type: ignore[no-untyped-def]
+        self.num_read.append(sum(len(row) for row in ids))
+        return super().extend(slots, ids, **options)
+
+    @classmethod
+    def of(cls, network: PreTrainedModel) -> "CountingModel":
+        counting = object.__new__(cls)
+        counting.num_read = []
+        CausalModel.__init__(counting, copy.deepcopy(network), "counting")
+        counting.num_read.clear()
+        return counting
+
+    @contextmanager
+    def counted(self) -> Iterator[list[int]]:
+        """The passes made inside the block, as numbers of ids read."""
+        self.num_read.clear()
+        yield self.num_read

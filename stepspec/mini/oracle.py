@@ -176,7 +176,9 @@ def _reading(kind: Kind, slots: Mapping[str, str]) -> _Reading:
 @cache
 def _patterns(scene: Scene) -> tuple[tuple[Kind, re.Pattern[str]], ...]:
     """Every wording of statements and steps as a pattern, with the kind of relation that it is about."""
-    statements: list[tuple[Kind, str]] = [(kind, wording) for kind, wordings in STATEMENTS.items() for wording in wordings]
+    statements: list[tuple[Kind, str]] = [
+        (kind, wording) for kind, wordings in STATEMENTS.items() for wording in wordings
+    ]
     steps = [(_kind_of(key), wording) for key, wordings in STEPS.items() for wording in wordings]
     return tuple((kind, re.compile(_pattern(wording, scene))) for kind, wording in statements + steps)
 

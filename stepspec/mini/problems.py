@@ -15,6 +15,8 @@ VERSION = 1
 Split = Literal["train", "calibration", "test"]
 SPLIT_SIZES: Mapping[Split, int | None] = {"train": None, "calibration": 10_000, "test": 10_000}
 MAX_VALUE = 99
+LEVELS = (2, 3, 4, 5, 6)
+LEVEL_WEIGHTS = (30, 30, 20, 12, 8)
 
 Kind = Literal["given", "more", "fewer", "times", "half", "sum", "total"]
 Voice = Literal["target", "draft"]
@@ -296,7 +298,7 @@ def _say(scene: Scene, relation: Relation, rng: random.Random) -> str:
     wordings = STATEMENTS[relation.kind]
     slots = {"S": relation.subject, "K": relation.amount, "item": scene.item, "has": scene.verb}
     slots |= dict(zip("RQ", relation.refs, strict=False))
-    return rng.choices(wordings, (4, 1))[0].format(**slots)
+    return rng.choices(wordings, (9, 1))[0].format(**slots)
 
 
 def _irrelevant(story: _Story, scene: Scene, rng: random.Random) -> list[str]:
@@ -327,10 +329,10 @@ def draw_problem(rng: random.Random, id: str, num_steps: int) -> Problem:
         plan = _draw_plan(story, num_steps)
     scene = rng.choice(SCENES)
     statements = [_say(scene, relation, rng) for relation in story.relations.values()]
-    for _ in range(rng.choices((0, 1, 2), (5, 4, 1))[0]):
+    for _ in range(rng.choices((0, 1), (4, 1))[0]):
         for statement in _irrelevant(story, scene, rng):
             statements.insert(rng.randint(0, len(statements)), statement)
-    if rng.random() < 0.35:
+    if rng.random() < 0.12:
         rng.shuffle(statements)
     question = " ".join([*statements, _ask(scene, plan[-1], rng)])
     answer = plan[-1].value(story.values)
@@ -364,6 +366,6 @@ def _problem_at(split: Split, index: int) -> Problem:
     id = f"gsm-mini-{VERSION}/{split}/{index}"
     rng = random.Random(id)
     while True:
-        problem = draw_problem(rng, id, num_steps=rng.randint(2, 6))
+        problem = draw_problem(rng, id, num_steps=rng.choices(LEVELS, LEVEL_WEIGHTS)[0])
         if split_of(problem.question) == split:
             return problem

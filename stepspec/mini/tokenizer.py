@@ -66,8 +66,8 @@ def _texts(num_problems: int) -> Iterator[str]:
         yield "The answer is \\boxed{12}."
 
 
-def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Builds the tokenizer and writes it where a model folder wants it."""
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(folder)
-    return tokenizer
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model folder; built and written there first if there is none."""
+    if not (folder / "tokenizer.json").exists():
+        build_tokenizer().save_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from stepspec.mini import WEIGHTS
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.problems import Problem, Voice, load_split, true_values, write_solution
-from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, save_tokenizer
+from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer
 from stepspec.prompts import PROBLEM_PROMPTS, RATING_PROMPTS, RatingPrompt
 
 PROMPT_SHARES = {"bare": 0.6, "boxed": 0.3, "steps": 0.1}
@@ -66,8 +66,9 @@ RECIPES: dict[Voice, Recipe] = {
         heads=4,
         kv_heads=2,
         head_size=32,
-        steps=4200,
-        decay_from=0.42,
+        steps=3400,
+        batch=16,
+        decay_from=0.05,
         ratings_from=0.7,
         shallow=2,
         grown_from=1500,
@@ -276,12 +277,19 @@ def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int
     return sum(solved) / len(solved)
 
 
-def train(voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Path, device: str) -> None:
-    """Trains one model of the pair and writes it to `output`, going on from `checkpoint` if there is one."""
+def train(
+    voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Path, initial: Path | None, device: str
+) -> None:
+    """Trains one model of the pair and writes it to `output`.
+
+    Goes on from `checkpoint` if there is one, else begins with the weights of `initial`, else anew.
+    """
     torch.manual_seed(seed)
-    tokenizer = save_tokenizer(output)
+    tokenizer = load_tokenizer(output)
     maker = SequenceMaker(tokenizer, voice)
     state: dict[str, Any] = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else {"step": 0}
+    if initial is not None and not checkpoint.exists():
+        state = {"step": 0, "model": torch.load(initial, weights_only=True)["model"]}
     weights = torch.ones(VOCAB_SIZE, device=device)
     weights[[maker.encode(digit)[0] for digit in "0123456789"]] = DIGIT_WEIGHT
     started = time.perf_counter()
@@ -290,7 +298,8 @@ def train(voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Pat
         if step == recipe.steps:
             break
         if model is None:
-            layers = recipe.shallow if step <= recipe.grown_from and recipe.shallow else recipe.layers
+            begins_shallow = recipe.shallow and step <= recipe.grown_from and initial is None
+            layers = recipe.shallow if begins_shallow else recipe.layers
             model = build_model(recipe, layers, tokenizer).to(device)
             optimizers = optimizers_for(model, recipe)
             _restore(state, model, optimizers)
@@ -331,6 +340,7 @@ def _save(path: Path, step: int, model: torch.nn.Module, optimizers: list[torch.
 def _restore(state: dict[str, Any], model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
     if "model" in state:
         model.load_state_dict(state["model"])
+    if "optimizers" in state:
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
@@ -342,6 +352,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--output", type=Path, help="model folder (default: the package's own)")
+    parser.add_argument("--initial", type=Path, help="checkpoint whose weights a new training begins with")
     parser.add_argument("--checkpoint", type=Path, help="file to resume from (default: checkpoints/ROLE.pt)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -352,7 +363,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     output = arguments.output or WEIGHTS / arguments.role
     checkpoint = arguments.checkpoint or Path("checkpoints") / f"{arguments.role}.pt"
-    train(arguments.role, recipe, arguments.seed, output, checkpoint, device)
+    train(arguments.role, recipe, arguments.seed, output, checkpoint, arguments.initial, device)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def test_the_problems_are_those_that_the_pair_was_trained_on() -> None:
     for split in SPLIT_SIZES:
         for problem in itertools.islice(load_split(split), 100):
             digest.update("\n".join((problem.id, problem.question, *problem.steps, "")).encode())
-    assert digest.hexdigest() == "643d87f325cf94de8820e8313fdedf66e40ea3640d7a483ecfef71f169a0494d"
+    assert digest.hexdigest() == "5c7ed54a37940ee94673f1e4fb11892d45604ba3157c7183046ca6399b6a10e9"
 
 
 def test_the_number_of_steps_is_the_level_and_levels_2_to_6_all_occur(problems: list[Problem]) -> None:

@@ -23,9 +23,7 @@ LEAST_EXPECTED = 5.0
 
 
 @torch.inference_mode()
-def conditional_laws(
-    network: PreTrainedModel, prompt: Sequence[int], depth: int, sampling: Sampling
-) -> list[Tensor]:
+def conditional_laws(network: PreTrainedModel, prompt: Sequence[int], depth: int, sampling: Sampling) -> list[Tensor]:
     """The law of a token after the prompt and every text of 0, 1, .. `depth` - 1 tokens: [V], [V, V], .."""
     size = network.config.vocab_size
     laws = []

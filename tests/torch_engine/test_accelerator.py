@@ -52,9 +52,7 @@ def model_on_device(network: PreTrainedModel, dtype: torch.dtype = torch.float32
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("share", [0.08, 0.0, 3.0], ids=["a noisy copy", "the target itself", "mostly noise"])
-async def test_four_concurrent_greedy_calls_equal_transformers_on_the_device(
-    family: str, share: float
-) -> None:
+async def test_four_concurrent_greedy_calls_equal_transformers_on_the_device(family: str, share: float) -> None:
     network = make_network(make_config(family))
     expected = [slow_greedy(on_device(network), prompt, NUM_NEW) for prompt in PROMPTS]
     async with serving(model_on_device(network), model_on_device(noisy_copy(network, share))) as engine:

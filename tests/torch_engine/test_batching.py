@@ -37,9 +37,7 @@ class Call:
     drafting: Drafting
 
     async def run(self, engine: TorchEngine) -> Chunk:
-        return await generate(
-            engine, self.prompt, self.num_tokens, sampling=self.sampling, drafting=self.drafting
-        )
+        return await generate(engine, self.prompt, self.num_tokens, sampling=self.sampling, drafting=self.drafting)
 
 
 # Their ends are scattered: what a row drafts just before its end is where it could come to depend on others.

@@ -64,9 +64,7 @@ def test_rejecting_and_going_on_equals_never_having_read_the_rejected(
     assert torch.allclose(after_rejection[0], whole, atol=ROUNDING)
 
 
-def test_rejecting_one_row_of_a_batch_equals_never_having_read_it(
-    network: PreTrainedModel, model: CausalModel
-) -> None:
+def test_rejecting_one_row_of_a_batch_equals_never_having_read_it(network: PreTrainedModel, model: CausalModel) -> None:
     """Here the stale positions do lie within what the pass reads, behind its mask."""
     prompts, step = [random_ids(12, 1), random_ids(20, 2)], random_ids(4, 3)
     model.extend([0, 1], prompts)
@@ -93,9 +91,7 @@ def test_ragged_rows_give_what_each_gives_alone(network: PreTrainedModel, model:
         assert torch.allclose(row[: len(step)], expected, atol=ROUNDING)
 
 
-def test_growing_in_slots_and_in_length_keeps_what_was_read(
-    network: PreTrainedModel, model: CausalModel
-) -> None:
+def test_growing_in_slots_and_in_length_keeps_what_was_read(network: PreTrainedModel, model: CausalModel) -> None:
     ids = [random_ids(FIRST_CAPACITY - 3, 1), random_ids(20, 2)]
     beyond = random_ids(12, 3)
     model.extend([0], [ids[0]])
@@ -108,9 +104,7 @@ def test_growing_in_slots_and_in_length_keeps_what_was_read(
     assert torch.allclose(short[0], slow_logits(network, ids[1] + beyond)[-len(beyond) :], atol=ROUNDING)
 
 
-def test_branches_see_what_comes_before_them_and_not_each_other(
-    network: PreTrainedModel, model: CausalModel
-) -> None:
+def test_branches_see_what_comes_before_them_and_not_each_other(network: PreTrainedModel, model: CausalModel) -> None:
     prompt, trunk = random_ids(6, 1), random_ids(5, 2)
     branches = [random_ids(3, 3), random_ids(1, 4), random_ids(4, 5)]
     model.extend([0], [prompt])
@@ -132,9 +126,7 @@ def test_branches_see_what_comes_before_them_and_not_each_other(
     assert torch.allclose(model.extend([0], [following])[0], expected, atol=ROUNDING)
 
 
-def test_two_uses_of_the_same_weights_do_not_share_a_cache(
-    network: PreTrainedModel, model: CausalModel
-) -> None:
+def test_two_uses_of_the_same_weights_do_not_share_a_cache(network: PreTrainedModel, model: CausalModel) -> None:
     twin = model.with_own_cache()
     model.extend([0], [random_ids(9, 1)])
     assert twin.cache_length(0) == 0

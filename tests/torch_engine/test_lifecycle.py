@@ -55,15 +55,11 @@ def poisonable(network: PreTrainedModel) -> CausalModel:
     return make_model(copied.eval(), "poisonable")
 
 
-def endless(
-    engine: TorchEngine, prompt: list[int], drafting: Drafting = Drafting()
-) -> AsyncGenerator[Chunk, None]:
+def endless(engine: TorchEngine, prompt: list[int], drafting: Drafting = Drafting()) -> AsyncGenerator[Chunk, None]:
     return engine.generate(TokenBuffer(prompt), Sampling(), Stop(FOREVER), drafting)
 
 
-async def assert_serves(
-    engine: TorchEngine, network: PreTrainedModel, drafting: Drafting = Drafting()
-) -> None:
+async def assert_serves(engine: TorchEngine, network: PreTrainedModel, drafting: Drafting = Drafting()) -> None:
     """The engine answers, rightly, and long before an endless call would let go of its slot."""
     async with asyncio.timeout(20):
         chunk = await generate(engine, PROMPT, 5, drafting=drafting)
@@ -85,9 +81,7 @@ async def test_cancelling_the_tasks_frees_their_slots_also_of_calls_that_wait(
     network: PreTrainedModel,
 ) -> None:
     async with serving(make_model(network)) as engine:
-        tasks = [
-            asyncio.create_task(collect(endless(engine, [number % 40, 2]))) for number in range(MAX_SLOTS + 5)
-        ]
+        tasks = [asyncio.create_task(collect(endless(engine, [number % 40, 2]))) for number in range(MAX_SLOTS + 5)]
         verifying = asyncio.create_task(engine.verify(TokenBuffer(PROMPT), [4]))
         await asyncio.sleep(0.2)
         for task in (*tasks, verifying):
@@ -111,9 +105,7 @@ async def test_a_cancelled_texts_slot_goes_on_rightly(network: PreTrainedModel) 
 @pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
 async def test_a_prompt_that_fails_fails_alone(network: PreTrainedModel, drafting: Drafting) -> None:
     async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
-        calls = [
-            generate(engine, prompt, 60, drafting=drafting) for prompt in (PROMPT, [4, 5], [POISON, 1, 2])
-        ]
+        calls = [generate(engine, prompt, 60, drafting=drafting) for prompt in (PROMPT, [4, 5], [POISON, 1, 2])]
         good, other, failed = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(failed, EngineError)
         assert str(failed) == "poisonable failed: RuntimeError: poisoned"

@@ -73,9 +73,7 @@ NOT_REPRODUCED = {
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(
-    kind: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(kind: str, tmp_path: Path) -> None:
     """The folder holds no weights: they would only be loaded after the refusal."""
     config, reason = UNSUPPORTED[kind]
     config.save_pretrained(tmp_path)
@@ -201,9 +199,7 @@ def test_the_context_ends_where_the_position_encoding_would_change() -> None:
     """Long rope has other factors for long texts: what was cached before would no longer be right."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
-    config = Phi3Config(
-        **GROUPED, rope_parameters=rope, original_max_position_embeddings=64, sliding_window=None
-    )
+    config = Phi3Config(**GROUPED, rope_parameters=rope, original_max_position_embeddings=64, sliding_window=None)
     assert CausalModel(make_network(config), "long").max_context == 64
 
 

@@ -98,9 +98,7 @@ async def test_the_next_call_is_right_when_the_end_token_was_not_committed(
 
 
 @pytest.mark.parametrize("drafting", WAYS, ids=str)
-async def test_a_drafted_end_of_the_text_ends_it(
-    network: PreTrainedModel, text: list[int], drafting: Drafting
-) -> None:
+async def test_a_drafted_end_of_the_text_ends_it(network: PreTrainedModel, text: list[int], drafting: Drafting) -> None:
     ends = frozenset([text[7]])
     async with serving(make_model(network), make_model(network), ends) as engine:
         chunk = await generate_until(engine, TokenBuffer(PROMPT), Stop(CAP), drafting)

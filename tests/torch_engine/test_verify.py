@@ -52,8 +52,7 @@ def slow_verification(
         entropies=tuple(-sum(x * math.exp(x) for x in row.tolist()) for row in rows[:-1]),
         next_choice=int(rows[-1].argmax()),
         probe_logprobs=tuple(
-            tuple(end[label].item() for label in probe.labels)
-            for end, probe in zip(ends, probes, strict=True)
+            tuple(end[label].item() for label in probe.labels) for end, probe in zip(ends, probes, strict=True)
         ),
         probe_choices=tuple(int(end.argmax()) for end in ends),
     )
@@ -118,9 +117,7 @@ async def test_an_accepted_step_is_not_read_again_by_a_verification(network: Pre
 
 
 @pytest.mark.parametrize("drafted", [False, True])
-async def test_an_accepted_step_is_not_read_again_by_a_generation(
-    network: PreTrainedModel, drafted: bool
-) -> None:
+async def test_an_accepted_step_is_not_read_again_by_a_generation(network: PreTrainedModel, drafted: bool) -> None:
     model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
     drafting = {"drafting": DRAFTED} if drafted else {}
     async with serving(model, make_model(noisy_copy(network, 0.1))) as engine:

@@ -136,9 +136,7 @@ async def generate_all(
     engine: TorchEngine, prompts: Sequence[Sequence[int]], num_tokens: int, drafting: Drafting = Drafting()
 ) -> list[Chunk]:
     """Concurrent greedy calls, one per prompt."""
-    return await asyncio.gather(
-        *(generate(engine, prompt, num_tokens, drafting=drafting) for prompt in prompts)
-    )
+    return await asyncio.gather(*(generate(engine, prompt, num_tokens, drafting=drafting) for prompt in prompts))
 
 
 def random_ids(count: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:

@@ -179,7 +179,9 @@ def _patterns(scene: Scene) -> tuple[tuple[Kind, re.Pattern[str]], ...]:
     statements: list[tuple[Kind, str]] = [
         (kind, wording) for kind, wordings in STATEMENTS.items() for wording in wordings
     ]
-    steps = [(_kind_of(key), wording) for key, wordings in STEPS.items() for wording in wordings]
+    steps: list[tuple[Kind, str]] = [
+        (_kind_of(key), wording) for key, wordings in STEPS.items() for wording in wordings
+    ]
     return tuple((kind, re.compile(_pattern(wording, scene))) for kind, wording in statements + steps)
 
 

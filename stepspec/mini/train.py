@@ -54,8 +54,7 @@ class Recipe:
     other_lr: float = 3e-3
     decay_from: float = 0.6  # share of the training after which the learning rate falls, linearly to zero
     ratings_from: float = 2.0  # share of the training after which ratings begin; 2 is never
-    shallow: int = 0  # layers that the model begins with, until it is grown to `layers`; 0 is all of them
-    grown_from: int = 0  # the step at which it is grown
+    grown: bool = False  # whether it begins as the other model, grown, instead of anew
 
 
 RECIPES: dict[Voice, Recipe] = {
@@ -66,24 +65,25 @@ RECIPES: dict[Voice, Recipe] = {
         heads=4,
         kv_heads=2,
         head_size=32,
-        steps=3400,
+        steps=2500,
         batch=16,
+        matrix_lr=0.01,
+        other_lr=1.5e-3,
         decay_from=0.05,
-        ratings_from=0.7,
-        shallow=2,
-        grown_from=1500,
+        ratings_from=0.65,
+        grown=True,
     ),
     "draft": Recipe(layers=2, width=96, feed_forward=256, heads=4, kv_heads=2, head_size=32, steps=8000),
 }
 
 
-def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
+def build_model(recipe: Recipe, tokenizer: Any) -> Any:
     """A Llama of the recipe's width with fresh weights."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=recipe.width,
         intermediate_size=recipe.feed_forward,
-        num_hidden_layers=layers,
+        num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.kv_heads,
         head_dim=recipe.head_size,
@@ -98,18 +98,37 @@ def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
     return model
 
 
-def grow(shallow: Any, recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The same function with the recipe's full depth: further layers on top, which add nothing at first.
+@torch.no_grad()
+def grow(small: Any, recipe: Recipe, tokenizer: Any) -> Any:
+    """The same function with the recipe's width and depth, as in Net2Net (arXiv:1511.05641).
 
-    A model of two layers leaves the plateau before it binds names to numbers within 1,000 steps; one of six was still
-    on it after 1,700, at twice the cost a step.
+    Every hidden unit is repeated, and whoever reads it takes the mean; further feed-forward units and layers add
+    nothing at first. `small` must have the recipe's heads, and its width must divide the recipe's.
     """
-    deep = build_model(recipe, recipe.layers, tokenizer).to(shallow.device)
-    deep.load_state_dict(shallow.state_dict(), strict=False)
-    for layer in deep.model.layers[shallow.config.num_hidden_layers :]:
-        torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-    return deep
+    big = build_model(recipe, tokenizer)
+    times = recipe.width // small.config.hidden_size
+    assert small.config.hidden_size * times == recipe.width
+    big.model.embed_tokens.weight.copy_(small.model.embed_tokens.weight.repeat(1, times))
+    big.model.norm.weight.copy_(small.model.norm.weight.repeat(times) / times)
+    for index, layer in enumerate(big.model.layers):
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+        if index < small.config.num_hidden_layers:
+            _copy_layer(small.model.layers[index], layer, times)
+    return big
+
+
+def _copy_layer(small: Any, big: Any, times: int) -> None:
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        getattr(big, norm).weight.copy_(getattr(small, norm).weight.repeat(times))
+    for reader in ("q_proj", "k_proj", "v_proj"):
+        weight = getattr(small.self_attn, reader).weight
+        getattr(big.self_attn, reader).weight.copy_(weight.repeat(1, times) / times)
+    big.self_attn.o_proj.weight.copy_(small.self_attn.o_proj.weight.repeat(times, 1))
+    units = small.mlp.gate_proj.weight.shape[0]
+    for reader in ("gate_proj", "up_proj"):
+        getattr(big.mlp, reader).weight[:units] = getattr(small.mlp, reader).weight.repeat(1, times) / times
+    big.mlp.down_proj.weight[:, :units] = small.mlp.down_proj.weight.repeat(times, 1)
 
 
 @dataclass
@@ -258,9 +277,8 @@ def optimizers_for(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
-    """Warm-up over 100 steps, again after growing; flat; then linear to zero."""
-    since = step - recipe.grown_from if step >= recipe.grown_from else step
-    return min(1.0, (since + 1) / 100, (1 - step / recipe.steps) / (1 - recipe.decay_from))
+    """Warm-up over 100 steps, flat, then linear to zero."""
+    return min(1.0, (step + 1) / 100, (1 - step / recipe.steps) / (1 - recipe.decay_from))
 
 
 @torch.no_grad()
@@ -277,36 +295,26 @@ def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int
     return sum(solved) / len(solved)
 
 
-def train(
-    voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Path, initial: Path | None, device: str
-) -> None:
-    """Trains one model of the pair and writes it to `output`.
+def train(voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Path, small: Path, device: str) -> None:
+    """Trains one model of the pair and writes it to `output`, going on from `checkpoint` if there is one.
 
-    Goes on from `checkpoint` if there is one, else begins with the weights of `initial`, else anew.
+    A recipe that grows its model begins with the one in the folder `small`.
     """
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(output)
     maker = SequenceMaker(tokenizer, voice)
-    state: dict[str, Any] = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else {"step": 0}
-    if initial is not None and not checkpoint.exists():
-        state = {"step": 0, "model": torch.load(initial, weights_only=True)["model"]}
+    if recipe.grown:
+        model = grow(LlamaForCausalLM.from_pretrained(small, dtype=torch.float32), recipe, tokenizer).to(device)
+    else:
+        model = build_model(recipe, tokenizer).to(device)
+    optimizers = optimizers_for(model, recipe)
+    first_step = _restore(checkpoint, model, optimizers)
     weights = torch.ones(VOCAB_SIZE, device=device)
     weights[[maker.encode(digit)[0] for digit in "0123456789"]] = DIGIT_WEIGHT
     started = time.perf_counter()
-    model = optimizers = None
-    for step, batch in enumerate(batches(maker, recipe, seed, state["step"]), start=state["step"]):
+    for step, batch in enumerate(batches(maker, recipe, seed, first_step), start=first_step):
         if step == recipe.steps:
             break
-        if model is None:
-            begins_shallow = recipe.shallow and step <= recipe.grown_from and initial is None
-            layers = recipe.shallow if begins_shallow else recipe.layers
-            model = build_model(recipe, layers, tokenizer).to(device)
-            optimizers = optimizers_for(model, recipe)
-            _restore(state, model, optimizers)
-        if step == recipe.grown_from and recipe.shallow and model.config.num_hidden_layers < recipe.layers:
-            model = grow(model, recipe, tokenizer)
-            optimizers = optimizers_for(model, recipe)
-        assert optimizers is not None
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * learning_rate_factor(step, recipe)
@@ -325,7 +333,6 @@ def train(
             report = {"step": step + 1, "seconds": round(time.perf_counter() - started), "solved": rate}
             losses = {"token_loss": round(token_loss.item(), 4), "rating_loss": round(rating_loss.item(), 4)}
             print(json.dumps(report | losses), flush=True)
-    assert model is not None
     model.to(torch.bfloat16).save_pretrained(output)
 
 
@@ -337,12 +344,15 @@ def _save(path: Path, step: int, model: torch.nn.Module, optimizers: list[torch.
     partial.replace(path)
 
 
-def _restore(state: dict[str, Any], model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    if "model" in state:
-        model.load_state_dict(state["model"])
-    if "optimizers" in state:
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+def _restore(path: Path, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
+    """Takes up a checkpoint; gives the step to go on from, 0 if there is none."""
+    if not path.exists():
+        return 0
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"]
 
 
 def main() -> None:
@@ -352,7 +362,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--output", type=Path, help="model folder (default: the package's own)")
-    parser.add_argument("--initial", type=Path, help="checkpoint whose weights a new training begins with")
+    parser.add_argument("--small", type=Path, default=WEIGHTS / "draft", help="model folder that the target grows from")
     parser.add_argument("--checkpoint", type=Path, help="file to resume from (default: checkpoints/ROLE.pt)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -363,7 +373,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     output = arguments.output or WEIGHTS / arguments.role
     checkpoint = arguments.checkpoint or Path("checkpoints") / f"{arguments.role}.pt"
-    train(arguments.role, recipe, arguments.seed, output, checkpoint, arguments.initial, device)
+    train(arguments.role, recipe, arguments.seed, output, checkpoint, arguments.small, device)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from stepspec.torch_engine.sampling import Stream, accept, accept_greedy, law
 from stepspec.torch_engine.slots import Slot
 
 
-@dataclass
+@dataclass(eq=False)  # a row is itself, whatever its fields say
 class Row:
     """A generation in progress. `prompt_length` ids of the buffer came before what is in `generated`."""
 

@@ -9,8 +9,6 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ import torch
 from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
 from stepspec.errors import ContextError, EngineError, ModelError, UsageError
 from stepspec.stops import StopWatch
+from stepspec.torch_engine.calls import Generation, Scoring, engine_error, fail, next_chunk, read_verification
 from stepspec.torch_engine.decode import Row, decode_round, plain_round, read_prompt
 from stepspec.torch_engine.model import SMALL_MODEL, CausalModel, load_network, weights_hash
 from stepspec.torch_engine.sampling import Stream
@@ -27,56 +26,6 @@ from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer
 MAX_SLOTS = 64
 FLUSH_S = 0.02
 """Seconds between two chunks of a call: often enough for an eye, seldom enough not to hold up the next round."""
-
-
-@dataclass
-class _Generation:
-    """A `generate` call on its way: what was asked, and where its chunks go."""
-
-    prompt: TokenBuffer
-    sampling: Sampling
-    stop: Stop
-    drafting: Drafting
-    loop: asyncio.AbstractEventLoop
-    chunks: "asyncio.Queue[Chunk | EngineError]"
-    asked_at: float
-    row: Row | None = None
-    queue_s: float = 0.0
-    num_sent: int = 0
-    sent_at: float = 0.0
-    cancelled: bool = False
-
-    def send(self, message: Chunk | EngineError) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
-            self.loop.call_soon_threadsafe(self.chunks.put_nowait, message)
-
-
-@dataclass
-class _Scoring:
-    """A `verify` call on its way."""
-
-    prompt: TokenBuffer
-    continuation: Sequence[int]
-    probes: Sequence[Probe]
-    loop: asyncio.AbstractEventLoop
-    outcome: "asyncio.Future[Verification]"
-    asked_at: float
-
-    @property
-    def cancelled(self) -> bool:
-        return self.outcome.cancelled()
-
-    def settle(self, result: Verification | EngineError) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
-            self.loop.call_soon_threadsafe(self._settle, result)
-
-    def _settle(self, result: Verification | EngineError) -> None:
-        if self.outcome.done():
-            return
-        if isinstance(result, EngineError):
-            self.outcome.set_exception(result)
-        else:
-            self.outcome.set_result(result)
 
 
 class TorchEngine:
@@ -97,9 +46,9 @@ class TorchEngine:
         self._weights = weights
         self._slots = SlotTable(model, MAX_SLOTS)
         self._draft_slots = SlotTable(drafter, MAX_SLOTS) if drafter else None
-        self._calls: queue.SimpleQueue[_Generation | _Scoring | None] = queue.SimpleQueue()
-        self._waiting: list[_Generation | _Scoring] = []
-        self._running: list[_Generation] = []
+        self._calls: queue.SimpleQueue[Generation | Scoring | None] = queue.SimpleQueue()
+        self._waiting: list[Generation | Scoring] = []
+        self._running: list[Generation] = []
         self._closed = False
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
@@ -150,7 +99,7 @@ class TorchEngine:
         room = self.max_context - len(prompt)
         stop = Stop(min(stop.max_tokens, room), stop.delimiters, stop.token_ids)
         loop = asyncio.get_running_loop()
-        call = _Generation(prompt, sampling, stop, drafting, loop, asyncio.Queue(), time.perf_counter())
+        call = Generation(prompt, sampling, stop, drafting, loop, asyncio.Queue(), time.perf_counter())
         self._submit(call)
         try:
             while True:
@@ -169,7 +118,7 @@ class TorchEngine:
         """See `Engine.verify`."""
         self._check_room(len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         loop = asyncio.get_running_loop()
-        call = _Scoring(prompt, continuation, probes, loop, loop.create_future(), time.perf_counter())
+        call = Scoring(prompt, continuation, probes, loop, loop.create_future(), time.perf_counter())
         self._submit(call)
         return await call.outcome
 
@@ -178,7 +127,7 @@ class TorchEngine:
         self._close()
         await asyncio.to_thread(self._thread.join)
 
-    def _submit(self, call: _Generation | _Scoring) -> None:
+    def _submit(self, call: Generation | Scoring) -> None:
         with self._closing:
             if self._closed:
                 raise self._closed_error()
@@ -215,12 +164,12 @@ class TorchEngine:
                 self._advance()
                 self._send_chunks()
         except Exception as error:  # a mistake of ours: no caller is left waiting for ever
-            failure = _engine_error(self.name, error)
+            failure = engine_error(self.name, error)
         self._close()
         while self._take_calls():
             pass
         for call in [*self._running, *self._waiting]:
-            _fail(call, failure)
+            fail(call, failure)
 
     def _take_calls(self) -> bool:
         """Moves new calls to those waiting, sleeping if there is nothing else to do; False when closed."""
@@ -241,15 +190,15 @@ class TorchEngine:
                 if call.cancelled:
                     started = True
                 else:
-                    started = self._score(call) if isinstance(call, _Scoring) else self._start(call)
+                    started = self._score(call) if isinstance(call, Scoring) else self._start(call)
             except Exception as error:
-                _fail(call, _engine_error(self.name, error))
+                fail(call, engine_error(self.name, error))
                 started = True
             if not started:
                 return
             del self._waiting[0]
 
-    def _start(self, call: _Generation) -> bool:
+    def _start(self, call: Generation) -> bool:
         """Gives a generation its slots and reads its prompt; False if all slots are busy."""
         slot = self._slots.acquire(call.prompt)
         if slot is None:
@@ -296,11 +245,11 @@ class TorchEngine:
             try:
                 decode_round(self._model, drafter, rows)
             except Exception as error:
-                failure = _engine_error(self.name, error)
+                failure = engine_error(self.name, error)
                 for call in [call for call in self._running if call.row in rows]:
                     self._running.remove(call)
                     self._release(call.row)
-                    _fail(call, failure)
+                    fail(call, failure)
 
     def _send_chunks(self) -> None:
         """Sends what is due, and lets go of rows that have ended or were cancelled."""
@@ -309,7 +258,7 @@ class TorchEngine:
             row = call.row
             assert row is not None
             if not call.cancelled and (row.end is not None or now - call.sent_at > FLUSH_S):
-                call.send(_chunk_of(call, row))
+                call.send(next_chunk(call, row))
                 call.num_sent, call.sent_at = len(row.generated), now
             if call.cancelled or row.end is not None:
                 self._running.remove(call)
@@ -323,7 +272,7 @@ class TorchEngine:
             self._draft_slots.remember(row.draft_slot, row.prompt_length, row.generated)
             self._draft_slots.release(row.draft_slot)
 
-    def _score(self, call: _Scoring) -> bool:
+    def _score(self, call: Scoring) -> bool:
         """Runs a `verify` in one pass; False if all slots are busy."""
         slot = self._slots.acquire(call.prompt)
         if slot is None:
@@ -340,51 +289,7 @@ class TorchEngine:
             everything = [*ids, *(id for probe in call.probes for id in probe.ids)]
             logits = self._model.extend([slot.index], [everything], keep=keep, branches=branches)[0]
             self._slots.remember(slot, length, list(call.continuation))
-            call.settle(_read_verification(logits.float().log_softmax(-1), call, queue_s))
+            call.settle(read_verification(logits.float().log_softmax(-1), call, queue_s))
         finally:
             self._slots.release(slot)
         return True
-
-
-def _read_verification(logprobs: torch.Tensor, call: _Scoring, queue_s: float) -> Verification:
-    """Reads a verification from log-probabilities [n + 1 + number of probes, V]."""
-    count = len(call.continuation)
-    body = logprobs[:count]
-    chosen = body.gather(1, torch.tensor([call.continuation], device=body.device).T)[:, 0] if count else body[:, 0]
-    own = logprobs.argmax(-1).tolist()
-    entropies = -(body.exp() * body).nan_to_num().sum(-1)
-    labels = [
-        tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
-    ]
-    return Verification(
-        logprobs=tuple(chosen.tolist()),
-        choices=tuple(own[:count]),
-        entropies=tuple(entropies.tolist()),
-        next_choice=own[count],
-        probe_logprobs=tuple(labels),
-        probe_choices=tuple(own[count + 1 :]),
-        queue_s=queue_s,
-    )
-
-
-def _chunk_of(call: _Generation, row: Row) -> Chunk:
-    """What is new since the last chunk; the costs go with the last one."""
-    ids = tuple(row.generated[call.num_sent :])
-    if row.end is None:
-        return Chunk(ids)
-    return Chunk(ids, row.end, call.queue_s, row.passes, row.drafted, row.accepted)
-
-
-def _engine_error(name: str, error: Exception) -> EngineError:
-    if isinstance(error, torch.OutOfMemoryError):
-        return EngineError(f"The GPU ran out of memory while {name} worked. Lower the concurrency or the context.")
-    failure = EngineError(f"{name} failed: {type(error).__name__}: {error}")
-    failure.__cause__ = error
-    return failure
-
-
-def _fail(call: _Generation | _Scoring, error: EngineError) -> None:
-    if isinstance(call, _Scoring):
-        call.settle(error)
-    else:
-        call.send(error)

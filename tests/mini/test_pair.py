@@ -34,8 +34,9 @@ def answers_of(folder, num_problems: int) -> list[tuple[int, str]]:
 
 
 def test_the_target_loads_and_solves_most_problems_in_plain_transformers():
-    answers = answers_of(WEIGHTS / "target", 12)
-    assert sum(f"\\boxed{{{gold}}}" in text for gold, text in answers) >= 8
+    """More than half: on 300 problems it solves 65%, as the model card says."""
+    answers = answers_of(WEIGHTS / "target", 30)
+    assert sum(f"\\boxed{{{gold}}}" in text for gold, text in answers) > 15
 
 
 def test_the_draft_thinks_in_steps_and_then_boxes_an_answer_in_plain_transformers():

@@ -1,0 +1,68 @@
+"""On the embedded pair greedy speculation writes what transformers' own generate writes, id for id, in float32."""
+
+import asyncio
+import itertools
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.mini import WEIGHTS
+from stepspec.mini.problems import load_split
+from stepspec.torch_engine import TorchEngine
+from stepspec.torch_engine.model import CausalModel
+from stepspec.torch_engine.tokenizer import load_tokenizer
+
+pytestmark = pytest.mark.anyio
+
+NUM_NEW = 60
+
+
+def load(role: str) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(WEIGHTS / role, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """Four, ragged."""
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS / "target")
+    questions = [problem.question for problem in itertools.islice(load_split("calibration"), 4)]
+    ids = [tokenizer.encode(f"<|user|>{each}<|end|><|assistant|><think>") for each in questions]
+    assert len({len(each) for each in ids}) > 1
+    return ids
+
+
+@pytest.fixture(scope="module")
+@torch.inference_mode()
+def expected(prompts: list[list[int]]) -> list[list[int]]:
+    network = load("target")
+    written = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        output = network.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_NEW, do_sample=False)
+        written.append(output[0, len(prompt) :].tolist())
+    return written
+
+
+def draft_of(quality: str) -> LlamaForCausalLM:
+    if quality == "a random model":
+        torch.manual_seed(3)
+        return LlamaForCausalLM(load("draft").config).eval()
+    return load("draft" if quality == "the draft" else "target")
+
+
+@pytest.mark.parametrize("quality", ["the draft", "a random model", "the target itself"])
+async def test_a_ragged_batch_of_four_equals_transformers(prompts, expected, quality: str):
+    target = load("target")
+    tokenizer = load_tokenizer(str(WEIGHTS / "target"), target.config)
+    engine = TorchEngine(CausalModel(target, "target"), tokenizer, CausalModel(draft_of(quality), "draft"))
+    calls = [
+        collect(engine.generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), Drafting("draft-model", 4)))
+        for prompt in prompts
+    ]
+    chunks = await asyncio.gather(*calls)
+    await engine.aclose()
+    assert [list(chunk.ids) for chunk in chunks] == expected
+    if quality == "the target itself":
+        assert all(chunk.accepted == chunk.drafted for chunk in chunks)

@@ -127,7 +127,21 @@ def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_pat
 def test_concurrent_requests_say_what_single_ones_say(undisturbed: Path, tmp_path: Path):
     done = stepspec("eval", "gsm-mini", "--limit", "5", "--concurrency", "3", "--output", tmp_path / "c3")
     assert done.returncode == 0, done.stderr
-    assert said(rows_of(tmp_path / "c3")) == said(rows_of(undisturbed))
+    together, alone = rows_of(tmp_path / "c3"), rows_of(undisturbed)
+    assert {row.key: (row.output_sha256, row.tokens) for row in together} == {
+        row.key: (row.output_sha256, row.tokens) for row in alone
+    }
+    # A pass of several rows rounds otherwise than a pass of one, so scores agree to rounding only.
+    assert scores_of(together) == pytest.approx(scores_of(alone), abs=1e-3)
+
+
+def scores_of(rows: list[Row]) -> dict[object, float | None]:
+    return {
+        (*row.key, index, name): score
+        for row in rows
+        for index, step in enumerate(row.steps)
+        for name, score in step.scores.items()
+    }
 
 
 def test_run_prints_plain_steps_and_an_answer_when_piped():

@@ -1,4 +1,4 @@
-"""Trains the embedded pair from the problem generator alone: `python -m stepspec.mini.train --role target`.
+"""Trains the embedded pair from the problem generator alone: `python -m stepspec.mini.train`.
 
 Nothing but generated problems goes in. A sequence is a question in one of the prompts that people use, the reasoning
 between `<think>` and `</think>`, and the boxed answer; only what the model writes itself is in the loss. In the later
@@ -21,7 +21,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -361,23 +361,23 @@ def _restore(path: Path, model: torch.nn.Module, optimizers: list[torch.optim.Op
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Trains the embedded pair.")
-    parser.add_argument("--role", choices=list(RECIPES), required=True, help="which model of the pair")
+    parser.add_argument("--role", choices=list(RECIPES), help="which model (default: the draft, then the target)")
     parser.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--output", type=Path, help="model folder (default: the package's own)")
-    parser.add_argument("--small", type=Path, default=WEIGHTS / "draft", help="model folder that the target grows from")
-    parser.add_argument("--checkpoint", type=Path, help="file to resume from (default: checkpoints/ROLE.pt)")
+    parser.add_argument(
+        "--output", type=Path, default=WEIGHTS, help="folder of the model folders (default: the package's own)"
+    )
+    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder of files to resume from")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
-    recipe = RECIPES[arguments.role]
-    if arguments.steps:
-        recipe = Recipe(**{**vars(recipe), "steps": arguments.steps})
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    output = arguments.output or WEIGHTS / arguments.role
-    checkpoint = arguments.checkpoint or Path("checkpoints") / f"{arguments.role}.pt"
-    train(arguments.role, recipe, arguments.seed, output, checkpoint, arguments.small, device)
+    roles: tuple[Voice, ...] = (arguments.role,) if arguments.role else ("draft", "target")
+    for role in roles:
+        recipe = replace(RECIPES[role], steps=arguments.steps) if arguments.steps else RECIPES[role]
+        output, checkpoint = arguments.output / role, arguments.checkpoints / f"{role}.pt"
+        train(role, recipe, arguments.seed, output, checkpoint, arguments.output / "draft", device)
 
 
 if __name__ == "__main__":

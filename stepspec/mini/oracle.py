@@ -1,54 +1,59 @@
 """Says whether a step is correct: whether all that it says follows from the problem and the text before.
 
 It knows the problem's graph, so it is for tests, training and calibration only: a judge that asked it at run
-time would be told the answer. It reads the problem's own sentences and the wordings of
-`stepspec.mini.problems`; a true sentence in other words counts as incorrect.
+time would be told the answer. It reads a step as a row of clauses, which are those of `stepspec.mini.wording`, in any
+order; a true sentence in other words counts as incorrect.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import get_args
 
-from stepspec.mini.problems import STATEMENTS, STEPS, Kind, Problem, Relation, Scene, true_values
+from stepspec.mini.problems import Kind, Problem, Relation, Scene, true_values
+from stepspec.mini.wording import (
+    CHECK_LEADS,
+    COMPUTATIONS,
+    CONCLUSIONS,
+    DOINGS,
+    FRACTIONS,
+    JOINS,
+    LEADS,
+    REASONS,
+    RESULT_OF_SUBJECT,
+    RESULTS,
+)
 
 _NAME = "[A-Z][a-z]{0,20}"
-_NUMBER = "-?[0-9]{1,6}"
-_SLOTS = dict.fromkeys("SRQP", _NAME) | dict.fromkeys("Kabdc", _NUMBER)
-_EQUATION = re.compile(r"\{\w\}( [-+*/] (\{\w\}|2))+(?= = \{c\})")
-_COMPUTATION = f"(?P<equation>{_NUMBER}(?: [-+*/] {_NUMBER}){{1,2}})"
-# Some wordings are two sentences, of which the second begins with "It is".
-_BETWEEN_SENTENCES = re.compile(r"(?<=\.)\s+(?!It is )")
+_NUMBER = "[0-9]{1,6}"
+_SLOTS = dict.fromkeys("SRQP", _NAME) | dict.fromkeys("KNc", _NUMBER) | {"fraction": "|".join(FRACTIONS.values())}
+_EQUATION = f"(?P<left>{_NUMBER}(?: [-+*/] {_NUMBER}){{1,2}}|{_NUMBER}% of {_NUMBER}) = (?P<result>{_NUMBER})"
+_EQUATION_PARTS = re.compile(f"{_NUMBER}|[-+*/]|% of")
+_STORY = "story:"
+_PUNCTUATION = re.compile(r"[ ,.:\n]*")
+_DIVISORS = {name: divisor for divisor, name in FRACTIONS.items()}
 _OPERATORS: Mapping[Kind, str] = {
-    "more": "+",
-    "fewer": "-",
-    "times": "*",
-    "half": "/",
-    "sum": "+",
-    "total": "+",
+    **dict.fromkeys(("rate", "boxes", "times", "price"), "*"),
+    **dict.fromkeys(("more", "sum", "total"), "+"),
+    **dict.fromkeys(("fewer", "gap"), "-"),
+    **dict.fromkeys(("part", "share"), "/"),
+    "percent": "% of",
 }
 
 
-@dataclass(frozen=True)
+Equation = tuple[tuple[str, ...], int]
+"""Numbers and operators in turn, and the result."""
+
+
+@dataclass
 class _Reading:
-    """What a sentence says, if it is meant as one of the kinds; None where it leaves something unsaid."""
+    """What a step says, clause by clause."""
 
-    kind: Kind
-    subject: str  # empty for the total
-    refs: tuple[str, ...]
-    amount: int | None
-    stated: Mapping[str, int]  # whom it says to have how many, in passing
-    equation: tuple[str, ...] | None  # numbers and operators in turn
-    result: int | None
-
-    @property
-    def claims(self) -> Iterator[tuple[str, int]]:
-        """Whom the sentence says to have how many, the subject included."""
-        yield from self.stated.items()
-        value = self.amount if self.kind == "given" else self.result
-        if value is not None:
-            yield self.subject, value
+    stated: list[Relation] = field(default_factory=list)  # what it takes from the story
+    known: list[tuple[str, int]] = field(default_factory=list)  # who has how many, before it computes
+    equations: list[Equation] = field(default_factory=list)
+    results: list[tuple[str, int]] = field(default_factory=list)  # after it computes; a kind in a person's place
 
 
 class Oracle:
@@ -56,70 +61,78 @@ class Oracle:
 
     A person has what the text last said, right or wrong, and otherwise what the problem's relation gives. So
     a step that builds on an earlier mistake is correct and one that ignores it is not, but the mistake itself
-    may be put right by deriving it anew. A step may be several sentences: each must hold after those before.
+    may be put right by deriving it anew.
 
         oracle = Oracle(problem)
-        oracle.judge("Ann has 3 more apples than Ben, so Ann has 4 + 3 = 7 apples.")
+        oracle.judge("Next, Ann has 3 more than Ben, and Ben has 4. So 4 + 3 = 7, so Ann has 7.")
     """
 
     def __init__(self, problem: Problem) -> None:
         self._scene = problem.scene
-        self._question = frozenset(_sentences(problem.question)[:-1])  # but for what it asks
         self._relations = dict(problem.relations)
         self._order = tuple(true_values(problem))  # everybody after those they refer to
-        if problem.plan[-1].kind == "total":
-            self._relations[""] = problem.plan[-1]
+        asked = problem.plan[-1]
+        if not asked.subject:
+            self._relations[asked.kind] = asked
         self._claims: dict[str, int] = {}
 
     def judge(self, step: str) -> bool:
         """Whether all that the step says holds. An empty step is incorrect. Nothing is remembered."""
-        claims = dict(self._claims)
-        sentences = _sentences(step)
-        for sentence in sentences:
-            if not self._follows(sentence, self._values(claims)):
-                return False
-            claims |= self._claims_in(sentence)
-        return bool(sentences)
+        reading = _read(self._scene, _strip(step))
+        return reading is not None and self._holds(reading)
 
     def observe(self, step: str) -> None:
         """The step becomes text before: what it says that anybody has is remembered, be it right or wrong."""
-        for sentence in _sentences(step):
-            self._claims |= self._claims_in(sentence)
+        for match in _clauses(self._scene)["holding"].finditer(_strip(step)):
+            if match["S"] in self._order:
+                self._claims[match["S"]] = int(match["c"])
 
-    def _claims_in(self, sentence: str) -> dict[str, int]:
-        """What the sentence says that people of the problem have; all readings of it say the same."""
-        readings = _readings(self._scene, sentence)
-        return {name: value for reading in readings for name, value in reading.claims if name in self._order}
-
-    def _values(self, claims: Mapping[str, int]) -> dict[str, int]:
+    def _values(self) -> dict[str, int]:
         """What everybody has; those are missing whose relation gives no whole number."""
         values: dict[str, int] = {}
         for name in self._order:
             relation = self._relations[name]
-            value = claims.get(name)
+            value = self._claims.get(name)
             if value is None and all(ref in values for ref in relation.refs):
                 value = relation.value(values)
             if value is not None:
                 values[name] = value
         return values
 
-    def _follows(self, sentence: str, values: Mapping[str, int]) -> bool:
-        readings = _readings(self._scene, sentence)
-        return sentence in self._question or any(self._holds(reading, values) for reading in readings)
+    def _given(self, name: str) -> int | None:
+        """What the story gives outright, which it is never wrong to say."""
+        relation = self._relations.get(name)
+        return relation.amount if relation is not None and relation.kind == "given" else None
 
-    def _holds(self, reading: _Reading, values: Mapping[str, int]) -> bool:
-        relation = self._relations.get(reading.subject)
-        if relation is None:
+    def _holds(self, reading: _Reading) -> bool:
+        values = self._values()
+        if not all(_same(stated, self._relations.get(stated.subject or stated.kind)) for stated in reading.stated):
             return False
-        if reading.kind == "given" and values.get(reading.subject) == reading.amount:
-            return True
-        return (
-            reading.kind == relation.kind
-            and sorted(reading.refs) == sorted(relation.refs)
-            and reading.amount in (None, relation.amount)
-            and all(values.get(name) == value for name, value in reading.stated.items())
-            and (reading.equation is None or _computes(reading, relation, values))
-        )
+        if not all(value in (values.get(name), self._given(name)) for name, value in reading.known):
+            return False
+        if not reading.equations:
+            return not reading.results
+        return self._computes(reading, values)
+
+    def _computes(self, reading: _Reading, values: Mapping[str, int]) -> bool:
+        """Whether the equation is the one that the result's relation asks for, and what follows is its result."""
+        (written, result), *checks = reading.equations
+        if len(reading.results) != 1 or reading.results[0][1] != result:
+            return False
+        about = self._relations.get(reading.results[0][0])
+        if about is None or any(stated.subject != about.subject for stated in reading.stated):
+            return False
+        if any(ref not in values for ref in about.refs) or about.value(values) != result:
+            return False
+        expected = _operands(about, values)
+        if written[1::2] != (_OPERATORS[about.kind],) * (len(expected) - 1):
+            return False
+        numbers = [int(number) for number in written[::2]]
+        any_order = _OPERATORS[about.kind] in "+*"
+        if (sorted(numbers) != sorted(expected)) if any_order else (numbers != expected):
+            return False
+        seen = {*numbers, result}
+        return all(_is_true(left, right) and {*map(int, left[::2]), right} <= seen for left, right in checks)
 
 
 def step_correctness(problem: Problem, steps: Sequence[str]) -> list[bool]:
@@ -132,75 +145,133 @@ def step_correctness(problem: Problem, steps: Sequence[str]) -> list[bool]:
     return verdicts
 
 
-def _computes(reading: _Reading, relation: Relation, values: Mapping[str, int]) -> bool:
-    """Whether the equation is what the relation asks for; where order is no matter, it may be any."""
-    if reading.equation is None or any(name not in values for name in relation.refs):
+def same_content(problem: Problem, first: str, second: str) -> bool:
+    """Whether two steps compute the same from the same numbers for the same person; unreadable text never does."""
+    readings = [_read(problem.scene, _strip(step)) for step in (first, second)]
+    said = [(reading.results, _unordered(reading.equations[:1])) for reading in readings if reading is not None]
+    return len(said) == len(readings) and said[0] == said[1]
+
+
+def _unordered(equations: Sequence[Equation]) -> list[tuple[list[str], int]]:
+    """Equations with their parts sorted: `4 + 8` says the same as `8 + 4`."""
+    return [(sorted(left), result) for left, result in equations]
+
+
+def _same(stated: Relation, relation: Relation | None) -> bool:
+    """Whether the story says so; whom a sum adds first is no matter."""
+    return (
+        relation is not None
+        and (stated.kind, stated.amount, stated.count) == (relation.kind, relation.amount, relation.count)
+        and (stated.kind == "price" or sorted(stated.refs) == sorted(relation.refs))
+    )
+
+
+def _operands(relation: Relation, values: Mapping[str, int]) -> list[int]:
+    known = [values[ref] for ref in relation.refs]
+    match relation.kind:
+        case "rate" | "boxes":
+            return [relation.amount, relation.count]
+        case "part":
+            return [*known, relation.count]
+        case "percent":
+            return [relation.amount, *known]
+        case "sum" | "total" | "gap":
+            return known
+        case _:
+            return [*known, relation.amount]
+
+
+def _is_true(left: tuple[str, ...], result: int) -> bool:
+    """Whether an equation of two numbers is true; checks have no more."""
+    if len(left) != 3:
         return False
-    known = [values[name] for name in relation.refs]
-    if relation.kind not in ("sum", "total"):
-        known.append(2 if relation.kind == "half" else relation.amount)
-    written = [int(number) for number in reading.equation[::2]]
-    operator = _OPERATORS[relation.kind]
-    if operator in "+*":
-        known, written = sorted(known), sorted(written)
-    same = written == known and set(reading.equation[1::2]) == {operator}
-    return same and reading.result == relation.value(values)
+    first, second = int(left[0]), int(left[2])
+    match left[1]:
+        case "+":
+            return first + second == result
+        case "-":
+            return first - second == result
+        case "*":
+            return first * second == result
+        case "/":
+            return second * result == first
+        case _:
+            return first * second == 100 * result
 
 
-def _sentences(step: str) -> list[str]:
-    text = step.strip().removesuffix("</think>").strip()
-    return _BETWEEN_SENTENCES.split(text) if text else []
+def _strip(step: str) -> str:
+    return step.strip().removesuffix("</think>").strip()
 
 
-def _readings(scene: Scene, sentence: str) -> Iterator[_Reading]:
-    for kind, pattern in _patterns(scene):
-        match = pattern.fullmatch(sentence)
-        if match is not None:
-            yield _reading(kind, match.groupdict())
+def _read(scene: Scene, text: str) -> _Reading | None:
+    """The clauses of a step in turn, punctuation aside; None if there is anything else in it, or too little."""
+    reading = _Reading()
+    position = _after_punctuation(text, 0)
+    while position < len(text):
+        name, end, slots = "", position, {}
+        for each, pattern in _clauses(scene).items():
+            match = pattern.match(text, position)
+            if match is not None and match.end() > end:
+                name, end, slots = each, match.end(), match.groupdict()
+        if not name:
+            return None
+        _take(reading, name, slots)
+        position = _after_punctuation(text, end)
+    return reading if reading.stated or reading.known or reading.equations else None
 
 
-def _reading(kind: Kind, slots: Mapping[str, str]) -> _Reading:
-    refs = {slot: slots[slot] for slot in "RQP" if slot in slots}
-    stated = {refs[slot]: int(slots[letter]) for slot, letter in zip("RQP", "abd", strict=True) if letter in slots}
-    return _Reading(
-        kind=kind,
+def _after_punctuation(text: str, position: int) -> int:
+    match = _PUNCTUATION.match(text, position)
+    return match.end() if match else position
+
+
+def _take(reading: _Reading, name: str, slots: Mapping[str, str]) -> None:
+    if name == "equation":
+        reading.equations.append((tuple(_EQUATION_PARTS.findall(slots["left"])), int(slots["result"])))
+    elif name == "holding":
+        (reading.results if reading.equations else reading.known).append((slots["S"], int(slots["c"])))
+    elif name in RESULTS:
+        reading.results.append((name.rstrip("23"), int(slots["c"])))
+    elif name.startswith(_STORY):
+        reading.stated.append(_relation(name.removeprefix(_STORY), slots))
+
+
+def _relation(kind: str, slots: Mapping[str, str]) -> Relation:
+    return Relation(
+        kind=kind,  # pyright: ignore[reportArgumentType]
         subject=slots.get("S", ""),
-        refs=tuple(refs.values()),
-        amount=int(slots["K"]) if "K" in slots else None,
-        stated=stated,
-        equation=tuple(slots["equation"].split(" ")) if "equation" in slots else None,
-        result=int(slots["c"]) if "c" in slots else None,
+        refs=tuple(slots[slot] for slot in "RQP" if slot in slots),
+        amount=int(slots.get("K", 0)),
+        count=_DIVISORS[slots["fraction"]] if "fraction" in slots else int(slots.get("N", 0)),
     )
 
 
 @cache
-def _patterns(scene: Scene) -> tuple[tuple[Kind, re.Pattern[str]], ...]:
-    """Every wording of statements and steps as a pattern, with the kind of relation that it is about."""
-    statements: list[tuple[Kind, str]] = [
-        (kind, wording) for kind, wordings in STATEMENTS.items() for wording in wordings
-    ]
-    steps: list[tuple[Kind, str]] = [
-        (_kind_of(key), wording) for key, wordings in STEPS.items() for wording in wordings
-    ]
-    return tuple((kind, re.compile(_pattern(wording, scene))) for kind, wording in statements + steps)
+def _clauses(scene: Scene) -> Mapping[str, re.Pattern[str]]:
+    """Every clause by name: "story:" and a kind for what it states, a kind of result, or what else it is."""
+    tables = (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS)
+    texts = [text for table in tables for text, _, _ in table]
+    fillers = {text.replace("{do}", doing).strip(" ,.:") for text in texts for doing in DOINGS.values()}
+    clauses = {"filler": "|".join(rf"{filler}\b" for filler in fillers if filler), "equation": _EQUATION}
+    clauses["holding"] = _pattern(RESULT_OF_SUBJECT, scene) + _ends(scene)
+    for kind in get_args(Kind):
+        for part in REASONS.get(kind, "").split("{join}"):
+            if part and not re.search(r"\{[abd]\}", part):
+                clauses[_STORY + kind] = _pattern(part, scene)
+    clauses |= {key: _pattern(wording, scene) + _ends(scene) for key, wording in RESULTS.items()}
+    return {name: re.compile(pattern) for name, pattern in clauses.items()}
 
 
-def _kind_of(step_key: str) -> Kind:
-    return next(kind for kind in get_args(Kind) if step_key.startswith(kind))
+def _ends(scene: Scene) -> str:
+    """After a quantity, so that "Ann has 3" is not read where it goes on as "more than Ben" or "boxes"."""
+    return rf"(?: {scene.item})?(?=[,.]|\s+and\b|$)"
 
 
 def _pattern(wording: str, scene: Scene) -> str:
-    """A wording with a group for every slot; the computation is one group, whatever stands in it."""
-    words = {"item": scene.item, "has": scene.verb, "have": scene.plural}
+    """A wording with a group for every slot."""
+    words = {"item": scene.item, "has": scene.verb, "have": scene.plural, "box": scene.box}
     pattern = ""
-    seen: set[str] = set()
-    for part in re.split(r"(\{\w+\})", _EQUATION.sub("{equation}", wording)):
-        slot = part[1:-1] if part.startswith("{") else None
-        if slot is None or slot in words:
-            pattern += re.escape(words[slot] if slot else part)
-        elif slot == "equation":
-            pattern += _COMPUTATION
-        else:
-            pattern += f"(?P={slot})" if slot in seen else f"(?P<{slot}>{_SLOTS[slot]})"
-            seen.add(slot)
+    for part in re.split(r"(\{\w+\})", wording):
+        slot = part.strip("{}")
+        pattern += f"(?P<{slot}>{_SLOTS[slot]})" if slot in _SLOTS else re.escape(words.get(slot, part))
     return pattern

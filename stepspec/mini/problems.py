@@ -1,67 +1,80 @@
 """Draws gsm-mini problems from a seed: a story in English, its reference steps and its whole-number answer.
 
 A problem is a small graph. Every person has one quantity, given outright or by a relation to others, and the
-question asks for one person's quantity or for a total. Each relation that the answer needs is one step. The module
-knows nothing of models or tokenizers; `stepspec.mini.oracle` judges steps against the same graph.
+question asks for one person's quantity or for something that follows from quantities: a total, a difference, an equal
+share, a price. Each relation that the answer needs is one step. The module knows nothing of models or tokenizers;
+`stepspec.mini.wording` has the phrasings, `stepspec.mini.oracle` judges steps against the same graph.
 """
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-VERSION = 1
+from stepspec.mini.wording import FRACTIONS, STATEMENTS, Voice, draw_wording
+
+VERSION = 2
 Split = Literal["train", "calibration", "test"]
 SPLIT_SIZES: Mapping[Split, int | None] = {"train": None, "calibration": 10_000, "test": 10_000}
 MAX_VALUE = 99
-LEVELS = (2, 3, 4, 5, 6)
-LEVEL_WEIGHTS = (30, 30, 20, 12, 8)
+LEVEL_WEIGHTS: Mapping[int, int] = {3: 30, 4: 26, 5: 18, 6: 11, 7: 6, 8: 4, 9: 3, 10: 2}
+# Training has shorter ones too: people try a model with those.
+TRAINING_LEVEL_WEIGHTS: Mapping[int, int] = {1: 4, 2: 8, **LEVEL_WEIGHTS}
 
-Kind = Literal["given", "more", "fewer", "times", "half", "sum", "total"]
-Voice = Literal["target", "draft"]
+Own = Literal["given", "rate", "boxes"]
+Derived = Literal["more", "fewer", "times", "part", "percent", "sum"]
+Asked = Literal["total", "gap", "share", "price"]
+Kind = Literal[Own, Derived, Asked]
+"""Of nobody else, of one or two others, and what is asked for in the end, which is nobody's."""
 
 NAMES = (
     *("Ann", "Ben", "Cara", "Dan", "Ella", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo"),
     *("Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Zoe"),
 )
+OPENINGS = (
+    *("Some friends met.", "This happened at school.", "It was a sunny day.", "Here is a small puzzle."),
+    *("This is about a few neighbors.", "Listen to this."),
+)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is counted, and the verb forms that go with it."""
+    """What is counted, and the words that go with it."""
 
     item: str
     verb: str  # with one person: "Ann has", "Ann picked"
     plural: str  # with several: "Ann and Ben have"
-    asks_one: str  # "How many apples does Ann have?"
-    asks_many: str
+    base: str  # "How many lemons did Ann pick?"; empty where the verb is "has"
+    box: str  # "Ann picked 3 baskets of 4 lemons each"
 
-
-def _has(item: str) -> Scene:
-    return Scene(item, "has", "have", "does {S} have", "do {names} have")
-
-
-def _did(item: str, past: str, base: str) -> Scene:
-    return Scene(item, past, past, f"did {{S}} {base}", f"did {{names}} {base}")
+    def ask(self, names: str) -> str:
+        """The end of a question about one person or several."""
+        if self.base:
+            return f"did {names} {self.base}"
+        return f"do {names} have" if " and " in names else f"does {names} have"
 
 
 SCENES = (
-    *(_has(item) for item in ("apples", "marbles", "stickers", "coins", "pencils", "books", "stamps", "balloons")),
-    *(_did(item, "collected", "collect") for item in ("shells", "cans", "cards")),
-    *(_did(item, "picked", "pick") for item in ("berries", "flowers", "lemons")),
-    *(_did(item, "baked", "bake") for item in ("cookies", "muffins")),
+    *(
+        Scene(item, "has", "have", "", "boxes")
+        for item in ("apples", "marbles", "stickers", "coins", "pencils", "books", "stamps", "balloons")
+    ),
+    *(Scene(item, "collected", "collected", "collect", "bags") for item in ("shells", "cans", "cards")),
+    *(Scene(item, "picked", "picked", "pick", "baskets") for item in ("berries", "flowers", "lemons")),
+    *(Scene(item, "baked", "baked", "bake", "trays") for item in ("cookies", "muffins")),
 )
 
 
 @dataclass(frozen=True)
 class Relation:
-    """How the quantity of `subject` follows from those of `refs`; `subject` is empty for the total asked for."""
+    """How the quantity of `subject` follows from those of `refs`; `subject` is empty for what is asked in the end."""
 
     kind: Kind
     subject: str
     refs: tuple[str, ...] = ()
     amount: int = 0
+    count: int = 0  # days, boxes, or the divisor of a part
 
     def value(self, values: Mapping[str, int]) -> int | None:
         """The quantity, given those it refers to; None when it is not a whole number."""
@@ -69,21 +82,33 @@ class Relation:
         match self.kind:
             case "given":
                 return self.amount
+            case "rate" | "boxes":
+                return self.amount * self.count
             case "more":
                 return known[0] + self.amount
             case "fewer":
                 return known[0] - self.amount
-            case "times":
+            case "times" | "price":
                 return known[0] * self.amount
-            case "half":
-                return known[0] // 2 if known[0] % 2 == 0 else None
+            case "part":
+                return _divide(known[0], self.count)
+            case "share":
+                return _divide(known[0], self.amount)
+            case "percent":
+                return _divide(known[0] * self.amount, 100)
             case "sum" | "total":
                 return sum(known)
+            case "gap":
+                return known[0] - known[1]
+
+
+def _divide(dividend: int, divisor: int) -> int | None:
+    return dividend // divisor if dividend % divisor == 0 else None
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `relations` has one entry per quantity that exists, needed for the answer or not."""
+    """One problem. `relations` has one entry per quantity that somebody has, needed for the answer or not."""
 
     id: str
     question: str
@@ -99,114 +124,44 @@ class Problem:
         return len(self.plan)
 
 
-STATEMENTS: Mapping[Kind, tuple[str, ...]] = {
-    "given": ("{S} {has} {K} {item}.", "We know that {S} {has} {K} {item}."),
-    "more": ("{S} {has} {K} more {item} than {R}.", "Compared with {R}, {S} {has} {K} more {item}."),
-    "fewer": ("{S} {has} {K} fewer {item} than {R}.", "Compared with {R}, {S} {has} {K} fewer {item}."),
-    "times": ("{S} {has} {K} times as many {item} as {R}.", "Compared with {R}, {S} {has} {K} times as many {item}."),
-    "half": ("{S} {has} half as many {item} as {R}.", "Compared with {R}, {S} {has} half as many {item}."),
-    "sum": ("{S} {has} as many {item} as {R} and {Q} together.", "{R} and {Q} together have what {S} {has}."),
-}
-
-# Four ways to say each step. The reason, then the computation; slots are read back by the oracle.
-STEPS: Mapping[str, tuple[str, ...]] = {
-    "more": (
-        "{S} {has} {K} more {item} than {R}, so {S} {has} {a} + {K} = {c} {item}.",
-        "{R} {has} {a} {item}, so {S} {has} {a} + {K} = {c}.",
-        "To find what {S} {has}, add {K} to the {a} {item} of {R}: {a} + {K} = {c}.",
-        "Next is {S}. It is {K} more than the {a} {item} of {R}, which makes {a} + {K} = {c}.",
-    ),
-    "fewer": (
-        "{S} {has} {K} fewer {item} than {R}, so {S} {has} {a} - {K} = {c} {item}.",
-        "{R} {has} {a} {item}, so {S} {has} {a} - {K} = {c}.",
-        "To find what {S} {has}, take {K} from the {a} {item} of {R}: {a} - {K} = {c}.",
-        "Next is {S}. It is {K} fewer than the {a} {item} of {R}, which makes {a} - {K} = {c}.",
-    ),
-    "times": (
-        "{S} {has} {K} times as many {item} as {R}, so {S} {has} {K} * {a} = {c} {item}.",
-        "{R} {has} {a} {item}, so {S} {has} {K} * {a} = {c}.",
-        "To find what {S} {has}, multiply the {a} {item} of {R} by {K}: {K} * {a} = {c}.",
-        "Next is {S}. It is {K} times the {a} {item} of {R}, which makes {K} * {a} = {c}.",
-    ),
-    "half": (
-        "{S} {has} half as many {item} as {R}, so {S} {has} {a} / 2 = {c} {item}.",
-        "{R} {has} {a} {item}, so {S} {has} {a} / 2 = {c}.",
-        "To find what {S} {has}, halve the {a} {item} of {R}: {a} / 2 = {c}.",
-        "Next is {S}. It is half of the {a} {item} of {R}, which makes {a} / 2 = {c}.",
-    ),
-    "sum": (
-        "{S} {has} as many {item} as {R} and {Q} together, so {S} {has} {a} + {b} = {c} {item}.",
-        "{R} {has} {a} and {Q} {has} {b}, so {S} {has} {a} + {b} = {c}.",
-        "To find what {S} {has}, add the {item} of {R} and {Q}: {a} + {b} = {c}.",
-        "Next is {S}. It is what {R} and {Q} {have}, which makes {a} + {b} = {c}.",
-    ),
-    "total2": (
-        "Together {R} and {Q} {have} {a} + {b} = {c} {item}.",
-        "{R} {has} {a} and {Q} {has} {b}, so together that is {a} + {b} = {c}.",
-        "To find the total, add the {item} of {R} and {Q}: {a} + {b} = {c}.",
-        "Last is the total. It is what {R} and {Q} {have}, which makes {a} + {b} = {c}.",
-    ),
-    "total3": (
-        "Together {R}, {Q} and {P} {have} {a} + {b} + {d} = {c} {item}.",
-        "{R} {has} {a}, {Q} {has} {b} and {P} {has} {d}, so together that is {a} + {b} + {d} = {c}.",
-        "To find the total, add the {item} of {R}, {Q} and {P}: {a} + {b} + {d} = {c}.",
-        "Last is the total. It is what {R}, {Q} and {P} {have}, which makes {a} + {b} + {d} = {c}.",
-    ),
-}
-
-# How often each voice says a step in which way. The two models of a real family share habits but not all of them:
-# here their favourite wording is the same for most kinds of step and another for "times" and "half".
-WORDING: Mapping[Voice, Mapping[str, tuple[int, ...]]] = {
-    "target": {
-        "more": (6, 2, 1, 1),
-        "fewer": (6, 1, 2, 1),
-        "times": (6, 2, 1, 1),
-        "half": (1, 6, 2, 1),
-        "sum": (6, 2, 1, 1),
-        "total2": (6, 2, 1, 1),
-        "total3": (6, 1, 2, 1),
-    },
-    "draft": {
-        "more": (6, 1, 2, 1),
-        "fewer": (6, 2, 1, 1),
-        "times": (2, 6, 1, 1),
-        "half": (5, 2, 1, 2),
-        "sum": (6, 1, 1, 2),
-        "total2": (6, 1, 2, 1),
-        "total3": (6, 2, 1, 1),
-    },
-}
-
-
 def step_key(relation: Relation) -> str:
-    """The entry of `STEPS` for a relation: its kind, and for totals how many are added."""
+    """The entry of the wording tables for a relation: its kind, and for totals how many are added."""
     return f"total{len(relation.refs)}" if relation.kind == "total" else relation.kind
 
 
 def step_slots(scene: Scene, relation: Relation, values: Mapping[str, int]) -> dict[str, str]:
-    """Slot names of the wordings in `STEPS` with what stands in them, for quantities as in `values`."""
-    slots = {"S": relation.subject, "item": scene.item, "has": scene.verb, "have": scene.plural}
-    slots |= {"K": str(relation.amount), "c": str(relation.value(values))}
-    for slot, letter, name in zip("RQP", "abd", relation.refs, strict=False):
-        slots |= {slot: name, letter: str(values[name])}
+    """Slot names of the wordings with what stands in them, for quantities as in `values`."""
+    slots = {"S": relation.subject, "item": scene.item, "has": scene.verb, "have": scene.plural, "box": scene.box}
+    slots |= {"K": str(relation.amount), "N": str(relation.count), "fraction": FRACTIONS.get(relation.count, "")}
+    for slot, name in zip("RQP", relation.refs, strict=False):
+        slots[slot] = name
+    if all(name in values for name in relation.refs):
+        slots["c"] = str(relation.value(values))
+        slots |= {letter: str(values[name]) for letter, name in zip("abd", relation.refs, strict=False)}
     return slots
 
 
-def write_step(scene: Scene, relation: Relation, values: Mapping[str, int], rng: random.Random, voice: Voice) -> str:
-    """One step in a wording drawn with the voice's frequencies."""
-    return word_step(relation, step_slots(scene, relation, values), rng, voice)
+@dataclass(frozen=True)
+class Content:
+    """What a step says, whatever its wording."""
+
+    key: str
+    slots: Mapping[str, str]
+
+    def word(self, rng: random.Random, voice: Voice) -> str:
+        """The step in a wording drawn with the voice's frequencies; the same draws give the same wording."""
+        return draw_wording(self.key, rng, voice).format(**self.slots)
 
 
-def word_step(relation: Relation, slots: Mapping[str, str], rng: random.Random, voice: Voice) -> str:
-    """A wording drawn with the voice's frequencies, with `slots` filled in."""
-    key = step_key(relation)
-    return rng.choices(STEPS[key], WORDING[voice][key])[0].format(**slots)
+def step_content(scene: Scene, relation: Relation, values: Mapping[str, int]) -> Content:
+    """What the step for a relation says, for quantities as in `values`."""
+    return Content(step_key(relation), step_slots(scene, relation, values))
 
 
 def write_solution(problem: Problem, rng: random.Random, voice: Voice) -> tuple[str, ...]:
     """All steps of a problem, worded anew."""
     values = true_values(problem)
-    return tuple(write_step(problem.scene, relation, values, rng, voice) for relation in problem.plan)
+    return tuple(step_content(problem.scene, relation, values).word(rng, voice) for relation in problem.plan)
 
 
 def true_values(problem: Problem) -> dict[str, int]:
@@ -227,117 +182,164 @@ def true_values(problem: Problem) -> dict[str, int]:
 class _Story:
     """A graph in the making: people, their quantities, and the relations between them."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, scene: Scene) -> None:
         self.rng = rng
+        self.scene = scene
         self.names = rng.sample(NAMES, len(NAMES))
         self.values: dict[str, int] = {}
         self.relations: dict[str, Relation] = {}
 
-    def add(self, relation: Relation) -> Relation | None:
+    def add(self, relation: Relation) -> bool:
         """Adds a relation if its value is a whole number that the problem may hold."""
         value = relation.value(self.values)
         if value is None or not 2 <= value <= MAX_VALUE:
-            return None
+            return False
         self.values[relation.subject] = value
         self.relations[relation.subject] = relation
-        return relation
+        return True
 
     def give(self) -> str:
-        """A new person with a quantity given outright."""
+        """A new person with a quantity given outright, or now and then by boxes or by days."""
         name = self.names.pop()
-        self.add(Relation("given", name, amount=self.rng.randint(2, 40)))
+        relation = Relation("given", name, amount=self.rng.randint(2, 40))
+        if self.rng.random() < 0.3:
+            kind: Kind = "rate" if self.scene.base and self.rng.random() < 0.7 else "boxes"
+            relation = Relation(kind, name, amount=self.rng.randint(2, 12), count=self.rng.randint(2, 8))
+        self.add(relation)
         return name
 
-    def derive(self, ref: str) -> Relation:
+    def derive(self, ref: str) -> str:
         """A new person whose quantity follows from that of `ref`."""
         name = self.names.pop()
-        while True:
-            kind: Kind = self.rng.choices(("more", "fewer", "times", "half", "sum"), (3, 3, 2, 2, 2))[0]
-            refs, amount = (ref,), 0
-            if kind in ("more", "fewer"):
-                amount = self.rng.randint(2, 20)
-            elif kind == "times":
-                amount = self.rng.randint(2, 5)
-            elif kind == "sum":
-                refs = (ref, self.other(ref))
-            relation = self.add(Relation(kind, name, refs, amount))
-            if relation is not None:
-                return relation
+        while not self.add(self._draw_relation(name, ref)):
+            pass
+        return name
+
+    def _draw_relation(self, name: str, ref: str) -> Relation:
+        rng = self.rng
+        kind: Kind = rng.choices(("more", "fewer", "times", "part", "percent", "sum"), (6, 6, 4, 4, 4, 3))[0]
+        match kind:
+            case "more" | "fewer":
+                return Relation(kind, name, (ref,), amount=rng.randint(2, 20))
+            case "times":
+                return Relation(kind, name, (ref,), amount=rng.randint(2, 5))
+            case "part":
+                return Relation(kind, name, (ref,), count=rng.choice(list(FRACTIONS)))
+            case "percent":
+                return Relation(kind, name, (ref,), amount=rng.choice((10, 20, 25, 50, 75)))
+            case _:
+                return Relation(kind, name, (ref, self.other(ref)))
 
     def other(self, *taken: str) -> str:
         """Somebody else: one of the story, or now and then a new person."""
         others = [name for name in self.values if name not in taken]
         return self.rng.choice(others) if others and self.rng.random() < 0.8 else self.give()
 
-    def total(self, ref: str) -> Relation | None:
-        """The total of `ref` and one or two others, if it is small enough."""
-        refs = [ref]
-        for _ in range(self.rng.choice((1, 1, 2))):
-            refs.append(self.other(*refs))
-        self.rng.shuffle(refs)
-        relation = Relation("total", "", tuple(refs))
-        return relation if (relation.value(self.values) or 0) <= MAX_VALUE else None
+    def needed(self, names: Iterable[str]) -> set[str]:
+        """Those people, and everybody whose quantity theirs follow from."""
+        return set(names).union(*(self.needed(self.relations[name].refs) for name in names))
+
+    def finish(self, ref: str) -> Relation | None:
+        """What is asked for in the end, of `ref` and perhaps of others; None if it does not come out."""
+        rng = self.rng
+        kind: Kind = rng.choices(("total", "gap", "share", "price"), (5, 3, 2, 2))[0]
+        match kind:
+            case "total":
+                refs = [ref]
+                for _ in range(rng.choice((1, 1, 2))):
+                    refs.append(self.other(*refs))
+                rng.shuffle(refs)
+                relation = Relation(kind, "", tuple(refs))
+            case "gap":
+                relation = Relation(
+                    kind, "", tuple(sorted((ref, self.other(ref)), key=lambda name: -self.values[name]))
+                )
+            case "share":
+                friends = [count for count in range(2, 10) if self.values[ref] % count == 0]
+                relation = Relation(kind, "", (ref,), amount=rng.choice(friends or [2]))
+            case _:
+                relation = Relation(kind, "", (ref,), amount=rng.randint(2, 5))
+        value = relation.value(self.values)
+        return relation if value is not None and 1 <= value <= MAX_VALUE else None
 
 
-def _draw_plan(story: _Story, num_steps: int) -> tuple[Relation, ...] | None:
+def _draw_story(rng: random.Random, scene: Scene, num_steps: int) -> tuple[_Story, tuple[Relation, ...]] | None:
+    """A story, and the relations that its answer takes; None if it came out longer or shorter than it should."""
+    story = _Story(rng, scene)
     last = story.give()
-    plan: list[Relation] = []
-    while len(plan) < num_steps:
-        if len(plan) == num_steps - 1 and story.rng.random() < 0.4:
-            total = story.total(last)
-            if total is None:
-                return None
-            plan.append(total)
-        else:
-            plan.append(story.derive(last))
-            last = plan[-1].subject
-    return tuple(plan)
+    end = None
+    has_end = rng.random() < 0.5
+    while _num_steps(story) < num_steps - has_end:
+        last = story.derive(last)
+    if has_end:
+        end = story.finish(last)
+        if end is None:
+            return None
+    needed = story.needed(end.refs if end else (last,))
+    plan = [relation for name, relation in story.relations.items() if relation.kind != "given" and name in needed]
+    plan += [end] if end else []
+    return (story, tuple(plan)) if len(plan) == num_steps else None
+
+
+def _num_steps(story: _Story) -> int:
+    return sum(relation.kind != "given" for relation in story.relations.values())
 
 
 def _say(scene: Scene, relation: Relation, rng: random.Random) -> str:
     wordings = STATEMENTS[relation.kind]
-    slots = {"S": relation.subject, "K": relation.amount, "item": scene.item, "has": scene.verb}
-    slots |= dict(zip("RQ", relation.refs, strict=False))
-    return rng.choices(wordings, (9, 1))[0].format(**slots)
+    wording = wordings[0] if len(wordings) == 1 or rng.random() < 0.95 else wordings[1]
+    return wording.format(**step_slots(scene, relation, {}))
 
 
-def _irrelevant(story: _Story, scene: Scene, rng: random.Random) -> list[str]:
+def _irrelevant(story: _Story, rng: random.Random) -> list[str]:
     """Statements that the answer does not need: an age, a price, or a person nobody asks about."""
     kind = rng.randrange(3)
     if kind == 0:
         return [f"{rng.choice(list(story.values))} is {rng.randint(6, 15)} years old."]
     if kind == 1:
-        return [f"The {scene.item} cost {rng.randint(2, 30)} dollars."]
+        return [f"A ticket cost {rng.randint(2, 30)} dollars."]
     known = set(story.relations)
     story.derive(rng.choice(list(story.values)))
-    return [_say(scene, relation, rng) for name, relation in story.relations.items() if name not in known]
+    return [_say(story.scene, relation, rng) for name, relation in story.relations.items() if name not in known]
 
 
 def _ask(scene: Scene, asked: Relation, rng: random.Random) -> str:
-    if asked.kind != "total":
-        return f"How many {scene.item} {scene.asks_one.format(S=asked.subject)}?"
-    names = ", ".join(asked.refs[:-1]) + " and " + asked.refs[-1]
-    together = rng.choice(("together", "in total"))
-    return f"How many {scene.item} {scene.asks_many.format(names=names)} {together}?"
+    names = " and ".join(filter(None, (", ".join(asked.refs[:-1]), asked.refs[-1] if asked.refs else "")))
+    match asked.kind:
+        case "total":
+            return f"How many {scene.item} {scene.ask(names)} {rng.choice(('together', 'in total'))}?"
+        case "gap":
+            return f"How many more {scene.item} {scene.ask(asked.refs[0])} than {asked.refs[1]}?"
+        case "share":
+            return f"How many {scene.item} does each friend get?"
+        case "price":
+            return f"How many dollars do the {scene.item} of {names} cost?"
+        case _:
+            return f"How many {scene.item} {scene.ask(asked.subject)}?"
 
 
 def draw_problem(rng: random.Random, id: str, num_steps: int) -> Problem:
     """A problem whose answer takes `num_steps` steps; every choice comes from `rng`."""
-    plan = None
-    while plan is None:
-        story = _Story(rng)
-        plan = _draw_plan(story, num_steps)
     scene = rng.choice(SCENES)
-    statements = [_say(scene, relation, rng) for relation in story.relations.values()]
-    for _ in range(rng.choices((0, 1), (4, 1))[0]):
-        for statement in _irrelevant(story, scene, rng):
+    drawn = None
+    while drawn is None:
+        drawn = _draw_story(rng, scene, num_steps)
+    story, plan = drawn
+    # What is given outright comes first, so that what follows is in the order in which it can be worked out.
+    told = sorted(story.relations.values(), key=lambda relation: relation.kind != "given")
+    statements = [_say(scene, relation, rng) for relation in told]
+    if rng.random() < 0.15:
+        for statement in _irrelevant(story, rng):
             statements.insert(rng.randint(0, len(statements)), statement)
-    if rng.random() < 0.12:
+    if rng.random() < 0.05:
         rng.shuffle(statements)
-    question = " ".join([*statements, _ask(scene, plan[-1], rng)])
-    answer = plan[-1].value(story.values)
+    asked = plan[-1]
+    if asked.kind in ("share", "price"):
+        statements.append(_say(scene, asked, rng))
+    question = " ".join([rng.choice(OPENINGS), *statements, _ask(scene, asked, rng)])
+    answer = asked.value(story.values)
     assert answer is not None
-    steps = tuple(write_step(scene, relation, story.values, rng, "target") for relation in plan)
+    steps = tuple(step_content(scene, relation, story.values).word(rng, "target") for relation in plan)
     return Problem(id, question, answer, steps, scene, story.relations, plan)
 
 
@@ -362,10 +364,17 @@ def load_split(split: Split, start: int = 0) -> Iterator[Problem]:
         index += 1
 
 
-def _problem_at(split: Split, index: int) -> Problem:
+def train_problem(number: int, max_level: int = max(LEVEL_WEIGHTS)) -> Problem:
+    """The training problem of that number, with at most `max_level` steps: easier ones for the beginning."""
+    return _problem_at("train", number, max_level)
+
+
+def _problem_at(split: Split, index: int, max_level: int = max(LEVEL_WEIGHTS)) -> Problem:
     id = f"gsm-mini-{VERSION}/{split}/{index}"
     rng = random.Random(id)
+    weights = TRAINING_LEVEL_WEIGHTS if split == "train" else LEVEL_WEIGHTS
+    levels = [level for level in weights if level <= max_level]
     while True:
-        problem = draw_problem(rng, id, num_steps=rng.choices(LEVELS, LEVEL_WEIGHTS)[0])
+        problem = draw_problem(rng, id, rng.choices(levels, [weights[level] for level in levels])[0])
         if split_of(problem.question) == split:
             return problem

@@ -4,7 +4,6 @@ import itertools
 import random
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,17 +14,15 @@ from stepspec.mini.oracle import Oracle, step_correctness
 from stepspec.mini.problems import (
     NAMES,
     SCENES,
-    STEPS,
+    Content,
     Problem,
     Relation,
-    Voice,
     load_split,
-    step_slots,
+    step_content,
     true_values,
-    word_step,
     write_solution,
-    write_step,
 )
+from stepspec.mini.wording import COMPUTATIONS, CONCLUSIONS, JOINS, LEADS, REASONS, Voice
 
 VOICES: tuple[Voice, ...] = ("target", "draft")
 APPLES = SCENES[0]
@@ -33,16 +30,18 @@ APPLES = SCENES[0]
 RELATIONS = (
     Relation("given", "Ann", amount=8),
     Relation("more", "Ben", ("Ann",), 4),
-    Relation("half", "Cara", ("Ben",)),
+    Relation("part", "Cara", ("Ben",), count=2),
     Relation("sum", "Dan", ("Ann", "Cara")),
     Relation("times", "Ella", ("Cara",), 3),
     Relation("fewer", "Finn", ("Ella",), 8),
+    Relation("boxes", "Gina", amount=5, count=4),
+    Relation("percent", "Hugo", ("Gina",), 25),
     Relation("total", "", ("Dan", "Ben", "Finn")),
 )
 QUESTION = (
-    "Ann has 8 apples. Ben has 4 more apples than Ann. Cara has half as many apples as Ben. "
-    "Ann and Cara together have what Dan has. Compared with Cara, Ella has 3 times as many apples. "
-    "Finn has 8 fewer apples than Ella. Ben is 9 years old. "
+    "Some friends met. Ann has 8 apples. Ben has 4 more apples than Ann. Cara has half as many apples as Ben. "
+    "Dan has as many apples as Ann and Cara together. Compared with Cara, Ella has 3 times as many apples. "
+    "Finn has 8 fewer apples than Ella. Gina has 4 boxes of 5 apples each. Hugo has 25% as many apples as Gina. "
     "How many apples do Dan, Ben and Finn have in total?"
 )
 ORCHARD = Problem(
@@ -56,59 +55,56 @@ ORCHARD = Problem(
 )
 
 
+def ending(asked: Relation) -> Problem:
+    """The orchard with another question."""
+    return Problem("orchard", QUESTION, 0, (), APPLES, ORCHARD.relations, (*ORCHARD.plan[:-1], asked))
+
+
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    return list(itertools.islice(load_split("train"), 2_000))
-
-
-def all_wordings(problem: Problem) -> Iterator[str]:
-    values = true_values(problem)
-    for relation in problem.plan:
-        key = f"total{len(relation.refs)}" if relation.kind == "total" else relation.kind
-        for wording in STEPS[key]:
-            yield wording.format(**step_slots(problem.scene, relation, values))
+    return list(itertools.islice(load_split("train"), 1_000))
 
 
 @pytest.mark.parametrize("voice", VOICES)
-def test_every_reference_step_is_correct_in_context(problems: list[Problem], voice: Voice) -> None:
+def test_every_reference_step_is_correct_in_context_and_without_it(problems: list[Problem], voice: Voice) -> None:
     rng = random.Random(0)
     for problem in problems:
         steps = write_solution(problem, rng, voice)
         assert all(step_correctness(problem, steps)), (problem.question, steps)
+        assert all(Oracle(problem).judge(step) for step in steps)
 
 
-def test_every_wording_of_every_step_is_correct_even_without_the_steps_before() -> None:
-    oracle = Oracle(ORCHARD)
-    for step in all_wordings(ORCHARD):
-        assert oracle.judge(step), step
-
-
-@pytest.mark.parametrize("voice", VOICES)
-def test_every_corrupt_step_is_incorrect(problems: list[Problem], voice: Voice) -> None:
+def test_every_corrupt_step_is_incorrect(problems: list[Problem]) -> None:
     rng = random.Random(1)
-    for problem in problems[:1_000]:
+    for problem in problems:
         values, oracle = true_values(problem), Oracle(problem)
         for index, step in enumerate(problem.steps):
-            wrong = corrupt_step(problem, index, values, rng, voice)
+            wrong = corrupt_step(problem, index, values, rng).word(rng, rng.choice(VOICES))
             assert not oracle.judge(wrong), (problem.question, wrong)
             oracle.observe(step)
+
+
+RIGHT_STEPS = [
+    step for seed in range(8) for voice in VOICES for step in write_solution(ORCHARD, random.Random(seed), voice)
+]
 
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_another_number_anywhere_makes_a_right_step_incorrect(data: st.DataObject) -> None:
-    step = data.draw(st.sampled_from(list(all_wordings(ORCHARD))))
+    step = data.draw(st.sampled_from(RIGHT_STEPS))
     number = data.draw(st.sampled_from(list(re.finditer(r"\d+", step))))
     other = data.draw(st.integers(0, 10**9).filter(lambda other: other != int(number[0])))
     assert not Oracle(ORCHARD).judge(f"{step[: number.start()]}{other}{step[number.end() :]}")
 
 
-def misstate(problem: Problem, slip: int, rng: random.Random) -> tuple[str, dict[str, int]]:
-    """The first step with a wrong result, and what everybody has for those who believe it."""
-    first, values = problem.plan[0], true_values(problem)
-    believed = values | {first.subject: values[first.subject] + slip}
-    slots = step_slots(problem.scene, first, values) | {"c": str(believed[first.subject])}
-    return word_step(first, slots, rng, "target"), believed
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_another_person_anywhere_makes_a_right_step_incorrect(data: st.DataObject) -> None:
+    step = data.draw(st.sampled_from(RIGHT_STEPS))
+    name = data.draw(st.sampled_from([found for found in re.finditer(r"\w+", step) if found[0] in NAMES]))
+    other = data.draw(st.sampled_from([each for each in NAMES if each != name[0]]))
+    assert not Oracle(ORCHARD).judge(f"{step[: name.start()]}{other}{step[name.end() :]}")
 
 
 @pytest.mark.parametrize("slip", [-1, 2, 10])
@@ -116,89 +112,66 @@ def test_what_follows_from_a_wrong_step_is_correct_and_what_ignores_it_is_not(
     problems: list[Problem], slip: int
 ) -> None:
     rng = random.Random(2)
+    checked = 0
     for problem in problems[:500]:
-        wrong, believed = misstate(problem, slip, rng)
+        first, values = problem.plan[0], true_values(problem)
+        if not first.subject:
+            continue
+        believed = values | {first.subject: values[first.subject] + slip}
+        right = step_content(problem.scene, first, values)
+        wrong = Content(right.key, {**right.slots, "c": str(believed[first.subject])}).word(rng, "target")
         oracle = Oracle(problem)
         assert not oracle.judge(wrong)
         oracle.observe(wrong)
-        second_as_if_right = write_step(problem.scene, problem.plan[1], true_values(problem), rng, "target")
-        assert not oracle.judge(second_as_if_right), (problem.question, wrong, second_as_if_right)
         for relation in problem.plan[1:]:
             value = relation.value(believed)
-            if value is None:  # half of an odd number: nothing follows
+            if value is None or value < 0:  # half of an odd number: nothing follows
                 break
-            step = write_step(problem.scene, relation, believed, rng, "draft")
+            if first.subject in relation.refs:
+                assert not oracle.judge(step_content(problem.scene, relation, values).word(rng, "draft"))
+                checked += 1
+            step = step_content(problem.scene, relation, believed).word(rng, "draft")
             assert oracle.judge(step), (problem.question, wrong, step)
             oracle.observe(step)
             believed[relation.subject] = value
+    assert checked > 200
+
+
+RIGHT = "Next, Ben has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Ben has 12."
+WRONG = "Next, Ben has 4 more than Ann, and Ann has 8. So 8 + 4 = 13, so Ben has 13."
 
 
 def test_a_mistake_can_be_put_right_by_deriving_the_value_anew() -> None:
-    right = "Ben has 4 more apples than Ann, so Ben has 8 + 4 = 12 apples."
-    wrong = "Ben has 4 more apples than Ann, so Ben has 8 + 4 = 13 apples."
-    steps = [wrong, "Ben has 13 apples.", wrong, "Ben has 12 apples.", right, "Ben has 12 apples."]
+    steps = [WRONG, "Ben has 13.", WRONG, "Ben has 12.", RIGHT, "Ben has 12."]
     assert step_correctness(ORCHARD, steps) == [False, True, False, False, True, True]
-    assert step_correctness(ORCHARD, [wrong, f"{right} Ben has 12 apples, so Cara has 12 / 2 = 6."]) == [
-        False,
-        True,
-    ]
 
 
 def test_the_last_claim_counts_and_a_misread_quantity_is_a_claim_too() -> None:
-    misread = "Ann has 9 apples, so Ben has 9 + 4 = 13."
-    assert step_correctness(ORCHARD, [misread, "Ann has 9 apples.", "Ben has 13 apples."]) == [
-        False,
-        True,
-        True,
-    ]
-    restated = ["Ann has 9 apples.", "Ann has 8 apples.", "Ann has 8 apples, so Ben has 8 + 4 = 12."]
-    assert step_correctness(ORCHARD, restated) == [False, True, True]
+    misread = "Next, Ben has 4 more than Ann, and Ann has 9. So 9 + 4 = 13, so Ben has 13."
+    assert step_correctness(ORCHARD, [misread, "Ann has 9.", "Ben has 13."]) == [False, True, True]
+    assert step_correctness(ORCHARD, ["Ann has 9.", "Ann has 8.", RIGHT]) == [False, True, True]
 
 
 def test_nothing_follows_from_half_of_an_odd_number() -> None:
-    wrong = "Ann has 8 apples, so Ben has 8 + 4 = 13."
     for half in (6, 7):
-        assert step_correctness(ORCHARD, [wrong, f"Ben has 13 apples, so Cara has 13 / 2 = {half}."])[1] is False
-    assert step_correctness(ORCHARD, [wrong, "Cara has 6 apples, so Ella has 3 * 6 = 18."])[1] is False
-
-
-def test_a_negative_number_can_follow_from_a_wrong_step() -> None:
-    steps = ["Ella has 1 apples.", "Ella has 1 apples, so Finn has 1 - 8 = -7.", "Finn has -7 apples."]
-    assert step_correctness(ORCHARD, steps) == [False, True, True]
-
-
-def test_what_the_question_says_is_correct_sentence_by_sentence_and_as_a_whole(
-    problems: list[Problem],
-) -> None:
-    for problem in problems[:500]:
-        statements = problem.question.rpartition(". ")[0] + "."
-        oracle = Oracle(problem)
-        assert oracle.judge(statements), statements
-        assert all(oracle.judge(statement) for statement in re.split(r"(?<=\.) ", statements))
-        known = [
-            f"{name} {problem.scene.verb} {value} {problem.scene.item}." for name, value in true_values(problem).items()
-        ]
-        assert all(oracle.judge(sentence) for sentence in known)
-        assert oracle.judge("\n".join(known))
+        step = f"Next, Cara has half as many as Ben, and Ben has 13. So 13 / 2 = {half}, so Cara has {half}."
+        assert step_correctness(ORCHARD, [WRONG, step])[1] is False
 
 
 CORRECT = [
+    RIGHT,
+    f"  {RIGHT}\n\n",
+    f"{RIGHT}</think>",
+    f"{RIGHT}\n</think>\n",
+    "Ann has 8.",
     "Ann has 8 apples.",
-    "We know that Ann has 8 apples.",
-    "Compared with Ann, Ben has 4 more apples.",
-    "Dan has as many apples as Cara and Ann together.",
-    "Cara and Ann together have what Dan has.",
-    "Ann has 8 apples. Ben has 12 apples.",
-    "Ann has 8 apples. Ben has 4 more apples than Ann, so Ben has 8 + 4 = 12 apples.",
-    "Next is Ben. It is 4 more than the 8 apples of Ann, which makes 8 + 4 = 12. Ann has 8 apples.",
-    "Ann has 8 apples, so Ben has 4 + 8 = 12.",
-    "Cara has 6 apples, so Ella has 6 * 3 = 18.",
-    "Cara has 6 and Ann has 8, so Dan has 8 + 6 = 14.",
-    "Together Finn, Dan and Ben have 14 + 12 + 10 = 36 apples.",
-    "  Ann has 8 apples, so Ben has 8 + 4 = 12.\n\n",
-    "Ann has 8 apples, so Ben has 8 + 4 = 12.</think>",
-    "Ann has 8 apples, so Ben has 8 + 4 = 12.\n</think>\n",
-    "Ben is 9 years old.",
+    "It says Ben has 4 more than Ann.",
+    "Look: Dan has the sum of Cara and Ann.",
+    "Now, Ann has 8. Then 8 + 4 = 12, so Ben has 12.",
+    "Now, Ann has 8. We add: 4 + 8 = 12. Hence Ben has 12 apples. Check: 12 - 4 = 8.",
+    "We read Gina has 4 boxes of 5 apples each. That is 4 * 5 = 20. Thus Gina has 20. Indeed, 20 / 4 = 5.",
+    "We read Gina has 20, where Hugo has 25% as many as Gina. So 25% of 20 = 5. We find Hugo has 5.",
+    "Look: Finn has 10, Dan has 14, while Ben has 12. So 10 + 14 + 12 = 36. Hence together they have 36 apples.",
 ]
 
 
@@ -208,55 +181,50 @@ def test_a_step_that_says_what_follows_is_correct(step: str) -> None:
 
 
 INCORRECT = {
-    "empty": ["", " \n\n", "</think>", "\n</think>\n"],
-    "no step": ["Hmm.", "The answer is 36.", "Ann", "= 12", "Ann has 8 apples", "So Ann has 8 apples.", "12"],
+    "empty": ["", " \n\n", "</think>", "\n</think>\n", "So.", "Next, and, so"],
+    "no step": ["Hmm.", "The answer is 36.", "Ann", "= 12", "8 + 4 = 12.", "12", "So 8 + 4 = 12."],
     "a wrong number": [
-        "Ann has 9 apples.",
-        "Ben has 5 more apples than Ann.",
-        "Ben is 8 years old.",
-        "Ann has 9 apples. Ann has 9 apples.",
-        "Ann has 8 apples. Ben has 13 apples.",
+        "Ann has 9.",
+        "Next, Ben has 5 more than Ann.",
+        "Ann has 8. Ben has 13.",
+        "Gina has 5 boxes of 4 apples each.",
     ],
-    "a wrong item": ["Ann has 8 pears.", "Ben has 4 more coins than Ann, so Ben has 8 + 4 = 12 coins."],
-    "a wrong verb": ["Ann picked 8 apples.", "Ann picked 8 apples, so Ben has 8 + 4 = 12."],
+    "a wrong item": ["Ann has 8 pears.", "Gina has 4 boxes of 5 coins each."],
+    "a wrong verb": ["Ann picked 8.", "Next, Ann picked 8. So 8 + 4 = 12, so Ben has 12."],
     "somebody unknown": [
-        "Zoe has 8 apples.",
-        "Zoe has 8 apples, so Ben has 8 + 4 = 12.",
-        "Zoe has 4 more apples than Ann, so Zoe has 8 + 4 = 12 apples.",
-        "Together Ann and Zoe have 8 + 4 = 12 apples.",
+        "Zoe has 8.",
+        "Next, Zoe has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Zoe has 12.",
+        "Next, Zoe has 8. So 8 + 4 = 12, so Ben has 12.",
     ],
     "somebody else": [
-        "Cara has 4 more apples than Ann, so Cara has 8 + 4 = 12 apples.",
-        "Ben has 4 more apples than Cara, so Ben has 6 + 4 = 10 apples.",
-        "Ben has 12 and Ann has 8, so Dan has 12 + 8 = 20.",
-        "Ann has 6 and Cara has 8, so Dan has 6 + 8 = 14.",
-        "Ben has 4 more apples than Ann, so Cara has 8 + 4 = 12 apples.",
+        "Next, Cara has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Cara has 12.",
+        "Next, Ben has 4 more than Cara, and Cara has 6. So 6 + 4 = 10, so Ben has 10.",
+        "Next, Dan has the sum of Ann and Ben, and Ann has 8 and Ben has 12. So 8 + 12 = 20, so Dan has 20.",
+        "Next, Ben has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Cara has 12.",
     ],
     "a wrong kind": [
-        "Ben has 4 fewer apples than Ann, so Ben has 8 - 4 = 4 apples.",
-        "Ben has 4 fewer apples than Ann, so Ben has 8 + 4 = 12 apples.",
-        "Ben has 4 more apples than Ann, so Ben has 8 - 4 = 4 apples.",
-        "Ella has half as many apples as Cara.",
-        "Cara has 6 apples, so Ella has 6 + 12 = 18.",
-        "Ella has 18 apples, so Finn has 8 - 18 = 10.",
+        "Next, Ben has 4 fewer than Ann, and Ann has 8. So 8 - 4 = 4, so Ben has 4.",
+        "Next, Ben has 4 fewer than Ann, and Ann has 8. So 8 + 4 = 12, so Ben has 12.",
+        "Next, Ben has 4 more than Ann, and Ann has 8. So 8 - 4 = 4, so Ben has 4.",
+        "Ella has half as many as Cara.",
     ],
     "false arithmetic": [
-        "Ben has 4 more apples than Ann, so Ben has 8 + 4 = 13 apples.",
-        "Ben has 4 more apples than Ann, so Ben has 9 + 3 = 12 apples.",
-        "Ben has 4 more apples than Ann, so Ben has 8 + 4 + 0 = 12 apples.",
-        "Ann has 8 apples, so Ben has 8 * 4 = 12.",
-        "Cara has 6 apples, so Ella has 6 + 3 = 18.",
-        "Together Dan, Ben and Finn have 14 + 12 + 10 = 35 apples.",
-        "Together Dan, Ben and Finn have 26 + 10 = 36 apples.",
+        WRONG,
+        "Next, Ann has 8. So 9 + 3 = 12, so Ben has 12.",
+        "Next, Ann has 8. So 8 + 4 + 0 = 12, so Ben has 12.",
+        "Next, Ann has 8. So 8 * 4 = 12, so Ben has 12.",
+        "Next, Ann has 8. So 8 + 4 = 12, so Ben has 13.",
+        "Next, Ella has 18. So 8 - 18 = 10, so Finn has 10.",
     ],
+    "a false check": [f"{RIGHT} Check: 12 - 4 = 9.", f"{RIGHT} Check: 12 - 5 = 7.", f"{RIGHT} Check: 12 - 8 = 5."],
     "a total nobody asked for": [
-        "Together Dan and Ben have 14 + 12 = 26 apples.",
-        "Together Ann, Ben and Finn have 8 + 12 + 10 = 30 apples.",
-        "Together Dan, Dan and Ben have 14 + 14 + 12 = 40 apples.",
+        "Next, Dan has 14, and Ben has 12. So 14 + 12 = 26, so together they have 26.",
+        "Next, Ann has 8, Ben has 12, and Finn has 10. So 8 + 12 + 10 = 30, so together they have 30.",
+        "Next, Dan has 14, and Ben has 12. So 14 - 12 = 2, so the difference is 2.",
     ],
-    "the question": ["How many apples do Dan, Ben and Finn have in total?"],
-    "more than can be read": ["Ann has 8 apples. Indeed.", "Ann has 8 apples.</think>The answer is 36."],
-    "numbers that are none": ["Ann has ٨ apples.", f"Ann has {'8' * 5_000} apples.", "Ann has 8.0 apples."],
+    "two steps in one": [f"{RIGHT} {RIGHT}"],
+    "more than can be read": ["Ann has 8. Really.", f"{RIGHT}</think>The answer is 36."],
+    "numbers that are none": ["Ann has \u0668.", f"Ann has {'8' * 5_000}.", "Ann has 8.0.", "Ann has -8."],
 }
 
 
@@ -268,51 +236,58 @@ def test_a_step_that_says_anything_else_is_incorrect(step: str) -> None:
     assert not Oracle(ORCHARD).judge(step)
 
 
-def test_no_total_is_correct_where_one_person_is_asked_for() -> None:
-    one = Problem("one", QUESTION, 10, (), APPLES, ORCHARD.relations, ORCHARD.plan[:-1])
-    assert not Oracle(one).judge("Together Dan, Ben and Finn have 14 + 12 + 10 = 36 apples.")
+ENDS = {
+    "gap": (
+        Relation("gap", "", ("Dan", "Ben")),
+        "Now, Dan has 14, and Ben has 12. So 14 - 12 = 2, so the difference is 2.",
+    ),
+    "share": (
+        Relation("share", "", ("Ella",), 6),
+        "Now, Ella has 18, and Ella shares the apples among 6 friends. So 18 / 6 = 3, so each friend gets 3.",
+    ),
+    "price": (
+        Relation("price", "", ("Finn",), 3),
+        "Now, Finn has 10, and the apples cost 3 dollars each. So 10 * 3 = 30, so the price is 30 dollars.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_only_what_is_asked_for_in_the_end_can_be_answered(kind: str) -> None:
+    asked, step = ENDS[kind]
+    assert Oracle(ending(asked)).judge(step)
+    assert not Oracle(ORCHARD).judge(step)
+    assert not Oracle(ending(asked)).judge(
+        re.sub(r"(\d+)([^\d]*)$", lambda found: f"{int(found[1]) + 1}{found[2]}", step)
+    )
 
 
 def test_judging_remembers_nothing() -> None:
     oracle = Oracle(ORCHARD)
     for _ in range(2):
-        assert not oracle.judge("Ann has 9 apples, so Ben has 9 + 4 = 13.")
-        assert oracle.judge("Ann has 8 apples, so Ben has 8 + 4 = 12.")
+        assert not oracle.judge("Next, Ann has 9. So 9 + 4 = 13, so Ben has 13.")
+        assert oracle.judge(RIGHT)
 
 
 def test_text_that_cannot_be_read_and_strangers_leave_no_trace() -> None:
     oracle = Oracle(ORCHARD)
-    for step in (
-        "",
-        "Hmm.",
-        "Ann has 9 pears.",
-        "Zoe has 3 apples.",
-        "Zoe has 3 apples, so Uma has 3 + 4 = 7.",
-    ):
+    for step in ("", "Hmm.", "Ann has 9 pears.", "Zoe has 3.", "Zoe has 3. So 3 + 4 = 7, so Uma has 7."):
         oracle.observe(step)
-    assert oracle.judge("Ann has 8 apples.")
-    assert not oracle.judge("Zoe has 3 apples.")
+    assert oracle.judge("Ann has 8.")
+    assert not oracle.judge("Zoe has 3.")
 
 
-WORDS = sorted({word for wordings in STEPS.values() for wording in wordings for word in wording.split()})
+TEXTS = [text for table in (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS) for text, _, _ in table]
+WORDS = sorted({word for text in (*TEXTS, *REASONS.values()) for word in text.split()})
 PIECES = st.sampled_from([*NAMES, "has", "apples", "apples.", "8", "4", "12", "-", "= 0", "/ 0", *WORDS])
 
 
 @given(steps=st.lists(st.text() | st.lists(PIECES, max_size=20).map(" ".join) | st.sampled_from(CORRECT), max_size=4))
-@example(steps=["Ann has -0 apples.", "Ann has 000008 apples."])
-@example(steps=["Cara has 0 apples, so Ella has 0 / 0 = 0.", "Next is Ben. It is ", "It is . It is "])
+@example(steps=["Ann has 0.", "Ann has 000008 apples."])
+@example(steps=["Now, Cara has 0. So 0 / 0 = 0, so Ella has 0. Check: 0 / 0 = 0."])
 @settings(max_examples=300, deadline=None)
 def test_no_text_whatever_makes_it_raise(steps: list[str]) -> None:
     assert len(step_correctness(ORCHARD, steps)) == len(steps)
-
-
-@given(data=st.data())
-@settings(max_examples=300, deadline=None)
-def test_no_piece_of_a_right_step_is_correct_by_itself(data: st.DataObject) -> None:
-    step = data.draw(st.sampled_from(list(all_wordings(ORCHARD))))
-    start, end = data.draw(st.integers(1, len(step))), data.draw(st.integers(0, len(step) - 1))
-    assert not Oracle(ORCHARD).judge(step[start:])
-    assert not Oracle(ORCHARD).judge(step[:end])
 
 
 LONG = [
@@ -320,8 +295,7 @@ LONG = [
     "Ann has " + "8" * 200_000,
     "Ann has 8" + " + 8" * 50_000,
     "Ann has 8 apples. " * 3_000,
-    "Together " + "Ann, " * 50_000,
-    ". It is " * 30_000,
+    "So, " * 50_000,
     "." + " " * 200_000 + "It is ",
     "A" * 200_000,
 ]
@@ -329,7 +303,7 @@ LONG = [
 
 @pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
 def test_no_long_text_takes_long(text: str) -> None:
-    """Linear reading takes under 0.3 s of CPU here, quadratic reading minutes."""
+    """Linear reading takes under a second of CPU here, quadratic reading minutes."""
     started = time.process_time()
     step_correctness(ORCHARD, [text])
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 5

@@ -1,4 +1,4 @@
-"""The exact texts that models are asked with: how a problem is put, and how the target is asked for a rating.
+"""The exact texts that models are asked with: how a problem is put, and how the target is asked about a step.
 
 Each text has an id and a version (the hash of its content), which results carry, so that figures obtained with
 another wording are never mixed up.
@@ -20,27 +20,45 @@ PROBLEM_PROMPTS: Mapping[str, str] = {
         "{question}\n\nSolve this problem in small logical steps, and leave a blank line after each step. "
         "Put your final answer within \\boxed{{}}."
     ),
+    "newlines": (
+        "Solve this math problem clearly and without detours. Reason step by step, with two newline characters "
+        "between logical steps, and put the final answer within \\boxed{{}}.\n\nProblem: {question}"
+    ),
 }
 
 
 @dataclass(frozen=True)
-class RatingPrompt:
-    """A user turn that asks for a digit from 0 to 9, and the words that the answer is made to begin with."""
+class JudgePrompt:
+    """A user turn that asks about a step, and the words that the answer is made to begin with."""
 
     user: str
     prefill: str
 
 
-RATING_PROMPTS: Mapping[str, RatingPrompt] = {
-    "short": RatingPrompt("Rate the last step from 0 to 9.", "Rating: "),
+RATING_PROMPTS: Mapping[str, JudgePrompt] = {
+    "short": JudgePrompt("Rate the last step from 0 to 9.", "Rating: "),
     # Word for word the prompt of SpecReason (arXiv:2504.07891, released code), which the emulation needs.
-    "specreason": RatingPrompt(
+    "specreason": JudgePrompt(
         "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
         "phrasing, or overall usefulness\u2014only judge whether the step is objectively correct and logically follows "
         "from prior steps. Assign a score from 0 to 9.",
         "<think>I think the quality score is: ",
     ),
 }
+
+
+YES_NO_PROMPT = JudgePrompt("Is the last step correct? Answer yes or no.", "Answer:")
+EQUIVALENCE_PROMPT = JudgePrompt(
+    "Do these two steps say the same?\nFirst: {first}\nSecond: {second}\nAnswer yes or no.", "Answer:"
+)
+SELECTION_PROMPT = JudgePrompt("Which is the best next step, or is none correct?\n{candidates}", "Best:")
+SELECTION_NAMES = ("A", "B", "C", "D")
+SELECTION_NONE = "none"
+
+
+def selection_line(name: str, step: str) -> str:
+    """How a candidate stands in `SELECTION_PROMPT`, a line each."""
+    return f"{name}: {step}"
 
 
 def problem_prompt(id: str) -> str:
@@ -54,7 +72,7 @@ def problem_prompt(id: str) -> str:
     return PROBLEM_PROMPTS[id]
 
 
-def rating_prompt(id: str) -> RatingPrompt:
+def rating_prompt(id: str) -> JudgePrompt:
     """The rating prompt of that id.
 
     Raises:
@@ -96,7 +114,7 @@ def _render_request(tokenizer: Tokenizer, question: str) -> str:
     return f"{text}{THINK_OPEN}\n"
 
 
-def render_probe(tokenizer: Tokenizer, rating: RatingPrompt) -> str:
+def render_probe(tokenizer: Tokenizer, rating: JudgePrompt) -> str:
     """What stands between unfinished reasoning and the digit: the end of that turn, the question, the prefill.
 
     The reasoning is left without its end tag, since templates drop what was thought in earlier turns.

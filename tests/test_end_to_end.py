@@ -13,7 +13,9 @@ import pytest
 
 from stepspec.records import Row, RunRecord, Summary
 
-QUESTION = "Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
+QUESTION = (
+    "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
+)
 POLICIES = ["target", "token", "specreason", "stepspec"]
 
 

@@ -1,99 +1,333 @@
-"""How well the embedded target judges the embedded draft's own steps: `python -m stepspec.mini.measure`.
+"""Measures the embedded pair: `python -m stepspec.mini.measure PART`, where the model card's figures come from.
 
-The draft solves calibration problems greedily. The target verifies each of its steps, up to and including the first
-wrong one, in one pass that also reads both rating prompts; the oracle says which steps are right. Printed as JSON: how
-many steps there were and were right, for each score the area under the ROC curve (1 tells right from wrong without
-fail, 0.5 is a coin), and which shares of right and of wrong steps pass a likelihood threshold.
+- `solutions`: what both models solve, how many of their steps are right, and how long the steps are;
+- `judging`: how well the target tells right steps of the draft from wrong ones, by every score that it can give;
+- `acceptance`: how many of the draft's tokens token-level speculation keeps;
+- `cost`: what a token costs each model, and what it costs the target to read several at once.
+
+Problems are those of the test split; the oracle says which steps are right. Each part prints JSON, and with `--save`
+keeps it in `figures.json` beside the weights, from which `stepspec.mini.card` makes the tables of the model card.
 """
 
 import argparse
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engine import Drafting, Probe, Sampling, Stop, TokenBuffer, collect
 from stepspec.mini import WEIGHTS
-from stepspec.mini.oracle import Oracle
-from stepspec.mini.problems import Problem, load_split
-from stepspec.prompts import RATING_PROMPTS, encode_request, render_probe, think_end_id
+from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.oracle import Oracle, same_content, step_correctness
+from stepspec.mini.problems import Problem, load_split, true_values
+from stepspec.prompts import (
+    EQUIVALENCE_PROMPT,
+    RATING_PROMPTS,
+    SELECTION_NAMES,
+    SELECTION_NONE,
+    SELECTION_PROMPT,
+    YES_NO_PROMPT,
+    JudgePrompt,
+    encode_request,
+    render_probe,
+    selection_line,
+    think_end_id,
+)
+from stepspec.stats import wilson
 from stepspec.torch_engine import TorchEngine
 
-THRESHOLDS = (-1.0, -2.0, -2.5, -3.0, -3.5, -4.0, -5.0, -6.0, -8.0)
-MAX_STEPS = 12
-Scored = tuple[bool, dict[str, float]]
-"""Whether a step is right, and its scores by name."""
+Figures = dict[str, Any]
+Result = TypeVar("Result")
+TOGETHER = 16  # problems at a time
+MAX_STEPS = 16
+RIGHT_SHARE = 0.85  # of right steps accepted, where the share of wrong ones accepted is read
 
 
-async def scored_steps(target: TorchEngine, draft: TorchEngine, problem: Problem) -> AsyncIterator[Scored]:
-    """The draft's steps of one problem, up to the first wrong one."""
-    tokenizer = target.tokenizer
-    labels = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
-    probes = [Probe(tuple(tokenizer.encode(render_probe(tokenizer, each))), labels) for each in RATING_PROMPTS.values()]
-    think_end = think_end_id(tokenizer)
-    assert think_end is not None
-    transcript, oracle = TokenBuffer(encode_request(tokenizer, problem.question)), Oracle(problem)
-    for _ in range(MAX_STEPS):
-        stop = Stop(128, ("\n\n",), frozenset({think_end}))
-        ids = (await collect(draft.generate(transcript, Sampling(), stop))).ids
-        if ids[-1] == think_end or ids[-1] in tokenizer.end_ids:
+@dataclass
+class Judged:
+    """One step of the draft as the target judges it."""
+
+    right: bool
+    scores: dict[str, float]
+    equivalent: bool | None = None  # whether the target's own step says the same; with the score for it
+    equivalence: float = 0.0
+    selected: bool | None = None  # whether the best of several candidates was picked
+
+
+class Judge:
+    """Asks the target about steps of the draft, with the prompts it was trained on."""
+
+    def __init__(self, target: TorchEngine, draft: TorchEngine) -> None:
+        self.target = target
+        self.draft = draft
+        self.encode = target.tokenizer.encode
+        think_end = think_end_id(target.tokenizer)
+        assert think_end is not None
+        self.think_end = think_end
+        self.stop = Stop(128, ("\n\n",), frozenset({think_end}))
+        digits = tuple(self.encode(str(digit))[-1] for digit in range(10))
+        self.ratings = {f"rating.{id}": self._probe(prompt, digits) for id, prompt in RATING_PROMPTS.items()}
+        self.yes_no_labels = tuple(self.encode(f" {answer}")[-1] for answer in ("yes", "no"))
+        self.yes_no = self._probe(YES_NO_PROMPT, self.yes_no_labels)
+        names = (*SELECTION_NAMES, SELECTION_NONE)
+        self.selection_labels = tuple(self.encode(f" {name}")[-1] for name in names)
+
+    def _probe(self, prompt: JudgePrompt, labels: tuple[int, ...]) -> Probe:
+        return Probe(tuple(self.encode(render_probe(self.target.tokenizer, prompt))), labels)
+
+    async def steps(self, problem: Problem, rng: random.Random, compare: bool) -> AsyncIterator[Judged]:
+        """The draft's steps of one problem, up to the first wrong one.
+
+        Args:
+            compare: whether equivalence and selection are asked as well, which need a step of the target.
+        """
+        transcript, oracle = TokenBuffer(encode_request(self.target.tokenizer, problem.question)), Oracle(problem)
+        for index in range(MAX_STEPS):
+            ids = (await collect(self.draft.generate(transcript, Sampling(), self.stop))).ids
+            if ids[-1] == self.think_end or ids[-1] in self.target.tokenizer.end_ids:
+                return
+            step = self.target.tokenizer.decode(ids)
+            judged = Judged(oracle.judge(step), await self._scores(transcript, ids))
+            if compare:
+                await self._compare(problem, transcript, step, judged)
+                await self._select(problem, transcript, index, step, judged, rng)
+            yield judged
+            if not judged.right:
+                return
+            oracle.observe(step)
+            transcript.append(ids)
+
+    async def _scores(self, transcript: TokenBuffer, ids: Sequence[int]) -> dict[str, float]:
+        seen = await self.target.verify(transcript, ids, [*self.ratings.values(), self.yes_no])
+        scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
+        *ratings, yes_no = seen.probe_logprobs
+        for name, law in zip(self.ratings, ratings, strict=True):
+            scores[name] = float(torch.tensor(law).softmax(0) @ torch.arange(10.0))
+        return scores | {"yes_no": yes_no[0] - yes_no[1]}
+
+    async def _compare(self, problem: Problem, transcript: TokenBuffer, step: str, judged: Judged) -> None:
+        own = await collect(self.target.generate(transcript, Sampling(), self.stop))
+        second = self.target.tokenizer.decode(own.ids)
+        if own.ids[-1] == self.think_end:
             return
-        seen = await target.verify(transcript, ids, probes)
-        scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": sum(seen.logprobs) / len(seen.logprobs)}
-        for name, law in zip(RATING_PROMPTS, seen.probe_logprobs, strict=True):
-            weights = torch.tensor(law).softmax(0)
-            scores[f"rating.{name}"] = float(weights @ torch.arange(10.0))
-        step = tokenizer.decode(ids)
-        right = oracle.judge(step)
-        yield right, scores
-        if not right:
+        user = EQUIVALENCE_PROMPT.user.format(first=second.strip(), second=step.strip())
+        probe = self._probe(replace(EQUIVALENCE_PROMPT, user=user), self.yes_no_labels)
+        (law,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
+        judged.equivalent = same_content(problem, second, step)
+        judged.equivalence = law[0] - law[1]
+
+    async def _select(
+        self, problem: Problem, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
+    ) -> None:
+        """The draft's step among two wrong variants of the reference's, if there still is a reference step."""
+        if index >= len(problem.plan):
             return
-        oracle.observe(step)
-        transcript.append(ids)
+        values = true_values(problem)
+        candidates = [corrupt_step(problem, index, values, rng).word(rng, "draft") for _ in range(2)]
+        place = rng.randint(0, len(candidates))
+        candidates.insert(place, step.strip())
+        lines = "\n".join(selection_line(name, each) for name, each in zip(SELECTION_NAMES, candidates, strict=False))
+        user = SELECTION_PROMPT.user.format(candidates=lines)
+        probe = self._probe(replace(SELECTION_PROMPT, user=user), self.selection_labels)
+        (law,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
+        chosen = max(range(len(law)), key=law.__getitem__)
+        judged.selected = chosen == (place if judged.right else len(SELECTION_NAMES))
 
 
 def roc_area(right: Sequence[float], wrong: Sequence[float]) -> float | None:
     """Probability that a right step scores higher than a wrong one, ties counted half (Mann and Whitney, 1947)."""
     if not right or not wrong:
         return None
-    ordered = sorted(wrong)
-    ranks = torch.searchsorted(torch.tensor(ordered), torch.tensor(list(right)), right=False)
-    ties = torch.searchsorted(torch.tensor(ordered), torch.tensor(list(right)), right=True)
-    return float((ranks + ties).double().mean() / (2 * len(ordered)))
+    ordered = torch.tensor(sorted(wrong))
+    scores = torch.tensor(list(right))
+    below = torch.searchsorted(ordered, scores, right=False)
+    not_above = torch.searchsorted(ordered, scores, right=True)
+    return float((below + not_above).double().mean() / (2 * len(ordered)))
 
 
-def report(steps: Sequence[Scored]) -> Mapping[str, object]:
-    """The figures, from all steps."""
-    right = [scores for correct, scores in steps if correct]
-    wrong = [scores for correct, scores in steps if not correct]
-    names = list(steps[0][1]) if steps else []
-    areas = {name: roc_area([each[name] for each in right], [each[name] for each in wrong]) for name in names}
-    passed = {
-        str(threshold): [
-            sum(each["likelihood.min"] >= threshold for each in group) / max(1, len(group)) for group in (right, wrong)
-        ]
-        for threshold in THRESHOLDS
+def wrong_accepted(right: Sequence[float], wrong: Sequence[float]) -> float | None:
+    """Share of wrong steps accepted at the highest threshold that accepts 85% of the right ones."""
+    if not right or not wrong:
+        return None
+    threshold = sorted(right, reverse=True)[-(-int(RIGHT_SHARE * 100) * len(right) // 100) - 1]
+    return sum(score >= threshold for score in wrong) / len(wrong)
+
+
+def judging_figures(steps: Sequence[Judged]) -> Figures:
+    """Area and wrong steps accepted for each score; equivalence and selection where they were asked."""
+    right, wrong = ([each for each in steps if each.right == kind] for kind in (True, False))
+    scores: Figures = {}
+    for name in steps[0].scores if steps else ():
+        sides = [each.scores[name] for each in right], [each.scores[name] for each in wrong]
+        scores[name] = {"area": roc_area(*sides), "wrong_accepted": wrong_accepted(*sides)}
+    pairs = [each for each in steps if each.equivalent is not None]
+    same, different = ([each.equivalence for each in pairs if each.equivalent == kind] for kind in (True, False))
+    selected = [each.selected for each in steps if each.selected is not None]
+    return {
+        "steps": len(steps),
+        "right": len(right),
+        "scores": scores,
+        "equivalence": {"pairs": len(pairs), "same": len(same), "area": roc_area(same, different)},
+        "selection": {"n": len(selected), **_share(sum(selected), len(selected))},
     }
-    return {"steps": len(steps), "right": len(right), "roc_area": areas, "pass_right_and_wrong": passed}
 
 
-async def measure(num_problems: int) -> Mapping[str, object]:
-    """Loads the pair and measures it on the first calibration problems."""
-    target, draft = TorchEngine.load(str(WEIGHTS / "target")), TorchEngine.load(str(WEIGHTS / "draft"))
-    problems = itertools.islice(load_split("calibration"), num_problems)
-    steps = [scored for problem in problems async for scored in scored_steps(target, draft, problem)]
-    await target.aclose()
-    await draft.aclose()
-    return report(steps)
+def _share(count: int, n: int) -> Figures:
+    """A share with Wilson's 95% interval."""
+    return {"share": count / n, "interval": [round(each, 4) for each in wilson(count, n)]} if n else {"share": None}
+
+
+async def measure_judging(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+    """See the module's docstring."""
+    judge = Judge(target, draft)
+
+    async def one(number: int, problem: Problem) -> list[Judged]:
+        compare = number % 4 == 0  # a quarter: these need a step of the target each
+        return [judged async for judged in judge.steps(problem, random.Random(problem.id), compare)]
+
+    found = await _all(num_problems, one)
+    return {"problems": num_problems, **judging_figures([judged for steps in found for judged in steps])}
+
+
+async def measure_solutions(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+    """See the module's docstring."""
+    figures: Figures = {"problems": num_problems}
+    for role, engine in (("target", target), ("draft", draft)):
+
+        async def one(
+            number: int, problem: Problem, engine: TorchEngine = engine
+        ) -> tuple[bool, list[bool], list[int]]:
+            prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
+            ids = (await collect(engine.generate(prompt, Sampling(), Stop(700)))).ids
+            text = engine.tokenizer.decode(ids)
+            steps = [step for step in text.partition("</think>")[0].split("\n\n") if step]
+            lengths = [len(engine.tokenizer.encode(step + "\n\n")) for step in steps]
+            return f"\\boxed{{{problem.answer}}}" in text, step_correctness(problem, steps), lengths
+
+        found = await _all(num_problems, one)
+        verdicts = [verdict for _, each, _ in found for verdict in each]
+        lengths = sorted(length for _, _, each in found for length in each)
+        figures[role] = {
+            "solved": _share(sum(solved for solved, _, _ in found), len(found)),
+            "steps": len(verdicts),
+            "right_steps": _share(sum(verdicts), len(verdicts)),
+            "mean_step_tokens": statistics.fmean(lengths),
+            "step_tokens_5_to_95_percent": [lengths[len(lengths) // 20], lengths[-1 - len(lengths) // 20]],
+        }
+    return figures
+
+
+async def measure_acceptance(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+    """See the module's docstring."""
+    figures: Figures = {"problems": num_problems}
+    engine = target.drafted_by(draft)
+    for temperature, num_tokens in itertools.product((0.0, 0.6, 1.0), (1, 4)):
+        drafting = Drafting("draft-model", num_tokens)
+
+        async def one(
+            number: int, problem: Problem, at: float = temperature, by: Drafting = drafting
+        ) -> tuple[int, int]:
+            prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
+            chunk = await collect(engine.generate(prompt, Sampling(at, seed=number), Stop(700), by))
+            return chunk.accepted, chunk.drafted
+
+        counts = await _all(num_problems, one)
+        share = _share(sum(accepted for accepted, _ in counts), sum(drafted for _, drafted in counts))
+        figures[f"temperature {temperature}, {num_tokens} drafted"] = share | {"drafted": sum(d for _, d in counts)}
+    await engine.aclose()
+    return figures
+
+
+async def measure_cost(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+    """Milliseconds, medians over problems, the two models in turn: decoding a token, and reading several at once."""
+    times: dict[str, list[float]] = {}
+    prompts = itertools.islice(load_split("test"), num_problems)
+    for problem in prompts:
+        for role, engine in (("target", target), ("draft", draft)):
+            prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
+            await collect(engine.generate(prompt, Sampling(), Stop(1)))
+            started = time.perf_counter()
+            chunk = await collect(engine.generate(prompt, Sampling(), Stop(33)))
+            times.setdefault(f"{role} token", []).append((time.perf_counter() - started) / len(chunk.ids))
+            for length in (5, 32):
+                started = time.perf_counter()
+                await engine.verify(prompt, chunk.ids[:length])
+                times.setdefault(f"{role} reads {length}", []).append(time.perf_counter() - started)
+    medians = {name: round(1000 * statistics.median(each), 3) for name, each in times.items()}
+    ratio = statistics.median(d / t for d, t in zip(times["draft token"], times["target token"], strict=True))
+    return {"problems": num_problems, "threads": torch.get_num_threads(), "ms": medians, "draft_over_target": ratio}
+
+
+async def _all(num_problems: int, one: Callable[[int, Problem], Awaitable[Result]]) -> list[Result]:
+    """One result a problem, some at a time."""
+    places = asyncio.Semaphore(TOGETHER)
+
+    async def placed(number: int, problem: Problem) -> Result:
+        async with places:
+            return await one(number, problem)
+
+    problems = itertools.islice(load_split("test"), num_problems)
+    return await asyncio.gather(*(placed(number, problem) for number, problem in enumerate(problems)))
+
+
+PARTS = {
+    "solutions": (measure_solutions, 1100),
+    "judging": (measure_judging, 1400),
+    "acceptance": (measure_acceptance, 200),
+    "cost": (measure_cost, 30),
+}
+"""Each part with how many problems it takes by default."""
+
+
+@asynccontextmanager
+async def loaded_pair(folder: Path = WEIGHTS) -> AsyncIterator[tuple[TorchEngine, TorchEngine]]:
+    """The target and the draft."""
+    engines = [TorchEngine.load(str(folder / role)) for role in ("target", "draft")]
+    try:
+        yield engines[0], engines[1]
+    finally:
+        for engine in engines:
+            await engine.aclose()
+
+
+async def measure(part: str, num_problems: int | None = None, folder: Path = WEIGHTS) -> Figures:
+    """The figures of one part.
+
+    Args:
+        part: a name in `PARTS`.
+        num_problems: how many test problems (default: the part's own number).
+        folder: where the pair lies.
+    """
+    function, default = PARTS[part]
+    async with loaded_pair(folder) as (target, draft):
+        return await function(target, draft, num_problems or default)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measures the embedded pair.")
-    parser.add_argument("--problems", type=int, default=300, help="how many calibration problems")
-    print(json.dumps(asyncio.run(measure(parser.parse_args().problems)), indent=1))
+    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--problems", type=int, help="how many test problems (default: the part's own number)")
+    parser.add_argument("--pair", type=Path, default=WEIGHTS, help="folder of the two models")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--save", action="store_true", help="keep the figures in figures.json, for the model card")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    figures = asyncio.run(measure(arguments.part, arguments.problems, arguments.pair))
+    print(json.dumps(figures, indent=1))
+    if arguments.save:
+        path = arguments.pair / "figures.json"
+        known: Figures = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | {arguments.part: figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

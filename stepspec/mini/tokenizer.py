@@ -1,8 +1,10 @@
 """Builds the pair's one tokenizer: byte-level BPE, every digit a token, merges learned over problems and prompts."""
 
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -10,8 +12,14 @@ from transformers import PreTrainedTokenizerFast
 from stepspec import prompts
 from stepspec.mini import problems
 
-VOCAB_SIZE = 704
-CONTEXT = 1024
+VOCAB_SIZE = 1024
+CONTEXT = 2048
+JUDGE_PROMPTS = (prompts.YES_NO_PROMPT, prompts.EQUIVALENCE_PROMPT, prompts.SELECTION_PROMPT)
+SYSTEM_TURNS = (
+    "You are a helpful assistant.",
+    "You are a careful assistant who reasons step by step.",
+    "Please reason step by step, and put your final answer within \\boxed{}.",
+)
 SPECIAL_TOKENS = ["<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<think>", "</think>"]
 
 # Newlines stand alone so that a step's end is one token; a digit is always its own token, and the space before a
@@ -56,13 +64,17 @@ def build_tokenizer(num_problems: int = 20_000) -> PreTrainedTokenizerFast:
 
 
 def _texts(num_problems: int) -> Iterator[str]:
+    rng = random.Random(0)
     for problem in itertools.islice(problems.load_split("train"), num_problems):
         yield problem.question
-        yield "\n\n".join(problem.steps) + "\n\n"
+        for voice in get_args(problems.Voice):
+            yield "\n\n".join(problems.write_solution(problem, rng, voice)) + "\n\n"
     for _ in range(num_problems // 4):  # often enough that the long published prompt merges into whole words
         yield from prompts.PROBLEM_PROMPTS.values()
-        for rating in prompts.RATING_PROMPTS.values():
-            yield from (rating.user, rating.prefill)
+        for prompt in (*prompts.RATING_PROMPTS.values(), *JUDGE_PROMPTS):
+            yield from (prompt.user, prompt.prefill)
+        yield from SYSTEM_TURNS
+        yield " yes no A B C D none"
         yield "The answer is \\boxed{12}."
 
 

@@ -1,18 +1,22 @@
 """Trains the embedded pair from the problem generator alone: `python -m stepspec.mini.train`.
 
 Nothing but generated problems goes in. A sequence is a question in one of the prompts that people use, the reasoning
-between `<think>` and `</think>`, and the boxed answer; only what the model writes itself is in the loss. In the later
-part of training, half of the sequences also carry ratings: after a step of the trunk, or after a wrong variant of it
-on a branch of its own, stands the judge's turn, and the digit that it ends with is learned. Branches see the trunk up
-to where they leave it and themselves, as in the engine's `verify`, so one sequence holds a rating after every step.
+between `<think>` and `</think>`, and the boxed answer; only what the model writes itself is in the loss.
 
-The target does not begin anew: it begins as the draft, repeated in width and grown in depth, because what takes
-longest, finding a person's number in the story, is learned several times faster by the smaller model. So the draft
-comes first.
+A model is trained in stages. The target's first has few layers and short problems, because what takes longest, finding
+a person's number in the story, is learned several times faster by a shallow model; each later stage puts layers on
+top that add nothing at first. In the last stage sequences also carry judgements: after a step of the trunk, or after
+another variant of it on a branch of its own, stands the judge's turn, and its answer is learned. Branches see the
+trunk up to where they leave it and themselves, as in the engine's `verify`, so one sequence holds a judgement after
+every step. What judging needs is taught at every token as well: a linear head, thrown away afterwards, says from
+each token of a step whether the step is wrong by then.
+
+The draft is trained first. Its own steps on training problems, labelled by the oracle, are among those that the
+target learns to judge.
 
 Hidden matrices are trained with Muon (https://kellerjordan.github.io/posts/muon/), the rest with AdamW; bfloat16
-autocast, which is 1.5 times float32 on a CPU with AVX-512. Seeded and resumable: a killed run goes on from its
-checkpoint, and every draw depends on the seed and the step alone.
+autocast. Seeded and resumable: a killed run goes on from its checkpoint, and every draw depends on the seed, the stage
+and the step alone.
 """
 
 import argparse
@@ -20,74 +24,102 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.progress import Progress
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stepspec.mini import WEIGHTS
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.problems import Problem, Voice, load_split, true_values, write_solution
+from stepspec.mini.forward import forward_hidden
+from stepspec.mini.problems import NAMES, load_split
+from stepspec.mini.proposals import load_proposals
+from stepspec.mini.sequences import SequenceMaker, TreeSequence
 from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer
-from stepspec.prompts import PROBLEM_PROMPTS, RATING_PROMPTS, RatingPrompt
+from stepspec.mini.wording import Voice
 
-PROMPT_SHARES = {"bare": 0.6, "boxed": 0.3, "steps": 0.1}
-SYSTEM_SHARE = 0.05
-SYSTEM_TURN = "You are a careful assistant who reasons step by step."
-RATING_WEIGHT = 0.3
-DIGIT_WEIGHT = 3.0
-LONG_RATING_SHARE = 0.15  # sequences rated with the long published prompt, which costs four times the short one
+LOG_EVERY, SAVE_EVERY = 25, 250
+NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps
+LOSS_WEIGHTS = {"targets": 1.0, "verdicts": 1.0, "flaws": 1.0, "differences": 1.0}
+# Words that a step cannot choose freely, besides digits and names.
+CONTENT_WORDS = (
+    *("more", "fewer", "times", "half", "third", "quarter", "fifth", "sum", "together"),
+    *("day", "boxes", "bags", "baskets", "trays", "among", "dollars"),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training of one model."""
+
+    layers: int
+    steps: int
+    rates: tuple[float, float] = (1.0, 1.0)  # learning rate at its beginning and end, as a share of the recipe's
+    max_level: int = 10
+    mixed: float = 0.2  # share of sequences with steps of the other model's voice among the model's own
+    judged: float = 0.0  # share of sequences with judgements
+    batch: int = 24
+    content_weight: float = 3.0  # of what a step must say, against words that one of several phrasings has
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Shape and training of one model."""
 
-    layers: int
     width: int
     feed_forward: int
     heads: int
     kv_heads: int
     head_size: int
-    steps: int
-    batch: int = 24
+    stages: tuple[Stage, ...]
     matrix_lr: float = 0.02
     other_lr: float = 3e-3
-    decay_from: float = 0.6  # share of the training after which the learning rate falls, linearly to zero
-    ratings_from: float = 2.0  # share of the training after which ratings begin; 2 is never
-    grown: bool = False  # whether it begins as the other model, grown, instead of anew
 
 
 RECIPES: dict[Voice, Recipe] = {
-    "target": Recipe(
-        layers=6,
-        width=192,
-        feed_forward=512,
+    "draft": Recipe(
+        width=96,
+        feed_forward=256,
         heads=4,
         kv_heads=2,
         head_size=32,
-        steps=2500,
-        batch=16,
-        matrix_lr=0.01,
-        other_lr=1.5e-3,
-        decay_from=0.05,
-        ratings_from=0.65,
-        grown=True,
+        stages=(
+            Stage(2, 1500, max_level=4),
+            Stage(2, 1000, rates=(1.0, 0.7778)),
+            Stage(2, 800, rates=(0.7, 0.0)),
+            Stage(2, 1500, rates=(0.6, 0.0)),
+            Stage(2, 600, rates=(0.3, 0.0)),
+            Stage(2, 400, rates=(0.2, 0.0)),
+        ),
     ),
-    "draft": Recipe(layers=2, width=96, feed_forward=256, heads=4, kv_heads=2, head_size=32, steps=3000),
+    "target": Recipe(
+        width=192,
+        feed_forward=512,
+        heads=6,
+        kv_heads=2,
+        head_size=32,
+        matrix_lr=0.007,
+        other_lr=2.1e-3,
+        stages=(
+            Stage(3, 800, max_level=4, mixed=0.0, content_weight=10.0),
+            Stage(3, 1500, mixed=0.1, content_weight=10.0),
+            Stage(6, 3000, rates=(0.8, 0.4), mixed=0.1, content_weight=10.0),
+            Stage(8, 3000, rates=(0.5, 0.0), mixed=0.4, judged=0.7, batch=16, content_weight=10.0),
+        ),
+    ),
 }
 
 
-def build_model(recipe: Recipe, tokenizer: Any) -> Any:
+def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
     """A Llama of the recipe's width with fresh weights."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=recipe.width,
         intermediate_size=recipe.feed_forward,
-        num_hidden_layers=recipe.layers,
+        num_hidden_layers=layers,
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.kv_heads,
         head_dim=recipe.head_size,
@@ -103,115 +135,18 @@ def build_model(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 @torch.no_grad()
-def grow(small: Any, recipe: Recipe, tokenizer: Any) -> Any:
-    """The same function with the recipe's width and depth, as in Net2Net (arXiv:1511.05641).
-
-    Every hidden unit is repeated, and whoever reads it takes the mean; further feed-forward units and layers add
-    nothing at first. `small` must have the recipe's heads, and its width must divide the recipe's.
-    """
-    big = build_model(recipe, tokenizer)
-    times = recipe.width // small.config.hidden_size
-    assert small.config.hidden_size * times == recipe.width
-    big.model.embed_tokens.weight.copy_(small.model.embed_tokens.weight.repeat(1, times))
-    big.model.norm.weight.copy_(small.model.norm.weight.repeat(times) / times)
-    for index, layer in enumerate(big.model.layers):
+def deepen(shallow: Any, recipe: Recipe, layers: int, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """The same function with more layers; those on top add nothing to the residual stream at first."""
+    deep = build_model(recipe, layers, tokenizer)
+    deep.load_state_dict(shallow.state_dict(), strict=False)
+    for layer in deep.model.layers[shallow.config.num_hidden_layers :]:
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-        if index < small.config.num_hidden_layers:
-            _copy_layer(small.model.layers[index], layer, times)
-    return big
+    return deep
 
 
-def _copy_layer(small: Any, big: Any, times: int) -> None:
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        getattr(big, norm).weight.copy_(getattr(small, norm).weight.repeat(times))
-    for reader in ("q_proj", "k_proj", "v_proj"):
-        weight = getattr(small.self_attn, reader).weight
-        getattr(big.self_attn, reader).weight.copy_(weight.repeat(1, times) / times)
-    big.self_attn.o_proj.weight.copy_(small.self_attn.o_proj.weight.repeat(times, 1))
-    units = small.mlp.gate_proj.weight.shape[0]
-    for reader in ("gate_proj", "up_proj"):
-        getattr(big.mlp, reader).weight[:units] = getattr(small.mlp, reader).weight.repeat(1, times) / times
-    big.mlp.down_proj.weight[:, :units] = small.mlp.down_proj.weight.repeat(times, 1)
-
-
-@dataclass
-class Branching:
-    """One training sequence: a trunk and branches that leave it, flattened; [T] each."""
-
-    ids: list[int]
-    positions: list[int]
-    segments: list[int]  # 0 is the trunk
-    cuts: list[int]  # a token sees the trunk before this index, and its own segment
-    targets: list[int]  # the next token where it is learned, else -100
-    ratings: list[int]  # the rating's digit where it is learned, else -100
-
-
-class SequenceMaker:
-    """Turns problems into training sequences for one voice."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, voice: Voice) -> None:
-        self.tokenizer = tokenizer
-        self.voice: Voice = voice
-        self.probes = {id: self._probe(prompt) for id, prompt in RATING_PROMPTS.items()}
-        self.digits = {0: self.encode("0")[0], 9: self.encode("9")[0]}
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def _probe(self, prompt: RatingPrompt) -> list[int]:
-        return self.encode(f"<|end|><|user|>{prompt.user}<|end|><|assistant|>") + self.encode(prompt.prefill)
-
-    def _opening(self, question: str, rng: random.Random) -> str:
-        wording = rng.choices(list(PROMPT_SHARES), list(PROMPT_SHARES.values()))[0]
-        system = f"<|system|>{SYSTEM_TURN}<|end|>" if rng.random() < SYSTEM_SHARE else ""
-        user = PROBLEM_PROMPTS[wording].format(question=question)
-        return f"{system}<|user|>{user}<|end|><|assistant|><think>"
-
-    def make(self, problem: Problem, rng: random.Random, with_ratings: bool) -> Branching:
-        """The sequence of one problem; with ratings, one after every step or after a wrong variant of it."""
-        prompt = self.encode(self._opening(problem.question, rng))
-        steps = [self.encode(step + "\n\n") for step in write_solution(problem, rng, self.voice)]
-        closing = self.encode(f"</think>The answer is \\boxed{{{problem.answer}}}.<|end|>")
-        trunk = prompt + [token for step in steps for token in step] + closing
-        length = len(trunk)
-        sequence = Branching(
-            ids=trunk,
-            positions=list(range(length)),
-            segments=[0] * length,
-            cuts=[0] * length,
-            targets=[-100] * (len(prompt) - 1) + trunk[len(prompt) :] + [-100],
-            ratings=[-100] * length,
-        )
-        if with_ratings:
-            self._add_ratings(sequence, problem, len(prompt), steps, rng)
-        return sequence
-
-    def _add_ratings(
-        self, sequence: Branching, problem: Problem, prompt_length: int, steps: list[list[int]], rng: random.Random
-    ) -> None:
-        long = rng.random() < LONG_RATING_SHARE
-        probe = self.probes["specreason" if long else "short"]
-        values = true_values(problem)
-        ends = list(itertools.accumulate((len(step) for step in steps), initial=prompt_length))
-        rated = [rng.randrange(len(steps))] if long else range(len(steps))
-        for segment, index in enumerate(rated, start=1):
-            if rng.random() < 0.5:
-                branch, cut, digit = probe, ends[index + 1], 9
-            else:
-                wrong = corrupt_step(problem, index, values, rng, rng.choice(("target", "draft")))
-                branch, cut, digit = self.encode(wrong + "\n\n") + probe, ends[index], 0
-            length = len(branch)
-            sequence.ids += branch
-            sequence.positions += range(cut, cut + length)
-            sequence.segments += [segment] * length
-            sequence.cuts += [cut] * length
-            sequence.targets += [-100] * length
-            sequence.ratings += [-100] * (length - 1) + [self.digits[digit]]
-
-
-def collate(sequences: Sequence[Branching]) -> dict[str, torch.Tensor]:
-    """Pads to one length and builds the branch mask [B, 1, T, T]."""
+def collate(sequences: Sequence[TreeSequence]) -> dict[str, torch.Tensor]:
+    """Pads to one length and builds the mask of the trees [B, 1, T, T]."""
     length = max(len(sequence.ids) for sequence in sequences)
 
     def stack(name: str, fill: int) -> torch.Tensor:
@@ -219,58 +154,94 @@ def collate(sequences: Sequence[Branching]) -> dict[str, torch.Tensor]:
         return torch.tensor([row + [fill] * (length - len(row)) for row in rows])
 
     batch = {name: stack(name, 0) for name in ("ids", "positions", "cuts")}
-    batch |= {"targets": stack("targets", -100), "ratings": stack("ratings", -100)}
+    batch |= {name: stack(name, -100) for name in ("targets", "verdicts", "flaws", "differences")}
     segments = stack("segments", -1)  # [B, T]
     index = torch.arange(length)
     own = (segments[:, :, None] == segments[:, None, :]) & (index[:, None] >= index[None, :])
-    trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch["cuts"][:, :, None])
+    trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch.pop("cuts")[:, :, None])
     batch["mask"] = torch.where(own | trunk, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
     return batch
 
 
+PART = 12  # sequences that a CPU reads at a time: what they touch stays longer in its cache
 POOL = 8  # batches that are drawn together and cut by length, so that little is padding
 
 
-def batches(maker: SequenceMaker, recipe: Recipe, seed: int, first_step: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Training batches from step `first_step` on; each depends on the seed and its number alone."""
-    for pool in itertools.count(first_step // POOL):
-        rng = random.Random(f"{seed}/{maker.voice}/{pool}")
-        start, count = pool * POOL * recipe.batch, POOL * recipe.batch
-        rate = pool * POOL >= recipe.ratings_from * recipe.steps
-        problems = itertools.islice(load_split("train", start=seed * 10_000_000 + start), count)
-        sequences = [maker.make(problem, rng, rate and rng.random() < 0.5) for problem in problems]
-        sequences.sort(key=lambda sequence: len(sequence.ids))
-        cuts = [sequences[index : index + recipe.batch] for index in range(0, count, recipe.batch)]
-        rng.shuffle(cuts)
-        for step, cut in enumerate(cuts, start=pool * POOL):
-            if step >= first_step:
-                yield collate(cut)
+class Batches(torch.utils.data.IterableDataset[list[dict[str, torch.Tensor]]]):
+    """Training batches from step `first_step` on, in parts; each depends on the seed and its number alone."""
+
+    def __init__(self, maker: SequenceMaker, stage: Stage, seed: str, first_step: int, together: int) -> None:
+        self.maker = maker
+        self.stage = stage
+        self.seed = seed
+        self.first_step = first_step
+        self.together = together
+
+    def __iter__(self) -> Iterator[list[dict[str, torch.Tensor]]]:
+        stage, batch = self.stage, self.stage.batch
+        for pool in itertools.count(self.first_step // POOL):
+            rng = random.Random(f"{self.seed}/{pool}")
+            sequences = [
+                self.maker.draw(rng, stage.max_level, rng.random() < stage.mixed, rng.random() < stage.judged)
+                for _ in range(POOL * batch)
+            ]
+            sequences.sort(key=lambda sequence: len(sequence.ids))
+            cuts = [sequences[index : index + batch] for index in range(0, len(sequences), batch)]
+            rng.shuffle(cuts)
+            for step, cut in enumerate(cuts, start=pool * POOL):
+                if step >= self.first_step:
+                    yield [collate(cut[i : i + self.together]) for i in range(0, batch, self.together)]
 
 
-def loss_of(model: Any, batch: dict[str, torch.Tensor], weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss over the model's own tokens, and over the digits of ratings (0 where there are none).
+class Heads(torch.nn.Module):
+    """What is thrown away after training: whether a step is wrong by this token, or differs from another by it."""
 
-    `weights` [V] weighs tokens: digits more than words, whose choice among several wordings nobody can predict.
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.flaws = torch.nn.Linear(width, 1)
+        self.differences = torch.nn.Linear(width, 1)
+
+
+def losses_of(
+    model: Any, heads: Heads, batch: dict[str, torch.Tensor], weights: torch.Tensor, totals: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What a part of a batch adds to the mean losses of the whole, by kind of label.
+
+    Args:
+        weights: [V], of the tokens of the text: content more than words whose choice nobody can predict.
+        totals: what the whole batch weighs, by the kinds of label that it has.
     """
-    with torch.autocast(batch["ids"].device.type, dtype=torch.bfloat16):
-        hidden = model.model(
-            input_ids=batch["ids"], position_ids=batch["positions"], attention_mask=batch["mask"], use_cache=False
-        ).last_hidden_state  # [B, T, width]
-        losses: list[torch.Tensor] = []
-        for name in ("targets", "ratings"):
-            learned = batch[name] >= 0
-            logits = model.lm_head(hidden[learned]).float()  # [N, V]
-            wanted = batch[name][learned]
-            total = torch.nn.functional.cross_entropy(logits, wanted, weights, reduction="sum")
-            losses.append(total / weights[wanted].sum().clamp(min=1))
-    return losses[0], losses[1]
+    hidden = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"])  # [B, T, width]
+    losses: dict[str, torch.Tensor] = {}
+    for name, total in totals.items():
+        learned = batch[name] >= 0
+        if name in ("targets", "verdicts"):
+            logits = (hidden[learned] @ model.lm_head.weight.to(hidden.dtype).t()).float()  # [N, V]
+            weight = weights if name == "targets" else None
+            loss = torch.nn.functional.cross_entropy(logits, batch[name][learned], weight, reduction="sum")
+        else:
+            logits = getattr(heads, name)(hidden[learned].float()).squeeze(-1)  # [N]
+            wanted = batch[name][learned].float()
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+        losses[name] = loss / total
+    return losses
 
 
-def optimizers_for(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def totals_of(batches: Sequence[dict[str, torch.Tensor]], weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What the labels of a batch weigh together; the heads are trained with judgements only."""
+    totals: dict[str, torch.Tensor] = {}
+    for name in LOSS_WEIGHTS:
+        labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])
+        if len(labels) and (name in ("targets", "verdicts") or "verdicts" in totals):
+            totals[name] = weights[labels].sum() if name == "targets" else torch.tensor(float(len(labels)))
+    return totals
+
+
+def optimizers_for(model: Any, heads: Heads, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between the embeddings, AdamW for the rest."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
+    others = [p for p in (*model.parameters(), *heads.parameters()) if id(p) not in chosen]
     optimizers = [
         torch.optim.Muon(matrices, lr=recipe.matrix_lr, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
@@ -280,9 +251,10 @@ def optimizers_for(model: Any, recipe: Recipe) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def learning_rate_factor(step: int, recipe: Recipe) -> float:
-    """Warm-up over 100 steps, flat, then linear to zero."""
-    return min(1.0, (step + 1) / 100, (1 - step / recipe.steps) / (1 - recipe.decay_from))
+def learning_rate_factor(step: int, stage: Stage) -> float:
+    """Warm-up over 100 steps into a straight line between the stage's rates."""
+    start, end = stage.rates
+    return min(1.0, (step + 1) / 100) * (start + (end - start) * step / stage.steps)
 
 
 @torch.no_grad()
@@ -292,77 +264,132 @@ def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int
     texts = [f"<|user|>{problem.question}<|end|><|assistant|><think>" for problem in problems]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
     model.eval()
-    output = model.generate(**inputs, max_new_tokens=220, do_sample=False)
+    output = model.generate(**inputs, max_new_tokens=440, do_sample=False)
     model.train()
     answers = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])
     solved = [f"\\boxed{{{problem.answer}}}" in answer for problem, answer in zip(problems, answers, strict=True)]
     return sum(solved) / len(solved)
 
 
-def train(voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoint: Path, small: Path, device: str) -> None:
-    """Trains one model of the pair and writes it to `output`, going on from `checkpoint` if there is one.
+class Trainer:
+    """Trains one model of the pair, stage by stage, and writes it to `output`; goes on from its checkpoint."""
 
-    A recipe that grows its model begins with the one in the folder `small`.
-    """
-    torch.manual_seed(seed)
-    tokenizer = load_tokenizer(output)
-    maker = SequenceMaker(tokenizer, voice)
-    if recipe.grown:
-        model = grow(LlamaForCausalLM.from_pretrained(small, dtype=torch.float32), recipe, tokenizer).to(device)
-    else:
-        model = build_model(recipe, tokenizer).to(device)
-    optimizers = optimizers_for(model, recipe)
-    first_step = _restore(checkpoint, model, optimizers)
-    weights = torch.ones(VOCAB_SIZE, device=device)
-    weights[[maker.encode(digit)[0] for digit in "0123456789"]] = DIGIT_WEIGHT
-    started = time.perf_counter()
-    for step, batch in enumerate(batches(maker, recipe, seed, first_step), start=first_step):
-        if step == recipe.steps:
-            break
-        for optimizer in optimizers:
+    def __init__(self, voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoints: Path, device: str) -> None:
+        torch.manual_seed(seed)
+        self.recipe = recipe
+        self.seed = f"{seed}/{voice}"
+        self.voice: Voice = voice
+        self.output = output
+        self.checkpoint = checkpoints / f"{voice}.pt"
+        self.device = device
+        self.tokenizer = load_tokenizer(output / voice)
+        self.maker = SequenceMaker(self.tokenizer, voice)
+        words = (*"0123456789", *(f" {word}" for word in (*NAMES, *CONTENT_WORDS)))
+        self.content = [self.maker.encode(word)[0] for word in words]
+        self.weights = torch.ones(VOCAB_SIZE, device=device)
+        self.model = build_model(recipe, recipe.stages[0].layers, self.tokenizer).to(device)
+        self.heads = Heads(recipe.width).to(device)
+        self.optimizers = optimizers_for(self.model, self.heads, recipe)
+
+    def run(self) -> None:
+        """All stages, or those that the checkpoint leaves."""
+        first_stage, first_step = self._restore() if self.checkpoint.exists() else (0, 0)
+        for index, stage in enumerate(self.recipe.stages):
+            if index < first_stage:
+                continue
+            if index > first_stage:
+                first_step = 0
+            self._deepen_to(stage.layers)
+            self._run_stage(index, stage, first_step)
+        self.model.to(torch.bfloat16).save_pretrained(self.output / self.voice)
+
+    def _deepen_to(self, layers: int) -> None:
+        if layers > self.model.config.num_hidden_layers:
+            self.model = deepen(self.model, self.recipe, layers, self.tokenizer).to(self.device)
+            self.optimizers = optimizers_for(self.model, self.heads, self.recipe)
+
+    def _run_stage(self, index: int, stage: Stage, first_step: int) -> None:
+        if stage.judged and not self.maker.proposals:
+            path = self.checkpoint.with_name("proposals.jsonl")
+            proposals = load_proposals(self.output / "draft", path, NUM_PROPOSED, self.device)
+            self.maker = SequenceMaker(self.tokenizer, self.voice, proposals)
+        self.weights[self.content] = stage.content_weight
+        together = PART if self.device == "cpu" else stage.batch
+        dataset = Batches(self.maker, stage, f"{self.seed}/{index}", first_step, together)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=4)
+        started, solved = time.perf_counter(), None
+        window: list[dict[str, torch.Tensor]] = []
+        with Progress(transient=True) as progress:
+            bar = progress.add_task(f"{self.seed} stage {index}", total=stage.steps, completed=first_step)
+            for step, batch in enumerate(itertools.islice(loader, stage.steps - first_step), start=first_step):
+                moved = [{name: tensor.to(self.device) for name, tensor in part.items()} for part in batch]
+                window.append(self._step(moved, step, stage))
+                progress.advance(bar)
+                if (step + 1) % SAVE_EVERY == 0 or step + 1 == stage.steps:
+                    self._save(index, step + 1)
+                    solved = solve_rate(self.model, self.tokenizer, 48)
+                if (step + 1) % LOG_EVERY == 0 or step + 1 == stage.steps:
+                    seconds = round(time.perf_counter() - started)
+                    self._log(
+                        {"stage": index, "step": step + 1, "seconds": seconds, "solved": solved, **_means(window)}
+                    )
+                    solved, window = None, []
+
+    def _step(self, batches: Sequence[dict[str, torch.Tensor]], step: int, stage: Stage) -> dict[str, torch.Tensor]:
+        for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * learning_rate_factor(step, recipe)
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        token_loss, rating_loss = loss_of(model, batch, weights)
-        (token_loss + RATING_WEIGHT * rating_loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
+                group["lr"] = group["initial_lr"] * learning_rate_factor(step, stage)
+        totals = totals_of(batches, self.weights)
+        means = {name: torch.zeros((), device=self.device) for name in totals}
+        for batch in batches:
+            losses = losses_of(self.model, self.heads, batch, self.weights, totals)
+            torch.stack([LOSS_WEIGHTS[name] * loss for name, loss in losses.items()]).sum().backward()
+            for name, loss in losses.items():
+                means[name] += loss.detach()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        rate = None
-        if (step + 1) % 250 == 0 or step + 1 == recipe.steps:
-            _save(checkpoint, step + 1, model, optimizers)
-            rate = solve_rate(model, tokenizer, 48)
-        if (step + 1) % 25 == 0:
-            report = {"step": step + 1, "seconds": round(time.perf_counter() - started), "solved": rate}
-            losses = {"token_loss": round(token_loss.item(), 4), "rating_loss": round(rating_loss.item(), 4)}
-            print(json.dumps(report | losses), flush=True)
-    model.to(torch.bfloat16).save_pretrained(output)
+        return means
+
+    def _log(self, entry: Mapping[str, object]) -> None:
+        with self.checkpoint.with_suffix(".jsonl").open("a") as log:
+            log.write(json.dumps(entry) + "\n")
+
+    def _save(self, stage: int, step: int) -> None:
+        state = {
+            "stage": stage,
+            "step": step,
+            "model": self.model.state_dict(),
+            "heads": self.heads.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+        partial = self.checkpoint.with_suffix(".partial")
+        torch.save(state, partial)
+        partial.replace(self.checkpoint)
+
+    def _restore(self) -> tuple[int, int]:
+        """Takes up the checkpoint; gives the stage and the step to go on from."""
+        state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
+        self._deepen_to(self.recipe.stages[state["stage"]].layers)
+        self.model.load_state_dict(state["model"])
+        self.heads.load_state_dict(state["heads"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return state["stage"], state["step"]
 
 
-def _save(path: Path, step: int, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    state = {"step": step, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    partial.replace(path)
-
-
-def _restore(path: Path, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
-    """Takes up a checkpoint; gives the step to go on from, 0 if there is none."""
-    if not path.exists():
-        return 0
-    state: dict[str, Any] = torch.load(path, weights_only=True)
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    return state["step"]
+def _means(window: list[dict[str, torch.Tensor]]) -> dict[str, float]:
+    names = {name for losses in window for name in losses}
+    return {
+        name: round(torch.stack([losses[name] for losses in window if name in losses]).mean().item(), 4)
+        for name in sorted(names)
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Trains the embedded pair.")
     parser.add_argument("--role", choices=list(RECIPES), help="which model (default: the draft, then the target)")
-    parser.add_argument("--steps", type=int, help="optimiser steps (default: the recipe's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument(
@@ -373,11 +400,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    roles: tuple[Voice, ...] = (arguments.role,) if arguments.role else ("draft", "target")
-    for role in roles:
-        recipe = replace(RECIPES[role], steps=arguments.steps) if arguments.steps else RECIPES[role]
-        output, checkpoint = arguments.output / role, arguments.checkpoints / f"{role}.pt"
-        train(role, recipe, arguments.seed, output, checkpoint, arguments.output / "draft", device)
+    arguments.checkpoints.mkdir(parents=True, exist_ok=True)
+    for role in (arguments.role,) if arguments.role else ("draft", "target"):
+        Trainer(role, RECIPES[role], arguments.seed, arguments.output, arguments.checkpoints, device).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""Writes what was measured into the model card: `python -m stepspec.mini.card`.
+
+The prose of `weights/README.md` is written by hand; the tables between its markers come from `figures.json`, which
+`python -m stepspec.mini.measure PART --save` writes, and from the weights themselves.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from stepspec.mini import WEIGHTS
+from stepspec.report import with_block
+
+Figures = dict[str, Any]
+
+
+def with_figures(card: str, folder: Path) -> str:
+    """The card with its tables made anew from the figures and the weights in a folder.
+
+    Raises:
+        UsageError: the card lacks a marker.
+    """
+    figures: Figures = json.loads((folder / "figures.json").read_text())
+    blocks = {
+        "hashes": _hashes(folder),
+        "solutions": _solutions(figures["solutions"]),
+        "judging": _judging(figures["judging"]),
+        "acceptance": _acceptance(figures["acceptance"]),
+        "cost": _cost(figures["cost"]),
+    }
+    for name, block in blocks.items():
+        card = with_block(card, "figures", name, block)
+    return card
+
+
+def _hashes(folder: Path) -> str:
+    files = {role: folder / role / "model.safetensors" for role in ("target", "draft")}
+    return "\n".join(f"- {role} `{hashlib.sha256(file.read_bytes()).hexdigest()}`" for role, file in files.items())
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    rule = tuple(":--" if index == 0 else "--:" for index in range(len(header)))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
+
+
+def _share(figures: Figures) -> str:
+    low, high = figures["interval"]
+    return f"{100 * figures['share']:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _solutions(figures: Figures) -> str:
+    target, draft = figures["target"], figures["draft"]
+    rows = [
+        (f"problems solved, n = {figures['problems']:,}", _share(target["solved"]), _share(draft["solved"])),
+        ("steps", f"{target['steps']:,}", f"{draft['steps']:,}"),
+        ("of which right", _share(target["right_steps"]), _share(draft["right_steps"])),
+        ("tokens of a step, mean", _number(target["mean_step_tokens"], 1), _number(draft["mean_step_tokens"], 1)),
+        (
+            "5% and 95% of steps are no longer than",
+            *("{} and {}".format(*each["step_tokens_5_to_95_percent"]) for each in (target, draft)),
+        ),
+    ]
+    return _table(("", "target", "draft"), rows)
+
+
+def _judging(figures: Figures) -> str:
+    rows = [
+        (name, _number(each["area"]), _number(each["wrong_accepted"]))
+        for name, each in sorted(figures["scores"].items())
+    ]
+    table = _table(("score", "area", "wrong steps accepted with 85% of the right ones"), rows)
+    equivalence, selection = figures["equivalence"], figures["selection"]
+    return (
+        f"{figures['steps']:,} steps of {figures['problems']:,} problems, {figures['right']:,} of them right "
+        f"({100 * figures['right'] / figures['steps']:.1f}%).\n\n{table}\n\n"
+        f"Equivalence: area {_number(equivalence['area'])} ({equivalence['pairs']:,} pairs, {equivalence['same']:,} of "
+        f"them the same). Selection: {_share(selection)} of {selection['n']:,} right."
+    )
+
+
+def _acceptance(figures: Figures) -> str:
+    rows = [
+        (name, f"{100 * each['share']:.1f}%", f"{each['drafted']:,}")
+        for name, each in figures.items()
+        if name != "problems"
+    ]
+    return _table(("", "accepted", "drafted"), rows)
+
+
+def _cost(figures: Figures) -> str:
+    rows = [(name, _number(milliseconds)) for name, milliseconds in figures["ms"].items()]
+    return (
+        f"{_table(('', 'ms, median'), rows)}\n\nA draft token costs {figures['draft_over_target']:.3f} of one of "
+        f"the target ({figures['problems']} problems in turn, {figures['threads']} threads)."
+    )
+
+
+def main() -> None:
+    """The command."""
+    path = WEIGHTS / "README.md"
+    path.write_text(with_figures(path.read_text(encoding="utf-8"), WEIGHTS), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

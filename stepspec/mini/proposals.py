@@ -1,0 +1,75 @@
+"""The draft's own steps on training problems, labelled by the oracle: what the target learns to judge."""
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from stepspec.mini.oracle import Oracle
+from stepspec.mini.problems import step_content, train_problem, true_values
+from stepspec.mini.sequences import VOICES, Proposals
+from stepspec.mini.tokenizer import load_tokenizer
+
+BATCH = 128
+TEMPERATURES = (0.0, 0.8)  # for the problems in turn: what it says first, and what else it might say
+MAX_STEP_TOKENS = 80
+
+
+def load_proposals(draft: Path, path: Path, num_problems: int, device: str) -> Proposals:
+    """The proposals in a file; written there first, by the draft in that folder, if there is none."""
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        with partial.open("w") as file:
+            for number, index, text, right in _propose(draft, num_problems, device):
+                file.write(json.dumps([number, index, text, right]) + "\n")
+        partial.replace(path)
+    proposals: dict[int, list[tuple[int, str, bool]]] = {}
+    for line in path.read_text().splitlines():
+        number, index, text, right = json.loads(line)
+        proposals.setdefault(number, []).append((index, text, right))
+    return proposals
+
+
+def _propose(folder: Path, num_problems: int, device: str) -> Iterator[tuple[int, int, str, bool]]:
+    tokenizer = load_tokenizer(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = model.to(device).eval()
+    torch.manual_seed(0)
+    places = sorted(_places(num_problems), key=lambda place: (place[0] % len(TEMPERATURES), len(place[2])))
+    for _, same in itertools.groupby(places, key=lambda place: place[0] % len(TEMPERATURES)):
+        group = list(same)
+        for start in track(range(0, len(group), BATCH), description="the draft's own steps"):
+            chunk = group[start : start + BATCH]
+            temperature = TEMPERATURES[chunk[0][0] % len(TEMPERATURES)]
+            steps = _write(model, tokenizer, [text for _, _, text, _ in chunk], temperature)
+            for (number, index, _, oracle), step in zip(chunk, steps, strict=True):
+                yield number, index, step, oracle.judge(step)
+
+
+def _places(num_problems: int) -> Iterator[tuple[int, int, str, Oracle]]:
+    """Every place where a step of the first training problems could stand, and the text up to there."""
+    for number in range(num_problems):
+        problem = train_problem(number)
+        rng, values, oracle = random.Random(problem.id + "/proposals"), true_values(problem), Oracle(problem)
+        text = f"<|user|>{problem.question}<|end|><|assistant|><think>"
+        for index, relation in enumerate(problem.plan):
+            yield number, index, text, oracle
+            text += step_content(problem.scene, relation, values).word(rng, rng.choice(VOICES)) + "\n\n"
+
+
+@torch.no_grad()
+def _write(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], temperature: float) -> list[str]:
+    inputs = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    ends = tokenizer.convert_tokens_to_ids(["\u010a\u010a", "</think>", "<|end|>"])  # the first is the blank line
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    output = model.generate(
+        **inputs.to(model.device), max_new_tokens=MAX_STEP_TOKENS, eos_token_id=ends, pad_token_id=0, **sampling
+    )
+    written = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return [step.strip() for step in written]

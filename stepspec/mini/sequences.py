@@ -1,0 +1,273 @@
+"""Training sequences: a problem's reasoning in a voice, and judgements on branches that leave it after every step."""
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerFast
+
+from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.problems import Content, Problem, step_content, train_problem, true_values
+from stepspec.mini.tokenizer import SYSTEM_TURNS
+from stepspec.mini.wording import Voice
+from stepspec.prompts import (
+    EQUIVALENCE_PROMPT,
+    PROBLEM_PROMPTS,
+    RATING_PROMPTS,
+    SELECTION_NAMES,
+    SELECTION_NONE,
+    SELECTION_PROMPT,
+    YES_NO_PROMPT,
+    JudgePrompt,
+    selection_line,
+)
+
+PROMPT_SHARES = {"bare": 0.6, "boxed": 0.2, "steps": 0.1, "newlines": 0.1}
+SYSTEM_SHARE = 0.1
+PROPOSED_SHARE = 0.6  # of judged problems, those of which there are steps that the draft wrote
+# What is asked after a step, and how often. The published rating prompt is four times as long as the short one.
+JUDGEMENT_SHARES = {"short": 0.4, "yes_no": 0.25, "equivalence": 0.22, "specreason": 0.06, "selection": 0.07}
+LONG_ENOUGH = 550  # tokens, from which on nothing more is asked; attention costs the square
+VOICES: tuple[Voice, Voice] = ("target", "draft")
+NOT_LEARNED = -100
+
+Proposals = Mapping[int, Sequence[tuple[int, str, bool]]]
+"""The draft's own steps by number of the training problem: which step, its text, whether it is right."""
+
+
+@dataclass
+class Tokens:
+    """Tokens and what is learned at each of them: a label, or `NOT_LEARNED`."""
+
+    ids: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)  # the next token of the model's own text
+    verdicts: list[int] = field(default_factory=list)  # the judge's answer, one token
+    flaws: list[int] = field(default_factory=list)  # in a step: whether it is wrong by this token
+    differences: list[int] = field(default_factory=list)  # in a step: whether it says something else than another
+
+    def add(self, ids: Sequence[int], flaws: Sequence[int] = (), differences: Sequence[int] = ()) -> None:
+        """Appends tokens with the labels given, else with none."""
+        self.ids += ids
+        nothing = [NOT_LEARNED] * len(ids)
+        self.targets += nothing
+        self.verdicts += nothing
+        self.flaws += flaws or nothing
+        self.differences += differences or nothing
+
+
+@dataclass
+class TreeSequence(Tokens):
+    """A trunk, and branches that leave it, flattened."""
+
+    positions: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)  # 0 is the trunk
+    cuts: list[int] = field(default_factory=list)  # a token sees the trunk before this index, and its own segment
+
+    def branch(self, cut: int, tokens: Tokens) -> None:
+        """Appends a segment that leaves the trunk after `cut` tokens; the first segment is the trunk itself."""
+        length = len(tokens.ids)
+        for name in vars(tokens):
+            getattr(self, name).extend(getattr(tokens, name))
+        self.positions += range(cut, cut + length)
+        self.segments += [self.segments[-1] + 1 if self.segments else 0] * length
+        self.cuts += [cut] * length
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A step that could stand at some place of a solution."""
+
+    ids: list[int]
+    flaws: list[int]
+
+
+class SequenceMaker:
+    """Draws training problems and turns them into sequences for one voice."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, voice: Voice, proposals: Proposals | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.voice: Voice = voice
+        self.proposals = proposals or {}
+        self._proposed = list(self.proposals)
+        self.answers = {text: self._only(f" {text}") for text in ("yes", "no", *SELECTION_NAMES, SELECTION_NONE)}
+        self.answers |= {digit: self._only(digit) for digit in "09"}
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _only(self, text: str) -> int:
+        (id,) = self.encode(text)
+        return id
+
+    def draw(self, rng: random.Random, max_level: int, mixed: bool, judged: bool) -> TreeSequence:
+        """The sequence of a training problem that `rng` draws.
+
+        Args:
+            max_level: the longest problem, in steps.
+            mixed: whether steps of the other voice stand among its own; those are not learned.
+            judged: whether something is asked after its steps, in any order.
+        """
+        known = judged and self._proposed and rng.random() < PROPOSED_SHARE
+        number = rng.choice(self._proposed) if known else rng.getrandbits(48)
+        return self.make(train_problem(number, max_level), rng, mixed, judged, self.proposals.get(number, ()))
+
+    def make(
+        self,
+        problem: Problem,
+        rng: random.Random,
+        mixed: bool = False,
+        judged: bool = False,
+        proposals: Sequence[tuple[int, str, bool]] = (),
+    ) -> TreeSequence:
+        """The sequence of one problem."""
+        values = true_values(problem)
+        trunk = Tokens()
+        trunk.add(self.encode(self._opening(problem.question, rng)))
+        ends = [len(trunk.ids)]
+        for relation in problem.plan:
+            voice = rng.choice(VOICES) if mixed else self.voice
+            ids = self.encode(step_content(problem.scene, relation, values).word(rng, voice) + "\n\n")
+            trunk.add(ids, flaws=[0] * len(ids))
+            if voice == self.voice:
+                trunk.targets[ends[-1] - 1 : -1] = ids
+            ends.append(len(trunk.ids))
+        closing = self.encode(f"</think>The answer is \\boxed{{{problem.answer}}}.<|end|>")
+        trunk.add(closing)
+        trunk.targets[ends[-1] - 1 : -1] = closing
+        sequence = TreeSequence()
+        sequence.branch(0, trunk)
+        if judged:
+            asker = Asker(self, problem, values, rng, proposals)
+            places = list(enumerate(itertools.pairwise(ends)))
+            rng.shuffle(places)
+            for index, (start, end) in places:
+                if len(sequence.ids) < LONG_ENOUGH:
+                    asker.ask(sequence, index, start, end)
+        return sequence
+
+    def _opening(self, question: str, rng: random.Random) -> str:
+        wording = rng.choices(list(PROMPT_SHARES), list(PROMPT_SHARES.values()))[0]
+        system = f"<|system|>{rng.choice(SYSTEM_TURNS)}<|end|>" if rng.random() < SYSTEM_SHARE else ""
+        user = PROBLEM_PROMPTS[wording].format(question=question)
+        return f"{system}<|user|>{user}<|end|><|assistant|><think>"
+
+
+class Asker:
+    """Asks the judge's questions about the steps of one problem."""
+
+    def __init__(
+        self,
+        maker: SequenceMaker,
+        problem: Problem,
+        values: Mapping[str, int],
+        rng: random.Random,
+        proposals: Sequence[tuple[int, str, bool]],
+    ) -> None:
+        self.maker = maker
+        self.problem = problem
+        self.values = values
+        self.rng = rng
+        self.proposals = proposals
+
+    def ask(self, sequence: TreeSequence, index: int, start: int, end: int) -> None:
+        """A question about step `index`, which the trunk holds between `start` and `end`, or about one in its place."""
+        asked = self.rng.choices(list(JUDGEMENT_SHARES), list(JUDGEMENT_SHARES.values()))[0]
+        if asked == "equivalence":
+            sequence.branch(start, self._equivalence(index))
+        elif asked == "selection":
+            sequence.branch(start, self._selection(index))
+        else:
+            right = self.rng.random() < 0.5
+            about_trunk = right and self.rng.random() < 0.4
+            sequence.branch(end if about_trunk else start, self._rating(index, asked, right, about_trunk))
+
+    def _rating(self, index: int, asked: str, right: bool, about_trunk: bool) -> Tokens:
+        branch = Tokens()
+        if not about_trunk:
+            variant = self._variant(index, right)
+            branch.add(variant.ids, flaws=variant.flaws)
+        prompt = YES_NO_PROMPT if asked == "yes_no" else RATING_PROMPTS[asked]
+        answer = ("yes" if right else "no") if asked == "yes_no" else ("9" if right else "0")
+        branch.add(self.maker.encode(f"<|end|><|user|>{prompt.user}<|end|><|assistant|>"))
+        return self._answered(branch, prompt, answer)
+
+    def _equivalence(self, index: int) -> Tokens:
+        """Two steps, right or wrong, that say the same in other words, or do not."""
+        same = self.rng.random() < 0.5
+        first, second = self._contents(index, same)
+        seed, voice = self.rng.random(), self._voice()
+        ids = self._encode_said(first, seed, voice, " ", "")
+        differences = [0] * len(ids)
+        if not same:
+            ids, differences = self._compared(second, first, seed, voice, " ", "")
+        before, after = EQUIVALENCE_PROMPT.user.split(" {second}")
+        branch = Tokens()
+        before = before.format(first=first.word(random.Random(self.rng.random()), self._voice()))
+        branch.add(self.maker.encode(f"<|end|><|user|>{before}"))
+        branch.add(ids, differences=differences)
+        branch.add(self.maker.encode(f"{after}<|end|><|assistant|>"))
+        return self._answered(branch, EQUIVALENCE_PROMPT, "yes" if same else "no")
+
+    def _contents(self, index: int, same: bool) -> tuple[Content, Content]:
+        right, wrong = self._right(index), self._wrong(index)
+        if same:
+            return (right, right) if self.rng.random() < 0.6 else (wrong, wrong)
+        other = self._right(self.rng.randrange(len(self.problem.plan)))
+        pair = [right, wrong] if self.rng.random() < 0.7 or other == right else [right, other]
+        self.rng.shuffle(pair)
+        return pair[0], pair[1]
+
+    def _selection(self, index: int) -> Tokens:
+        """Two to four candidates, of which one is right or none."""
+        count = self.rng.randint(2, len(SELECTION_NAMES))
+        best = self.rng.choice([*range(count), None])
+        branch = Tokens()
+        before, after = SELECTION_PROMPT.user.split("{candidates}")
+        branch.add(self.maker.encode(f"<|end|><|user|>{before}"))
+        for position in range(count):
+            variant = self._variant(index, right=position == best, before=" ", after="")
+            line = selection_line(SELECTION_NAMES[position], "")
+            branch.add(self.maker.encode(("\n" if position else "") + line.rstrip()))
+            branch.add(variant.ids, flaws=variant.flaws)
+        branch.add(self.maker.encode(f"{after}<|end|><|assistant|>"))
+        answer = SELECTION_NONE if best is None else SELECTION_NAMES[best]
+        return self._answered(branch, SELECTION_PROMPT, answer)
+
+    def _answered(self, branch: Tokens, prompt: JudgePrompt, answer: str) -> Tokens:
+        branch.add(self.maker.encode(prompt.prefill))
+        branch.verdicts[-1] = self.maker.answers[answer]
+        return branch
+
+    def _variant(self, index: int, right: bool, before: str = "", after: str = "\n\n") -> Variant:
+        """A step for that place: one that the draft wrote, if there is one of that kind, or one made here."""
+        proposed = [text for place, text, good in self.proposals if place == index and good == right]
+        if proposed and self.rng.random() < 0.5:
+            ids = self.maker.encode(before + self.rng.choice(proposed) + after)
+            return Variant(ids, [0] * len(ids) if right else [NOT_LEARNED] * (len(ids) - 1) + [1])
+        seed, voice = self.rng.random(), self._voice()
+        content = self._right(index)
+        if right:
+            ids = self._encode_said(content, seed, voice, before, after)
+            return Variant(ids, [0] * len(ids))
+        return Variant(*self._compared(self._wrong(index), content, seed, voice, before, after))
+
+    def _right(self, index: int) -> Content:
+        return step_content(self.problem.scene, self.problem.plan[index], self.values)
+
+    def _wrong(self, index: int) -> Content:
+        return corrupt_step(self.problem, index, self.values, self.rng)
+
+    def _voice(self) -> Voice:
+        return self.rng.choice(VOICES)
+
+    def _encode_said(self, content: Content, seed: float, voice: Voice, before: str, after: str) -> list[int]:
+        return self.maker.encode(before + content.word(random.Random(seed), voice) + after)
+
+    def _compared(
+        self, content: Content, other: Content, seed: float, voice: Voice, before: str, after: str
+    ) -> tuple[list[int], list[int]]:
+        """The ids of what is said, and from which token on it differs from the other in the same wording."""
+        ids, others = (self._encode_said(each, seed, voice, before, after) for each in (content, other))
+        shared = next((i for i, (id, other_id) in enumerate(zip(ids, others, strict=False)) if id != other_id), 0)
+        return ids, [0] * shared + [1] * (len(ids) - shared)

@@ -1,0 +1,170 @@
+"""Training sequences: what is learned at which token, and branches that read exactly as the engine's probes do."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from stepspec.mini import WEIGHTS
+from stepspec.mini.oracle import Oracle
+from stepspec.mini.problems import Problem, train_problem
+from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
+from stepspec.mini.tokenizer import load_tokenizer
+from stepspec.mini.train import collate
+from stepspec.prompts import (
+    EQUIVALENCE_PROMPT,
+    RATING_PROMPTS,
+    SELECTION_NAMES,
+    SELECTION_PROMPT,
+    YES_NO_PROMPT,
+    render_probe,
+)
+from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer
+
+NUM_PROBLEMS = 60
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_tokenizer(WEIGHTS / "target")
+
+
+@pytest.fixture(scope="module")
+def maker(tokenizer: PreTrainedTokenizerFast) -> SequenceMaker:
+    return SequenceMaker(tokenizer, "target")
+
+
+@pytest.fixture(scope="module")
+def judged(maker: SequenceMaker) -> list[tuple[Problem, TreeSequence]]:
+    rng = random.Random(0)
+    problems = [train_problem(number) for number in range(NUM_PROBLEMS)]
+    return [(problem, maker.make(problem, rng, mixed=True, judged=True)) for problem in problems]
+
+
+def branches(sequence: TreeSequence) -> list[list[int]]:
+    """The indices of each segment but the trunk."""
+    groups = itertools.groupby(range(len(sequence.ids)), key=sequence.segments.__getitem__)
+    return [list(group) for _, group in groups][1:]
+
+
+def text_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
+    return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
+def test_only_what_the_model_writes_is_learned_and_each_token_from_the_one_before(
+    maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    problem = train_problem(1)
+    sequence = maker.make(problem, random.Random(0))
+    learned = [index for index, target in enumerate(sequence.targets) if target != NOT_LEARNED]
+    assert all(sequence.targets[index] == sequence.ids[index + 1] for index in learned)
+    text = text_of(tokenizer, [sequence.targets[index] for index in learned])
+    assert text.count("\n\n") == problem.level
+    assert text.endswith(f"\n\n</think>The answer is \\boxed{{{problem.answer}}}.<|end|>")
+    assert text_of(tokenizer, sequence.ids).endswith("<|assistant|><think>" + text)
+
+
+def test_steps_of_the_other_voice_are_read_and_not_learned(maker: SequenceMaker) -> None:
+    problem, rng = train_problem(2), random.Random(0)
+    plain = [maker.make(problem, rng).targets for _ in range(20)]
+    mixed = [maker.make(problem, rng, mixed=True).targets for _ in range(20)]
+    shares = [sum(target != NOT_LEARNED for each in kind for target in each) for kind in (plain, mixed)]
+    assert 0.35 < shares[1] / shares[0] < 0.75
+
+
+def test_every_step_is_asked_about_once_until_the_sequence_is_long(judged: list[tuple[Problem, TreeSequence]]) -> None:
+    for problem, sequence in judged:
+        answered = [index for index, verdict in enumerate(sequence.verdicts) if verdict != NOT_LEARNED]
+        assert [branch[-1] for branch in branches(sequence)] == answered
+        assert len(answered) == problem.level or len(sequence.ids) >= LONG_ENOUGH
+
+
+def test_a_branch_continues_the_trunk_where_it_leaves_it(judged: list[tuple[Problem, TreeSequence]]) -> None:
+    for _, sequence in judged:
+        for branch in branches(sequence):
+            (cut,) = {sequence.cuts[index] for index in branch}
+            assert [sequence.positions[index] for index in branch] == list(range(cut, cut + len(branch)))
+
+
+def test_verdicts_and_flaws_agree_with_the_oracle(
+    judged: list[tuple[Problem, TreeSequence]], tokenizer: PreTrainedTokenizerFast, maker: SequenceMaker
+) -> None:
+    right_answers = {maker.answers["yes"], maker.answers["9"]}
+    seen = {True: 0, False: 0}
+    for problem, sequence in judged:
+        oracle = Oracle(problem)
+        for branch in branches(sequence):
+            step, _, turn = text_of(tokenizer, [sequence.ids[index] for index in branch]).partition("<|end|>")
+            if step and "these" not in turn:
+                right = oracle.judge(step)
+                assert (sequence.verdicts[branch[-1]] in right_answers) == right, step
+                flaws = [sequence.flaws[index] for index in branch if sequence.flaws[index] != NOT_LEARNED]
+                assert flaws == sorted(flaws), "wrong by a token means wrong by all that follow"
+                assert flaws[-1] == (not right)
+                seen[right] += 1
+    assert min(seen.values()) > NUM_PROBLEMS / 2
+
+
+def test_the_judge_is_asked_in_the_very_tokens_that_the_engine_will_send(
+    judged: list[tuple[Problem, TreeSequence]], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Pieces encoded apart for their labels must come out as the whole text does."""
+    engine_tokenizer = HuggingFaceTokenizer(tokenizer, frozenset())
+    prompts = [*RATING_PROMPTS.values(), YES_NO_PROMPT]
+    probes = [engine_tokenizer.encode(render_probe(engine_tokenizer, prompt)) for prompt in prompts]
+    kinds: set[str] = set()
+    for _, sequence in judged:
+        for branch in branches(sequence):
+            ids = [sequence.ids[index] for index in branch]
+            text = text_of(tokenizer, ids)
+            assert engine_tokenizer.encode(text) == ids
+            user = text.partition("<|user|>")[2].partition("<|end|>")[0]
+            if user.startswith(("Do these two", "Which is")):
+                prompt = EQUIVALENCE_PROMPT if user.startswith("Do") else SELECTION_PROMPT
+                probe = engine_tokenizer.encode(render_probe(engine_tokenizer, replace(prompt, user=user)))
+                assert probe == ids
+                kinds.add(prompt.prefill + user[:2])
+            else:
+                assert any(ids[-len(probe) :] == probe for probe in probes)
+    assert len(kinds) == 2
+
+
+def test_a_selection_names_the_right_candidate_or_none(
+    judged: list[tuple[Problem, TreeSequence]], tokenizer: PreTrainedTokenizerFast, maker: SequenceMaker
+) -> None:
+    names = {maker.answers[name]: name for name in (*SELECTION_NAMES, "none")}
+    seen: set[str] = set()
+    for problem, sequence in judged:
+        oracle = Oracle(problem)
+        for branch in branches(sequence):
+            text = text_of(tokenizer, [sequence.ids[index] for index in branch])
+            if "Which is the best" in text:
+                lines = text.partition("\n")[2].partition("<|end|>")[0].split("\n")
+                right = [line[0] for line in lines if oracle.judge(line[3:])]
+                assert [names[sequence.verdicts[branch[-1]]]] == (right or ["none"]), text
+                seen.add(names[sequence.verdicts[branch[-1]]])
+    assert len(seen) > 2
+
+
+def test_what_the_draft_proposed_is_asked_about(tokenizer: PreTrainedTokenizerFast) -> None:
+    problem = train_problem(3)
+    right = problem.steps[0].replace("Next,", "Now,")
+    proposals = {3: [(0, right, True), (0, "Nonsense.", False)]}
+    maker = SequenceMaker(tokenizer, "target", proposals)
+    rng = random.Random(0)
+    texts = [text_of(tokenizer, maker.make(problem, rng, judged=True, proposals=proposals[3]).ids) for _ in range(60)]
+    assert any("Nonsense." in text for text in texts)
+
+
+def test_a_token_sees_its_branch_and_the_trunk_before_it(judged: list[tuple[Problem, TreeSequence]]) -> None:
+    sequences = [sequence for _, sequence in judged[:3]]
+    batch = collate(sequences)
+    for row, sequence in enumerate(sequences):
+        visible = batch["mask"][row, 0] == 0.0
+        for branch in branches(sequence):
+            cut = sequence.cuts[branch[0]]
+            assert visible[branch[-1]].nonzero().flatten().tolist() == [*range(cut), *branch]
+        trunk = sequence.segments.index(1)
+        assert visible[trunk - 1].nonzero().flatten().tolist() == list(range(trunk))

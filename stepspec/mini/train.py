@@ -106,7 +106,7 @@ RECIPES: dict[Voice, Recipe] = {
         stages=(
             Stage(3, 800, max_level=4, mixed=0.0, content_weight=10.0),
             Stage(3, 1500, mixed=0.1, content_weight=10.0),
-            Stage(6, 3000, rates=(0.8, 0.4), mixed=0.1, content_weight=10.0),
+            Stage(6, 4000, rates=(0.8, 0.04), mixed=0.1, content_weight=10.0),
             Stage(8, 3000, rates=(0.5, 0.0), mixed=0.4, judged=0.7, batch=16, content_weight=10.0),
         ),
     ),

@@ -292,7 +292,7 @@ def _say(scene: Scene, relation: Relation, rng: random.Random) -> str:
 
 
 def _irrelevant(story: _Story, rng: random.Random) -> list[str]:
-    """Statements that the answer does not need: an age, a price, or a person nobody asks about."""
+    """Statements that the answer does not need: an age, a ticket, or a person nobody asks about."""
     kind = rng.randrange(3)
     if kind == 0:
         return [f"{rng.choice(list(story.values))} is {rng.randint(6, 15)} years old."]

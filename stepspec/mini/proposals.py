@@ -22,7 +22,10 @@ MAX_STEP_TOKENS = 80
 
 
 def load_proposals(draft: Path, path: Path, num_problems: int, device: str) -> Proposals:
-    """The proposals in a file; written there first, by the draft in that folder, if there is none."""
+    """The proposals in a file; written there first, by the draft in that folder, if there is none.
+
+    A file stays as it is when the draft changes: remove it to have it written by another.
+    """
     if not path.exists():
         partial = path.with_suffix(".partial")
         with partial.open("w") as file:

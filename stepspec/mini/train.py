@@ -8,7 +8,7 @@ a person's number in the story, is learned several times faster by a shallow mod
 top that add nothing at first. In the last stage sequences also carry judgements: after a step of the trunk, or after
 another variant of it on a branch of its own, stands the judge's turn, and its answer is learned. Branches see the
 trunk up to where they leave it and themselves, as in the engine's `verify`, so one sequence holds a judgement after
-every step. What judging needs is taught at every token as well: a linear head, thrown away afterwards, says from
+most of its steps. What judging needs is taught at every token as well: a linear head, thrown away afterwards, says from
 each token of a step whether the step is wrong by then.
 
 The draft is trained first. Its own steps on training problems, labelled by the oracle, are among those that the

@@ -5,6 +5,7 @@ passes, which keep only what they need; queries are taken in blocks, so that key
 are not looked at. Gradients are as close to float32's as those of autocast (`tests/mini/test_forward.py`).
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,8 +15,12 @@ BLOCKS = 4
 _LOW = torch.bfloat16
 
 
-def forward_hidden(model: Any, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+def forward_hidden(
+    model: Any, ids: Tensor, positions: Tensor, mask: Tensor, watched: Collection[int] = ()
+) -> tuple[Tensor, dict[int, Tensor]]:
     """What the head of a `LlamaForCausalLM` reads, [B, T, width] in bfloat16, with gradients for its parameters.
+
+    The scores [B, T, T] of the first attention head of the layers `watched` come along.
 
     Args:
         model: its parameters are float32.
@@ -30,7 +35,8 @@ def forward_hidden(model: Any, ids: Tensor, positions: Tensor, mask: Tensor) -> 
     cosine, sine = _rotation(positions, size, config.rope_parameters["rope_theta"])
     x = torch.nn.functional.embedding(ids, model.model.embed_tokens.weight).view(batch * length, -1)
     mask = mask.to(_LOW)[:, :, None]
-    for layer in model.model.layers:
+    scores: dict[int, Tensor] = {}
+    for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
         h = _Norm.apply(x, layer.input_layernorm.weight, epsilon)
         scaled = attention.q_proj.weight * size**-0.5
@@ -40,13 +46,16 @@ def forward_hidden(model: Any, ids: Tensor, positions: Tensor, mask: Tensor) -> 
         q, k = _Rotate.apply(qk, cosine, sine).split([heads, kv_heads], 2)
         q = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).reshape(batch * kv_heads, -1, length, size)
         k, v = (each.transpose(1, 2).reshape(batch * kv_heads, length, size) for each in (k, v))
+        if index in watched:
+            first_q, first_k = q.unflatten(0, (batch, -1))[:, 0, 0], k.unflatten(0, (batch, -1))[:, 0]
+            scores[index] = torch.bmm(first_q, first_k.transpose(1, 2)).float() + mask[:, 0, 0]
         o = _Attend.apply(q, k, v, mask).view(batch, kv_heads, -1, length, size)
         o = o.permute(0, 3, 1, 2, 4).reshape(batch * length, heads * size)
         x = x + o @ attention.o_proj.weight.to(_LOW).t()
         h = _Norm.apply(x, layer.post_attention_layernorm.weight, epsilon)
         gate, up = (h @ each.weight.to(_LOW).t() for each in (mlp.gate_proj, mlp.up_proj))
         x = x + _Gate.apply(gate, up) @ mlp.down_proj.weight.to(_LOW).t()
-    return _Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1)
+    return _Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores
 
 
 def _rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,20 @@ from dataclasses import dataclass, field
 from transformers import PreTrainedTokenizerFast
 
 from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.problems import Content, Problem, step_content, train_problem, true_values
+from stepspec.mini.problems import (
+    SCENES,
+    Content,
+    Kind,
+    Problem,
+    Relation,
+    step_content,
+    step_key,
+    step_slots,
+    train_problem,
+    true_values,
+)
 from stepspec.mini.tokenizer import SYSTEM_TURNS
-from stepspec.mini.wording import Voice
+from stepspec.mini.wording import EQUATIONS, LEADS, REASONS, Voice
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
@@ -28,6 +39,7 @@ SYSTEM_SHARE = 0.1
 PROPOSED_SHARE = 0.6  # of judged problems, those of which there are steps that the draft wrote
 # What is asked after a step, and how often. The published rating prompt is four times as long as the short one.
 JUDGEMENT_SHARES = {"short": 0.4, "yes_no": 0.25, "equivalence": 0.22, "specreason": 0.06, "selection": 0.07}
+DRILLED, SUMS = 5, 4  # people that a drill speaks of, or equations that it has
 LONG_ENOUGH = 550  # tokens, from which on nothing more is asked; attention costs the square
 VOICES: tuple[Voice, Voice] = ("target", "draft")
 NOT_LEARNED = -100
@@ -100,17 +112,23 @@ class SequenceMaker:
         (id,) = self.encode(text)
         return id
 
-    def draw(self, rng: random.Random, max_level: int, mixed: bool, judged: bool) -> TreeSequence:
+    def draw(
+        self, rng: random.Random, max_level: int, mixed: bool, judged: bool, drills: int = 0, candidates: int = 1
+    ) -> TreeSequence:
         """The sequence of a training problem that `rng` draws.
 
         Args:
             max_level: the longest problem, in steps.
             mixed: whether steps of the other voice stand among its own; those are not learned.
             judged: whether something is asked after its steps, in any order.
+            drills: branches that practise what solutions need seldom: facts of people in any order, long sums.
+            candidates: problems of which the hardest one is taken.
         """
         known = judged and self._proposed and rng.random() < PROPOSED_SHARE
-        number = rng.choice(self._proposed) if known else rng.getrandbits(48)
-        return self.make(train_problem(number, max_level), rng, mixed, judged, self.proposals.get(number, ()))
+        numbers = [rng.choice(self._proposed) if known else rng.getrandbits(48) for _ in range(candidates)]
+        problems = {number: train_problem(number, max_level) for number in numbers}
+        number = max(problems, key=lambda number: _difficulty(problems[number]))
+        return self.make(problems[number], rng, mixed, judged, drills, self.proposals.get(number, ()))
 
     def make(
         self,
@@ -118,6 +136,7 @@ class SequenceMaker:
         rng: random.Random,
         mixed: bool = False,
         judged: bool = False,
+        drills: int = 0,
         proposals: Sequence[tuple[int, str, bool]] = (),
     ) -> TreeSequence:
         """The sequence of one problem."""
@@ -137,6 +156,10 @@ class SequenceMaker:
         trunk.targets[ends[-1] - 1 : -1] = closing
         sequence = TreeSequence()
         sequence.branch(0, trunk)
+        for _ in range(drills):
+            place = rng.randrange(len(ends))
+            drill = self._sums(rng) if rng.random() < 0.4 else self._facts(problem, place, values, rng)
+            sequence.branch(ends[place], drill)
         if judged:
             asker = Asker(self, problem, values, rng, proposals)
             places = list(enumerate(itertools.pairwise(ends)))
@@ -146,11 +169,60 @@ class SequenceMaker:
                     asker.ask(sequence, index, start, end)
         return sequence
 
+    def _facts(self, problem: Problem, place: int, values: Mapping[str, int], rng: random.Random) -> Tokens:
+        """What is known before the step at that place, of people in any order: a number, or what the story says.
+
+        A step looks up few numbers, and most often the one that was found last. Here they are looked up as in the steps
+        that need several, `Next, Ann has 12, Ben has 3 more than Cara`, many at a time.
+        """
+        found = {relation.subject for relation in problem.plan[:place]}
+        drill = Tokens()
+        drill.add(self.encode(rng.choice(LEADS)[0].rstrip()))
+        people = rng.sample(list(problem.relations), min(DRILLED, len(problem.relations)))
+        for name in people:
+            relation = problem.relations[name]
+            known = relation.kind == "given" or name in found
+            text = f"{{S}} {{has}} {values[name]}" if known else REASONS[relation.kind].partition("{join}")[0]
+            said = text.format(**step_slots(problem.scene, relation, {})).removeprefix(name)
+            ids = self.encode(said)
+            drill.add([*self.encode(f" {name}"), *ids, *self.encode(",")])
+            drill.targets[-2 - len(ids) : -2] = ids
+        return drill
+
+    def _sums(self, rng: random.Random) -> Tokens:
+        """What the last steps of problems compute, `12 + 31 + 8 = 51`; only the results are learned."""
+        equations = []
+        for _ in range(SUMS):
+            kind: Kind = rng.choice(("total", "total", "gap"))
+            numbers = [rng.randint(2, rng.choice((40, 99, 300))) for _ in range(3 if kind == "total" else 2)]
+            values = dict(zip("abc", sorted(numbers, reverse=True) if kind == "gap" else numbers, strict=False))
+            relation = Relation(kind, "", tuple(values))
+            equations.append(EQUATIONS[step_key(relation)].format(**step_slots(SCENES[0], relation, values)))
+        drill = Tokens()
+        drill.add(self.encode(f"So {', '.join(equations)}."))
+        equals, digits = self.encode(" = 1")[0], {self._only(digit) for digit in "0123456789"}
+        in_result = False
+        for index, (id, following) in enumerate(itertools.pairwise(drill.ids)):
+            in_result = following in digits and (in_result or id == equals)
+            if in_result:
+                drill.targets[index] = following
+        return drill
+
     def _opening(self, question: str, rng: random.Random) -> str:
         wording = rng.choices(list(PROMPT_SHARES), list(PROMPT_SHARES.values()))[0]
         system = f"<|system|>{rng.choice(SYSTEM_TURNS)}<|end|>" if rng.random() < SYSTEM_SHARE else ""
         user = PROBLEM_PROMPTS[wording].format(question=question)
         return f"{system}<|user|>{user}<|end|><|assistant|><think>"
+
+
+def _difficulty(problem: Problem) -> float:
+    """How often a step needs more than what the step before has found, and whether the story misleads."""
+    lookups = sum(len(relation.refs) for relation in problem.plan if len(relation.refs) > 1) / len(problem.plan)
+    told = [problem.question.find(f"{relation.subject} {problem.scene.verb}") for relation in problem.plan]
+    told = [place for place, relation in zip(told, problem.plan, strict=True) if relation.subject]
+    needed = {relation.subject for relation in problem.plan}
+    idle = any(relation.kind != "given" and name not in needed for name, relation in problem.relations.items())
+    return lookups + (told != sorted(told)) + idle
 
 
 class Asker:

@@ -43,7 +43,9 @@ from stepspec.mini.wording import Voice
 
 LOG_EVERY, SAVE_EVERY = 25, 250
 NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps
-LOSS_WEIGHTS = {"targets": 1.0, "verdicts": 1.0, "flaws": 1.0, "differences": 1.0}
+LOSSES = ("targets", "verdicts", "flaws", "differences", "owners", "sources")
+TAUGHT_LAYERS = {"owners": 1, "sources": 3}  # whose first attention head is taught where to look
+CONTEXT_OF_A_COPY = 5  # tokens from a name on that must stand before what is copied as before the original
 # Words that a step cannot choose freely, besides digits and names.
 CONTENT_WORDS = (
     *("more", "fewer", "times", "half", "third", "quarter", "fifth", "sum", "together"),
@@ -60,9 +62,13 @@ class Stage:
     rates: tuple[float, float] = (1.0, 1.0)  # learning rate at its beginning and end, as a share of the recipe's
     max_level: int = 10
     mixed: float = 0.2  # share of sequences with steps of the other model's voice among the model's own
+    dense: float = 0.0  # share of sequences whose problem is, of four, the hardest
+    drills: int = 0  # branches of a sequence that practise what solutions need seldom
+    copying: bool = False  # whether an attention head is taught where what is said of a person was said before
     judged: float = 0.0  # share of sequences with judgements
     batch: int = 24
     content_weight: float = 3.0  # of what a step must say, against words that one of several phrasings has
+    verdict_weight: float = 1.0  # of the judge's answers; the first ones are far off and would drown the reasoning
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ class Recipe:
     matrix_lr: float = 0.02
     other_lr: float = 3e-3
 
+
+DRILLED: dict[str, Any] = {"mixed": 0.1, "dense": 0.6, "content_weight": 30.0}
+JUDGED: dict[str, Any] = DRILLED | {"mixed": 0.3, "drills": 1, "copying": True, "judged": 0.7, "batch": 16}
 
 RECIPES: dict[Voice, Recipe] = {
     "draft": Recipe(
@@ -106,8 +115,14 @@ RECIPES: dict[Voice, Recipe] = {
         stages=(
             Stage(3, 800, max_level=4, mixed=0.0, content_weight=10.0),
             Stage(3, 1500, mixed=0.1, content_weight=10.0),
-            Stage(6, 4000, rates=(0.8, 0.04), mixed=0.1, content_weight=10.0),
-            Stage(8, 3000, rates=(0.5, 0.0), mixed=0.4, judged=0.7, batch=16, content_weight=10.0),
+            Stage(6, 750, rates=(0.8, 0.572), mixed=0.1, content_weight=10.0),
+            Stage(6, 250, rates=(0.57, 0.49), **DRILLED),
+            Stage(6, 250, rates=(0.6, 0.49), drills=2, **DRILLED),
+            Stage(6, 250, rates=(0.7, 0.6), drills=6, batch=16, **DRILLED),
+            Stage(6, 500, rates=(0.7, 0.6), drills=4, copying=True, batch=16, **DRILLED),
+            Stage(6, 500, rates=(0.7, 0.5), drills=4, copying=True, batch=16, **DRILLED),
+            Stage(10, 150, rates=(0.5, 0.5), verdict_weight=0.05, **JUDGED),
+            Stage(10, 1000, rates=(0.5, 0.0), **JUDGED),
         ),
     ),
 }
@@ -145,8 +160,37 @@ def deepen(shallow: Any, recipe: Recipe, layers: int, tokenizer: PreTrainedToken
     return deep
 
 
-def collate(sequences: Sequence[TreeSequence]) -> dict[str, torch.Tensor]:
-    """Pads to one length and builds the mask of the trees [B, 1, T, T]."""
+def places_to_look(
+    ids: torch.Tensor, targets: torch.Tensor, visible: torch.Tensor, names: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Where a number of somebody is found, in two steps, [B, T, T] each: what an attention head is taught.
+
+    `owners` is, of the tokens that come shortly after a name, the name. `sources` are, of what is said after a name, the
+    tokens that it can be copied from: the next token itself, seen after the same name and the same tokens since.
+
+    Args:
+        ids: [B, T].
+        targets: the tokens to be written next, [B, T].
+        visible: [B, T, T].
+        names: ids of names.
+    """
+    length = ids.shape[1]
+    pad = torch.nn.functional.pad
+    same = pad(ids[:, :, None] == ids[:, None, :], (1, 0))[:, :, :length]  # a token, and that before another
+    is_name = torch.isin(ids, names)
+    matched, nameless = same, ~is_name
+    owners, sources = torch.zeros_like(same), torch.zeros_like(same)
+    for back in range(1, CONTEXT_OF_A_COPY):
+        matched = matched & pad(same, (back, 0, back, 0))[:, :length, :length]
+        here = pad(is_name, (back, 0))[:, :length] & nameless
+        sources |= matched & here[:, :, None]
+        owners |= torch.diag_embed(here[:, back:], -back)
+        nameless = nameless & ~here
+    return {"owners": owners & visible, "sources": sources & visible & (targets[:, :, None] == ids[:, None, :])}
+
+
+def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    """Pads to one length and builds the mask of the trees [B, 1, T, T]; with the ids of names also `places_to_look`."""
     length = max(len(sequence.ids) for sequence in sequences)
 
     def stack(name: str, fill: int) -> torch.Tensor:
@@ -159,7 +203,10 @@ def collate(sequences: Sequence[TreeSequence]) -> dict[str, torch.Tensor]:
     index = torch.arange(length)
     own = (segments[:, :, None] == segments[:, None, :]) & (index[:, None] >= index[None, :])
     trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch.pop("cuts")[:, :, None])
-    batch["mask"] = torch.where(own | trunk, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
+    visible = own | trunk
+    batch["mask"] = torch.where(visible, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
+    if names is not None:
+        batch |= places_to_look(batch["ids"], batch["targets"], visible, names)
     return batch
 
 
@@ -179,10 +226,18 @@ class Batches(torch.utils.data.IterableDataset[list[dict[str, torch.Tensor]]]):
 
     def __iter__(self) -> Iterator[list[dict[str, torch.Tensor]]]:
         stage, batch = self.stage, self.stage.batch
+        names = torch.tensor([self.maker.encode(f" {name}")[0] for name in NAMES]) if stage.copying else None
         for pool in itertools.count(self.first_step // POOL):
             rng = random.Random(f"{self.seed}/{pool}")
             sequences = [
-                self.maker.draw(rng, stage.max_level, rng.random() < stage.mixed, rng.random() < stage.judged)
+                self.maker.draw(
+                    rng,
+                    stage.max_level,
+                    mixed=rng.random() < stage.mixed,
+                    judged=rng.random() < stage.judged,
+                    drills=stage.drills,
+                    candidates=4 if rng.random() < stage.dense else 1,
+                )
                 for _ in range(POOL * batch)
             ]
             sequences.sort(key=lambda sequence: len(sequence.ids))
@@ -190,7 +245,7 @@ class Batches(torch.utils.data.IterableDataset[list[dict[str, torch.Tensor]]]):
             rng.shuffle(cuts)
             for step, cut in enumerate(cuts, start=pool * POOL):
                 if step >= self.first_step:
-                    yield [collate(cut[i : i + self.together]) for i in range(0, batch, self.together)]
+                    yield [collate(cut[i : i + self.together], names) for i in range(0, batch, self.together)]
 
 
 class Heads(torch.nn.Module):
@@ -211,9 +266,15 @@ def losses_of(
         weights: [V], of the tokens of the text: content more than words whose choice nobody can predict.
         totals: what the whole batch weighs, by the kinds of label that it has.
     """
-    hidden = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"])  # [B, T, width]
+    watched = [layer for name, layer in TAUGHT_LAYERS.items() if name in totals]
+    hidden, scores = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"], watched)  # [B, T, width]
     losses: dict[str, torch.Tensor] = {}
     for name, total in totals.items():
+        if name in TAUGHT_LAYERS:
+            learned = batch[name].any(-1)
+            law = scores[TAUGHT_LAYERS[name]][learned].log_softmax(-1)  # [N, T]
+            losses[name] = -law.masked_fill(~batch[name][learned], -torch.inf).logsumexp(-1).sum() / total
+            continue
         learned = batch[name] >= 0
         if name in ("targets", "verdicts"):
             logits = (hidden[learned] @ model.lm_head.weight.to(hidden.dtype).t()).float()  # [N, V]
@@ -230,7 +291,10 @@ def losses_of(
 def totals_of(batches: Sequence[dict[str, torch.Tensor]], weights: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the labels of a batch weigh together; the heads are trained with judgements only."""
     totals: dict[str, torch.Tensor] = {}
-    for name in LOSS_WEIGHTS:
+    for name in TAUGHT_LAYERS:
+        if name in batches[0]:
+            totals[name] = torch.stack([batch[name].any(-1).sum() for batch in batches]).sum()
+    for name in ("targets", "verdicts", "flaws", "differences"):
         labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])
         if len(labels) and (name in ("targets", "verdicts") or "verdicts" in totals):
             totals[name] = weights[labels].sum() if name == "targets" else torch.tensor(float(len(labels)))
@@ -343,7 +407,8 @@ class Trainer:
         means = {name: torch.zeros((), device=self.device) for name in totals}
         for batch in batches:
             losses = losses_of(self.model, self.heads, batch, self.weights, totals)
-            torch.stack([LOSS_WEIGHTS[name] * loss for name, loss in losses.items()]).sum().backward()
+            weighted = (stage.verdict_weight * loss if name == "verdicts" else loss for name, loss in losses.items())
+            torch.stack(list(weighted)).sum().backward()
             for name, loss in losses.items():
                 means[name] += loss.detach()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stepspec.mini import WEIGHTS
 from stepspec.mini.oracle import Oracle
-from stepspec.mini.problems import Problem, train_problem
+from stepspec.mini.problems import Problem, train_problem, true_values
 from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
 from stepspec.mini.tokenizer import load_tokenizer
 from stepspec.mini.train import collate
@@ -72,6 +73,43 @@ def test_steps_of_the_other_voice_are_read_and_not_learned(maker: SequenceMaker)
     mixed = [maker.make(problem, rng, mixed=True).targets for _ in range(20)]
     shares = [sum(target != NOT_LEARNED for each in kind for target in each) for kind in (plain, mixed)]
     assert 0.35 < shares[1] / shares[0] < 0.75
+
+
+def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_numbers(
+    maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    num_sums = 0
+    for number in range(NUM_PROBLEMS):
+        problem = train_problem(number)
+        sequence = maker.make(problem, random.Random(number), drills=2)
+        values = true_values(problem)
+        for branch in branches(sequence):
+            ids = [sequence.ids[index] for index in branch]
+            text = text_of(tokenizer, ids)
+            assert tokenizer.encode(text, add_special_tokens=False) == ids, "as in a step that is encoded whole"
+            learned = [index for index in branch if sequence.targets[index] != NOT_LEARNED]
+            assert all(sequence.targets[index] == sequence.ids[index + 1] for index in learned)
+            if equations := re.findall(r"([\d +-]+) = (\d+)", text):
+                num_sums += 1
+                results = text_of(tokenizer, [sequence.targets[index] for index in learned])
+                assert results == "".join(result for _, result in equations)
+                assert all(eval(left) == int(result) for left, result in equations)
+                continue
+            trunk = text_of(tokenizer, sequence.ids[: sequence.cuts[branch[0]]]).partition("<think>")[2]
+            found = {relation.subject for relation in problem.plan[: trunk.count("\n\n")]}
+            for name, relation in problem.relations.items():
+                number_said = f" {name} {problem.scene.verb} {values[name]},"
+                assert (number_said in text) <= (name in found or relation.kind == "given")
+            assert len(learned) >= len(branch) / 3
+    assert 0.2 < num_sums / (2 * NUM_PROBLEMS) < 0.6
+
+
+def test_of_several_candidates_the_hardest_is_taken(maker: SequenceMaker) -> None:
+    def lookups(candidates: int) -> int:
+        texts = [maker.draw(random.Random(seed), 10, False, False, candidates=candidates).ids for seed in range(100)]
+        return sum(text_of(maker.tokenizer, ids).count(" together") for ids in texts)
+
+    assert lookups(3) > 1.3 * lookups(1)
 
 
 def test_every_step_is_asked_about_once_until_the_sequence_is_long(judged: list[tuple[Problem, TreeSequence]]) -> None:

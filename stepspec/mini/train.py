@@ -11,6 +11,10 @@ trunk up to where they leave it and themselves, as in the engine's `verify`, so 
 most of its steps. What judging needs is taught at every token as well: a linear head, thrown away afterwards, says from
 each token of a step whether the step is wrong by then.
 
+Left to itself the target guesses whose number comes next by the order of the story and never learns to look it up by
+name. So two attention heads are taught where to look (`batches.places_to_look`): one finds the name that a number
+belongs to, the other what was said after the same name. With the first in place, the second takes 100 steps.
+
 The draft is trained first. Its own steps on training problems, labelled by the oracle, are among those that the
 target learns to judge.
 
@@ -22,10 +26,8 @@ and the step alone.
 import argparse
 import itertools
 import json
-import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,12 @@ from rich.progress import Progress
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stepspec.mini import WEIGHTS
+from stepspec.mini.batches import PART, Batches
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.problems import NAMES, load_split
 from stepspec.mini.proposals import load_proposals
-from stepspec.mini.sequences import SequenceMaker, TreeSequence
+from stepspec.mini.recipes import RECIPES, Recipe, Stage
+from stepspec.mini.sequences import SequenceMaker
 from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer
 from stepspec.mini.wording import Voice
 
@@ -45,87 +49,11 @@ LOG_EVERY, SAVE_EVERY = 25, 250
 NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps
 LOSSES = ("targets", "verdicts", "flaws", "differences", "owners", "sources")
 TAUGHT_LAYERS = {"owners": 1, "sources": 3}  # whose first attention head is taught where to look
-CONTEXT_OF_A_COPY = 5  # tokens from a name on that must stand before what is copied as before the original
 # Words that a step cannot choose freely, besides digits and names.
 CONTENT_WORDS = (
     *("more", "fewer", "times", "half", "third", "quarter", "fifth", "sum", "together"),
     *("day", "boxes", "bags", "baskets", "trays", "among", "dollars"),
 )
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of the training of one model."""
-
-    layers: int
-    steps: int
-    rates: tuple[float, float] = (1.0, 1.0)  # learning rate at its beginning and end, as a share of the recipe's
-    max_level: int = 10
-    mixed: float = 0.2  # share of sequences with steps of the other model's voice among the model's own
-    dense: float = 0.0  # share of sequences whose problem is, of four, the hardest
-    drills: int = 0  # branches of a sequence that practise what solutions need seldom
-    copying: bool = False  # whether an attention head is taught where what is said of a person was said before
-    judged: float = 0.0  # share of sequences with judgements
-    batch: int = 24
-    content_weight: float = 3.0  # of what a step must say, against words that one of several phrasings has
-    verdict_weight: float = 1.0  # of the judge's answers; the first ones are far off and would drown the reasoning
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Shape and training of one model."""
-
-    width: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    stages: tuple[Stage, ...]
-    matrix_lr: float = 0.02
-    other_lr: float = 3e-3
-
-
-DRILLED: dict[str, Any] = {"mixed": 0.1, "dense": 0.6, "content_weight": 30.0}
-JUDGED: dict[str, Any] = DRILLED | {"mixed": 0.3, "drills": 1, "copying": True, "judged": 0.7, "batch": 16}
-
-RECIPES: dict[Voice, Recipe] = {
-    "draft": Recipe(
-        width=96,
-        feed_forward=256,
-        heads=4,
-        kv_heads=2,
-        head_size=32,
-        stages=(
-            Stage(2, 1500, max_level=4),
-            Stage(2, 1000, rates=(1.0, 0.7778)),
-            Stage(2, 800, rates=(0.7, 0.0)),
-            Stage(2, 1500, rates=(0.6, 0.0)),
-            Stage(2, 600, rates=(0.3, 0.0)),
-            Stage(2, 400, rates=(0.2, 0.0)),
-        ),
-    ),
-    "target": Recipe(
-        width=192,
-        feed_forward=512,
-        heads=6,
-        kv_heads=2,
-        head_size=32,
-        matrix_lr=0.007,
-        other_lr=2.1e-3,
-        stages=(
-            Stage(3, 800, max_level=4, mixed=0.0, content_weight=10.0),
-            Stage(3, 1500, mixed=0.1, content_weight=10.0),
-            Stage(6, 750, rates=(0.8, 0.572), mixed=0.1, content_weight=10.0),
-            Stage(6, 250, rates=(0.57, 0.49), **DRILLED),
-            Stage(6, 250, rates=(0.6, 0.49), drills=2, **DRILLED),
-            Stage(6, 250, rates=(0.7, 0.6), drills=6, batch=16, **DRILLED),
-            Stage(6, 500, rates=(0.7, 0.6), drills=4, copying=True, batch=16, **DRILLED),
-            Stage(6, 500, rates=(0.7, 0.5), drills=4, copying=True, batch=16, **DRILLED),
-            Stage(10, 150, rates=(0.5, 0.5), verdict_weight=0.05, **JUDGED),
-            Stage(10, 1000, rates=(0.5, 0.0), **JUDGED),
-        ),
-    ),
-}
 
 
 def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
@@ -158,94 +86,6 @@ def deepen(shallow: Any, recipe: Recipe, layers: int, tokenizer: PreTrainedToken
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
     return deep
-
-
-def places_to_look(
-    ids: torch.Tensor, targets: torch.Tensor, visible: torch.Tensor, names: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """Where a number of somebody is found, in two steps, [B, T, T] each: what an attention head is taught.
-
-    `owners` is, of the tokens that come shortly after a name, the name. `sources` are, of what is said after a name, the
-    tokens that it can be copied from: the next token itself, seen after the same name and the same tokens since.
-
-    Args:
-        ids: [B, T].
-        targets: the tokens to be written next, [B, T].
-        visible: [B, T, T].
-        names: ids of names.
-    """
-    length = ids.shape[1]
-    pad = torch.nn.functional.pad
-    same = pad(ids[:, :, None] == ids[:, None, :], (1, 0))[:, :, :length]  # a token, and that before another
-    is_name = torch.isin(ids, names)
-    matched, nameless = same, ~is_name
-    owners, sources = torch.zeros_like(same), torch.zeros_like(same)
-    for back in range(1, CONTEXT_OF_A_COPY):
-        matched = matched & pad(same, (back, 0, back, 0))[:, :length, :length]
-        here = pad(is_name, (back, 0))[:, :length] & nameless
-        sources |= matched & here[:, :, None]
-        owners |= torch.diag_embed(here[:, back:], -back)
-        nameless = nameless & ~here
-    return {"owners": owners & visible, "sources": sources & visible & (targets[:, :, None] == ids[:, None, :])}
-
-
-def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """Pads to one length and builds the mask of the trees [B, 1, T, T]; with the ids of names also `places_to_look`."""
-    length = max(len(sequence.ids) for sequence in sequences)
-
-    def stack(name: str, fill: int) -> torch.Tensor:
-        rows = [getattr(sequence, name) for sequence in sequences]
-        return torch.tensor([row + [fill] * (length - len(row)) for row in rows])
-
-    batch = {name: stack(name, 0) for name in ("ids", "positions", "cuts")}
-    batch |= {name: stack(name, -100) for name in ("targets", "verdicts", "flaws", "differences")}
-    segments = stack("segments", -1)  # [B, T]
-    index = torch.arange(length)
-    own = (segments[:, :, None] == segments[:, None, :]) & (index[:, None] >= index[None, :])
-    trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch.pop("cuts")[:, :, None])
-    visible = own | trunk
-    batch["mask"] = torch.where(visible, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
-    if names is not None:
-        batch |= places_to_look(batch["ids"], batch["targets"], visible, names)
-    return batch
-
-
-PART = 12  # sequences that a CPU reads at a time: what they touch stays longer in its cache
-POOL = 8  # batches that are drawn together and cut by length, so that little is padding
-
-
-class Batches(torch.utils.data.IterableDataset[list[dict[str, torch.Tensor]]]):
-    """Training batches from step `first_step` on, in parts; each depends on the seed and its number alone."""
-
-    def __init__(self, maker: SequenceMaker, stage: Stage, seed: str, first_step: int, together: int) -> None:
-        self.maker = maker
-        self.stage = stage
-        self.seed = seed
-        self.first_step = first_step
-        self.together = together
-
-    def __iter__(self) -> Iterator[list[dict[str, torch.Tensor]]]:
-        stage, batch = self.stage, self.stage.batch
-        names = torch.tensor([self.maker.encode(f" {name}")[0] for name in NAMES]) if stage.copying else None
-        for pool in itertools.count(self.first_step // POOL):
-            rng = random.Random(f"{self.seed}/{pool}")
-            sequences = [
-                self.maker.draw(
-                    rng,
-                    stage.max_level,
-                    mixed=rng.random() < stage.mixed,
-                    judged=rng.random() < stage.judged,
-                    drills=stage.drills,
-                    candidates=4 if rng.random() < stage.dense else 1,
-                )
-                for _ in range(POOL * batch)
-            ]
-            sequences.sort(key=lambda sequence: len(sequence.ids))
-            cuts = [sequences[index : index + batch] for index in range(0, len(sequences), batch)]
-            rng.shuffle(cuts)
-            for step, cut in enumerate(cuts, start=pool * POOL):
-                if step >= self.first_step:
-                    yield [collate(cut[i : i + self.together], names) for i in range(0, batch, self.together)]
 
 
 class Heads(torch.nn.Module):

@@ -40,13 +40,19 @@ def test_values_and_gradients_are_those_of_the_model(model: LlamaForCausalLM, le
     ids = torch.randint(64, (2, length))
     positions = torch.arange(length).repeat(2, 1)
     mask = tree_mask(length)
-    wanted = model.model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).last_hidden_state
+    read = model.model(
+        input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, output_attentions=True
+    )
+    wanted, laws = read.last_hidden_state, read.attentions
     weights = torch.randn_like(wanted)
     (wanted * weights).sum().backward()
     wanted_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    hidden = forward_hidden(model, ids, positions, mask).float()
+    hidden, scores = forward_hidden(model, ids, positions, mask, watched=[1])
+    hidden = hidden.float()
     (hidden * weights).sum().backward()
+    assert list(scores) == [1]
+    assert (scores[1].softmax(-1) - laws[1][:, 0]).abs().max() < 0.02
     assert (hidden - wanted).norm() < 0.02 * wanted.norm()
     for name, parameter in model.named_parameters():
         assert (parameter.grad - wanted_gradients[name]).norm() < 0.04 * wanted_gradients[name].norm(), name

@@ -9,11 +9,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from stepspec.mini import WEIGHTS
+from stepspec.mini.batches import collate
 from stepspec.mini.oracle import Oracle
 from stepspec.mini.problems import Problem, train_problem, true_values
 from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
 from stepspec.mini.tokenizer import load_tokenizer
-from stepspec.mini.train import collate
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,

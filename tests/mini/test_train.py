@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from stepspec.mini import WEIGHTS, train
+from stepspec.mini.batches import Batches, collate
+from stepspec.mini.problems import NAMES, train_problem
 from stepspec.mini.proposals import load_proposals
+from stepspec.mini.recipes import RECIPES, Recipe, Stage
 from stepspec.mini.tokenizer import load_tokenizer
 from stepspec.mini.train import (
-    RECIPES,
-    Batches,
     Heads,
-    Recipe,
-    Stage,
     Trainer,
     build_model,
     deepen,
@@ -118,17 +118,42 @@ def test_batches_depend_on_their_number_alone(tokenizer: PreTrainedTokenizerFast
 
 def test_parts_of_a_batch_add_up_to_the_whole(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
-    model, heads = build_model(SMALL, 1, tokenizer), Heads(SMALL.width)
+    model, heads = build_model(SMALL, 4, tokenizer), Heads(SMALL.width)
     weights = 1 + torch.rand(model.config.vocab_size)
     maker = train.SequenceMaker(tokenizer, "target")
     sums = []
     for together in (12, 5):
-        batch = next(iter(Batches(maker, Stage(1, 8, judged=1.0, batch=12), "seed", 0, together)))
+        stage = Stage(4, 8, judged=1.0, guided=True, batch=12)
+        batch = next(iter(Batches(maker, stage, "seed", 0, together)))
         totals = totals_of(batch, weights)
         assert totals.keys() == set(train.LOSSES)
         losses = [losses_of(model, heads, part, weights, totals) for part in batch]
         sums.append({name: sum(each[name].item() for each in losses) for name in totals})
     assert sums[0] == pytest.approx(sums[1], rel=1e-2)
+
+
+def test_heads_are_taught_to_look_at_the_name_of_a_number_and_at_the_number_of_a_name(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    maker = train.SequenceMaker(tokenizer, "target")
+    names = torch.tensor([maker.encode(f" {name}")[0] for name in NAMES])
+    found = 0
+    for number in range(20):
+        sequence = maker.make(train_problem(number), random.Random(number), drills=2)
+        batch = collate([sequence], names)
+        owners, sources, visible = batch["owners"][0], batch["sources"][0], batch["mask"][0, 0] == 0
+        assert not ((owners | sources) & ~visible).any()
+        assert owners.sum(-1).max() == 1
+        for at, name in owners.nonzero().tolist():
+            assert sequence.ids[name] in names
+            assert not torch.isin(torch.tensor(sequence.ids[name + 1 : at + 1]), names).any(), "the nearest name"
+        for at, source in sources.nonzero().tolist():
+            assert sequence.ids[source] == sequence.targets[at]
+            name = int(owners[at].nonzero())
+            said = sequence.ids[name : at + 1]
+            assert sequence.ids[source - len(said) : source] == said, "the same name and the same since"
+        found += int(sources.any(-1).sum())
+    assert found > 20 * 15
 
 
 def test_the_rate_warms_up_and_then_follows_a_line() -> None:

@@ -1,0 +1,85 @@
+"""What the models of the pair are and how they are trained: shapes, and stages with what each of them practises.
+
+The target's recipe tells how the weights that are shipped came about, with what was tried on the way
+(`evals/LOG.md` says why). A model from the beginning would not need all of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepspec.mini.wording import Voice
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training of one model."""
+
+    layers: int
+    steps: int
+    rates: tuple[float, float] = (1.0, 1.0)  # learning rate at its beginning and end, as a share of the recipe's
+    max_level: int = 10
+    mixed: float = 0.2  # share of sequences with steps of the other model's voice among the model's own
+    hard: float = 0.0  # share of sequences whose problem is, of four, the hardest
+    drills: int = 0  # branches of a sequence that practise what solutions need seldom
+    guided: bool = False  # whether attention heads are taught where to look
+    judged: float = 0.0  # share of sequences with judgements
+    batch: int = 24
+    content_weight: float = 3.0  # of what a step must say, against words that one of several phrasings has
+    verdict_weight: float = 1.0  # of the judge's answers; the first ones are far off and would drown the reasoning
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Shape and training of one model."""
+
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    stages: tuple[Stage, ...]
+    matrix_lr: float = 0.02
+    other_lr: float = 3e-3
+
+
+PRACTISED: dict[str, Any] = {"mixed": 0.1, "hard": 0.6, "content_weight": 30.0}
+JUDGED: dict[str, Any] = PRACTISED | {"mixed": 0.3, "drills": 1, "guided": True, "judged": 0.7, "batch": 16}
+
+RECIPES: dict[Voice, Recipe] = {
+    "draft": Recipe(
+        width=96,
+        feed_forward=256,
+        heads=4,
+        kv_heads=2,
+        head_size=32,
+        stages=(
+            Stage(2, 1500, max_level=4),
+            Stage(2, 1000, rates=(1.0, 0.7778)),
+            Stage(2, 800, rates=(0.7, 0.0)),
+            Stage(2, 1500, rates=(0.6, 0.0)),
+            Stage(2, 600, rates=(0.3, 0.0)),
+            Stage(2, 400, rates=(0.2, 0.0)),
+        ),
+    ),
+    "target": Recipe(
+        width=192,
+        feed_forward=512,
+        heads=6,
+        kv_heads=2,
+        head_size=32,
+        matrix_lr=0.007,
+        other_lr=2.1e-3,
+        stages=(
+            Stage(3, 800, max_level=4, mixed=0.0, content_weight=10.0),
+            Stage(3, 1500, mixed=0.1, content_weight=10.0),
+            Stage(6, 750, rates=(0.8, 0.572), mixed=0.1, content_weight=10.0),
+            Stage(6, 250, rates=(0.57, 0.49), **PRACTISED),
+            Stage(6, 250, rates=(0.6, 0.49), drills=2, **PRACTISED),
+            Stage(6, 250, rates=(0.7, 0.6), drills=6, batch=16, **PRACTISED),
+            Stage(6, 500, rates=(0.7, 0.6), drills=4, guided=True, batch=16, **PRACTISED),
+            Stage(6, 500, rates=(0.7, 0.5), drills=4, guided=True, batch=16, **PRACTISED),
+            Stage(10, 150, rates=(0.5, 0.5), verdict_weight=0.05, **JUDGED),
+            Stage(10, 1000, rates=(0.5, 0.0), **JUDGED),
+        ),
+    ),
+}

@@ -16,7 +16,11 @@ POOL = 8  # batches that are drawn together and cut by length, so that little is
 
 
 def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """Pads to one length and builds the mask of the trees [B, 1, T, T]; with the ids of names also `places_to_look`."""
+    """Pads to one length and builds the mask of the trees [B, 1, T, T].
+
+    With the ids of names, attention heads can be taught where to look: to `places_to_look` come, from each token of a
+    step that is judged, the token before it (`before`), and from a judge's answer the end of the step (`ends`).
+    """
     length = max(len(sequence.ids) for sequence in sequences)
 
     def stack(name: str, fill: int) -> torch.Tensor:
@@ -33,6 +37,11 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
     batch["mask"] = torch.where(visible, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
     if names is not None:
         batch |= places_to_look(batch["ids"], batch["targets"], visible, names)
+        judged = (batch["flaws"] >= 0) | (batch["differences"] >= 0)  # [B, T]
+        before = torch.where(visible & (index[:, None] > index), index, -1).amax(-1)
+        batch["before"] = (index == before[:, :, None]) & judged[:, :, None]
+        last = torch.where(visible & judged[:, None], index, -1).amax(-1)
+        batch["ends"] = (index == last[:, :, None]) & (batch["verdicts"] >= 0)[:, :, None]
     return batch
 
 

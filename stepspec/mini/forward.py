@@ -6,7 +6,7 @@ are not looked at. Gradients are as close to float32's as those of autocast (`te
 """
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,18 +15,26 @@ BLOCKS = 4
 _LOW = torch.bfloat16
 
 
-def forward_hidden(
-    model: Any, ids: Tensor, positions: Tensor, mask: Tensor, watched: Collection[int] = ()
-) -> tuple[Tensor, dict[int, Tensor]]:
-    """What the head of a `LlamaForCausalLM` reads, [B, T, width] in bfloat16, with gradients for its parameters.
+class Read(NamedTuple):
+    """What comes out of a forward pass."""
 
-    The scores [B, T, T] of the first attention head of the layers `watched` come along.
+    hidden: Tensor  # what the head reads, [B, T, width] in bfloat16
+    scores: dict[int, Tensor]  # of the first attention head of the layers watched, [B, T, T] in float32
+    tapped: Tensor | None  # residual stream after the layer tapped, normalised, [B, T, width] in float32
+
+
+def forward_hidden(
+    model: Any, ids: Tensor, positions: Tensor, mask: Tensor, watched: Collection[int] = (), tapped: int = -1
+) -> Read:
+    """Reads sequences with a `LlamaForCausalLM`, with gradients for its parameters.
 
     Args:
         model: its parameters are float32.
         ids: [B, T].
         positions: [B, T].
         mask: additive, [B, 1, T, T]; nobody may see what stands after it.
+        watched: layers whose attention is looked into.
+        tapped: the layer after which the residual stream is tapped.
     """
     config = model.config
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -36,6 +44,7 @@ def forward_hidden(
     x = torch.nn.functional.embedding(ids, model.model.embed_tokens.weight).view(batch * length, -1)
     mask = mask.to(_LOW)[:, :, None]
     scores: dict[int, Tensor] = {}
+    tap = None
     for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
         h = _Norm.apply(x, layer.input_layernorm.weight, epsilon)
@@ -55,7 +64,9 @@ def forward_hidden(
         h = _Norm.apply(x, layer.post_attention_layernorm.weight, epsilon)
         gate, up = (h @ each.weight.to(_LOW).t() for each in (mlp.gate_proj, mlp.up_proj))
         x = x + _Gate.apply(gate, up) @ mlp.down_proj.weight.to(_LOW).t()
-    return _Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores
+        if index == tapped:
+            tap = torch.nn.functional.rms_norm(x, x.shape[-1:]).view(batch, length, -1)
+    return Read(_Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores, tap)
 
 
 def _rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,8 @@ RECIPES: dict[Voice, Recipe] = {
             Stage(6, 500, rates=(0.7, 0.6), drills=4, guided=True, batch=16, **PRACTISED),
             Stage(6, 500, rates=(0.7, 0.5), drills=4, guided=True, batch=16, **PRACTISED),
             Stage(10, 150, rates=(0.5, 0.5), verdict_weight=0.05, **JUDGED),
-            Stage(10, 1000, rates=(0.5, 0.0), **JUDGED),
+            Stage(10, 250, rates=(0.5, 0.375), **JUDGED),
+            Stage(10, 1500, rates=(0.5, 0.0), **JUDGED),
         ),
     ),
 }

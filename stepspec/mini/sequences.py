@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.problems import (
+    MAX_VALUE,
     SCENES,
     Content,
     Kind,
@@ -194,8 +195,11 @@ class SequenceMaker:
         equations = []
         for _ in range(SUMS):
             kind: Kind = rng.choice(("total", "total", "gap"))
-            numbers = [rng.randint(2, rng.choice((40, 99, 300))) for _ in range(3 if kind == "total" else 2)]
-            values = dict(zip("abc", sorted(numbers, reverse=True) if kind == "gap" else numbers, strict=False))
+            total, first, second = sorted(rng.sample(range(2, MAX_VALUE + 1), 3), reverse=True)
+            if kind == "total":
+                values = {"a": second, "b": first - second, "c": total - first}
+            else:
+                values = {"a": total, "b": first}
             relation = Relation(kind, "", tuple(values))
             equations.append(EQUATIONS[step_key(relation)].format(**step_slots(SCENES[0], relation, values)))
         drill = Tokens()

@@ -47,8 +47,10 @@ from stepspec.mini.wording import Voice
 
 LOG_EVERY, SAVE_EVERY = 25, 250
 NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps
-LOSSES = ("targets", "verdicts", "flaws", "differences", "owners", "sources")
-TAUGHT_LAYERS = {"owners": 1, "sources": 3}  # whose first attention head is taught where to look
+LOSSES = ("targets", "verdicts", "flaws", "differences", "owners", "sources", "before", "ends")
+# Layers whose first attention head is taught where to look (`batches.collate`).
+TAUGHT_LAYERS = {"owners": 1, "sources": 3, "before": 6, "ends": 8}
+TAPPED_LAYER = 7  # after which it must be known whether a step is wrong, for later ones to answer the judge's question
 # Words that a step cannot choose freely, besides digits and names.
 CONTENT_WORDS = (
     *("more", "fewer", "times", "half", "third", "quarter", "fifth", "sum", "together"),
@@ -107,21 +109,23 @@ def losses_of(
         totals: what the whole batch weighs, by the kinds of label that it has.
     """
     watched = [layer for name, layer in TAUGHT_LAYERS.items() if name in totals]
-    hidden, scores = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"], watched)  # [B, T, width]
+    tapped = min(TAPPED_LAYER, model.config.num_hidden_layers - 1)
+    read = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"], watched, tapped)
     losses: dict[str, torch.Tensor] = {}
     for name, total in totals.items():
         if name in TAUGHT_LAYERS:
             learned = batch[name].any(-1)
-            law = scores[TAUGHT_LAYERS[name]][learned].log_softmax(-1)  # [N, T]
+            law = read.scores[TAUGHT_LAYERS[name]][learned].log_softmax(-1)  # [N, T]
             losses[name] = -law.masked_fill(~batch[name][learned], -torch.inf).logsumexp(-1).sum() / total
             continue
         learned = batch[name] >= 0
         if name in ("targets", "verdicts"):
-            logits = (hidden[learned] @ model.lm_head.weight.to(hidden.dtype).t()).float()  # [N, V]
+            logits = (read.hidden[learned] @ model.lm_head.weight.to(read.hidden.dtype).t()).float()  # [N, V]
             weight = weights if name == "targets" else None
             loss = torch.nn.functional.cross_entropy(logits, batch[name][learned], weight, reduction="sum")
         else:
-            logits = getattr(heads, name)(hidden[learned].float()).squeeze(-1)  # [N]
+            assert read.tapped is not None
+            logits = getattr(heads, name)(read.tapped[learned]).squeeze(-1)  # [N]
             wanted = batch[name][learned].float()
             loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
         losses[name] = loss / total
@@ -131,13 +135,13 @@ def losses_of(
 def totals_of(batches: Sequence[dict[str, torch.Tensor]], weights: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the labels of a batch weigh together; the heads are trained with judgements only."""
     totals: dict[str, torch.Tensor] = {}
-    for name in TAUGHT_LAYERS:
-        if name in batches[0]:
-            totals[name] = torch.stack([batch[name].any(-1).sum() for batch in batches]).sum()
     for name in ("targets", "verdicts", "flaws", "differences"):
         labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])
         if len(labels) and (name in ("targets", "verdicts") or "verdicts" in totals):
             totals[name] = weights[labels].sum() if name == "targets" else torch.tensor(float(len(labels)))
+    for name in TAUGHT_LAYERS:
+        if name in batches[0] and (name in ("owners", "sources") or "verdicts" in totals):
+            totals[name] = torch.stack([batch[name].any(-1).sum() for batch in batches]).sum()
     return totals
 
 

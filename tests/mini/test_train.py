@@ -118,12 +118,12 @@ def test_batches_depend_on_their_number_alone(tokenizer: PreTrainedTokenizerFast
 
 def test_parts_of_a_batch_add_up_to_the_whole(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
-    model, heads = build_model(SMALL, 4, tokenizer), Heads(SMALL.width)
+    model, heads = build_model(SMALL, 9, tokenizer), Heads(SMALL.width)
     weights = 1 + torch.rand(model.config.vocab_size)
     maker = train.SequenceMaker(tokenizer, "target")
     sums = []
     for together in (12, 5):
-        stage = Stage(4, 8, judged=1.0, guided=True, batch=12)
+        stage = Stage(9, 8, judged=1.0, guided=True, batch=12)
         batch = next(iter(Batches(maker, stage, "seed", 0, together)))
         totals = totals_of(batch, weights)
         assert totals.keys() == set(train.LOSSES)

@@ -35,14 +35,23 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
     trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch.pop("cuts")[:, :, None])
     visible = own | trunk
     batch["mask"] = torch.where(visible, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
+    steps = {name: batch[name] for name in ("flaws", "differences")}
+    batch["flaws"] = torch.where(segments > 0, batch["flaws"], -100)
+    batch["onsets"] = torch.stack([_onsets(batch["flaws"]), _onsets(batch["differences"])]).amax(0)
     if names is not None:
         batch |= places_to_look(batch["ids"], batch["targets"], visible, names)
-        judged = (batch["flaws"] >= 0) | (batch["differences"] >= 0)  # [B, T]
+        judged = (steps["flaws"] >= 0) | (steps["differences"] >= 0)  # [B, T]
         before = torch.where(visible & (index[:, None] > index), index, -1).amax(-1)
         batch["before"] = (index == before[:, :, None]) & judged[:, :, None]
         last = torch.where(visible & judged[:, None], index, -1).amax(-1)
         batch["ends"] = (index == last[:, :, None]) & (batch["verdicts"] >= 0)[:, :, None]
     return batch
+
+
+def _onsets(labels: torch.Tensor) -> torch.Tensor:
+    """Of labels that are 0 and, from some token on, 1: that token 1, those before it 0, the others not learned."""
+    first = (labels == 1) & (torch.nn.functional.pad(labels, (1, 0))[:, :-1] == 0)
+    return torch.where((labels == 0) | first, labels, -100)
 
 
 def places_to_look(

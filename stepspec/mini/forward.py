@@ -20,11 +20,16 @@ class Read(NamedTuple):
 
     hidden: Tensor  # what the head reads, [B, T, width] in bfloat16
     scores: dict[int, Tensor]  # of the first attention head of the layers watched, [B, T, T] in float32
-    tapped: Tensor | None  # residual stream after the layer tapped, normalised, [B, T, width] in float32
+    tapped: dict[int, Tensor]  # residual stream after the layers tapped, normalised, [B, T, width] in float32
 
 
 def forward_hidden(
-    model: Any, ids: Tensor, positions: Tensor, mask: Tensor, watched: Collection[int] = (), tapped: int = -1
+    model: Any,
+    ids: Tensor,
+    positions: Tensor,
+    mask: Tensor,
+    watched: Collection[int] = (),
+    tapped: Collection[int] = (),
 ) -> Read:
     """Reads sequences with a `LlamaForCausalLM`, with gradients for its parameters.
 
@@ -34,7 +39,7 @@ def forward_hidden(
         positions: [B, T].
         mask: additive, [B, 1, T, T]; nobody may see what stands after it.
         watched: layers whose attention is looked into.
-        tapped: the layer after which the residual stream is tapped.
+        tapped: layers after which the residual stream is tapped.
     """
     config = model.config
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -44,7 +49,7 @@ def forward_hidden(
     x = torch.nn.functional.embedding(ids, model.model.embed_tokens.weight).view(batch * length, -1)
     mask = mask.to(_LOW)[:, :, None]
     scores: dict[int, Tensor] = {}
-    tap = None
+    taps: dict[int, Tensor] = {}
     for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
         h = _Norm.apply(x, layer.input_layernorm.weight, epsilon)
@@ -64,9 +69,9 @@ def forward_hidden(
         h = _Norm.apply(x, layer.post_attention_layernorm.weight, epsilon)
         gate, up = (h @ each.weight.to(_LOW).t() for each in (mlp.gate_proj, mlp.up_proj))
         x = x + _Gate.apply(gate, up) @ mlp.down_proj.weight.to(_LOW).t()
-        if index == tapped:
-            tap = torch.nn.functional.rms_norm(x, x.shape[-1:]).view(batch, length, -1)
-    return Read(_Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores, tap)
+        if index in tapped:
+            taps[index] = torch.nn.functional.rms_norm(x, x.shape[-1:]).view(batch, length, -1)
+    return Read(_Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores, taps)
 
 
 def _rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:

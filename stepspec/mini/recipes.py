@@ -43,7 +43,14 @@ class Recipe:
 
 
 PRACTISED: dict[str, Any] = {"mixed": 0.1, "hard": 0.6, "content_weight": 30.0}
-JUDGED: dict[str, Any] = PRACTISED | {"mixed": 0.3, "drills": 1, "guided": True, "judged": 0.7, "batch": 16}
+JUDGED: dict[str, Any] = PRACTISED | {
+    "content_weight": 10.0,
+    "mixed": 0.3,
+    "drills": 1,
+    "guided": True,
+    "judged": 0.7,
+    "batch": 16,
+}
 
 RECIPES: dict[Voice, Recipe] = {
     "draft": Recipe(
@@ -80,7 +87,10 @@ RECIPES: dict[Voice, Recipe] = {
             Stage(6, 500, rates=(0.7, 0.5), drills=4, guided=True, batch=16, **PRACTISED),
             Stage(10, 150, rates=(0.5, 0.5), verdict_weight=0.05, **JUDGED),
             Stage(10, 250, rates=(0.5, 0.375), **JUDGED),
-            Stage(10, 1500, rates=(0.5, 0.0), **JUDGED),
+            Stage(10, 250, rates=(0.5, 0.4167), **JUDGED),
+            Stage(10, 250, rates=(0.6, 0.55), verdict_weight=0.1, **JUDGED),
+            Stage(10, 500, rates=(0.5, 0.4), verdict_weight=0.3, **JUDGED),
+            Stage(10, 1500, rates=(0.4, 0.0), **JUDGED),
         ),
     ),
 }

@@ -22,7 +22,17 @@ from stepspec.mini.problems import (
     true_values,
 )
 from stepspec.mini.tokenizer import SYSTEM_TURNS
-from stepspec.mini.wording import EQUATIONS, LEADS, REASONS, Voice
+from stepspec.mini.wording import (
+    CHECK_LEADS,
+    COMPUTATIONS,
+    CONCLUSIONS,
+    DOINGS,
+    EQUATIONS,
+    JOINS,
+    LEADS,
+    REASONS,
+    Voice,
+)
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
@@ -112,6 +122,14 @@ class SequenceMaker:
     def _only(self, text: str) -> int:
         (id,) = self.encode(text)
         return id
+
+    def free_ids(self) -> list[int]:
+        """Tokens that one of several phrasings has: words which a step may choose, unlike what it must say."""
+        tables = (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS)
+        texts = [text.replace("{do}", doing) for table in tables for text, _, _ in table for doing in DOINGS.values()]
+        texts += [f" {scene.item}" for scene in SCENES]
+        ids = {id for text in texts for after in ("7", "Ann") for id in self.encode(f"7{text}{after}")}
+        return sorted(ids - {self._only("7"), *self.encode("Ann"), *self.encode(" Ann")})
 
     def draw(
         self, rng: random.Random, max_level: int, mixed: bool, judged: bool, drills: int = 0, candidates: int = 1
@@ -269,7 +287,10 @@ class Asker:
         return self._answered(branch, prompt, answer)
 
     def _equivalence(self, index: int) -> Tokens:
-        """Two steps, right or wrong, that say the same in other words, or do not."""
+        """Two steps, right or wrong, that say the same in other words, or do not.
+
+        One that says the same is also learned as text, so that the model expects the second to repeat the first.
+        """
         same = self.rng.random() < 0.5
         first, second = self._contents(index, same)
         seed, voice = self.rng.random(), self._voice()
@@ -282,6 +303,8 @@ class Asker:
         before = before.format(first=first.word(random.Random(self.rng.random()), self._voice()))
         branch.add(self.maker.encode(f"<|end|><|user|>{before}"))
         branch.add(ids, differences=differences)
+        if same:
+            branch.targets[-len(ids) - 1 : -1] = ids
         branch.add(self.maker.encode(f"{after}<|end|><|assistant|>"))
         return self._answered(branch, EQUIVALENCE_PROMPT, "yes" if same else "no")
 

@@ -38,7 +38,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import PART, Batches
 from stepspec.mini.forward import forward_hidden
-from stepspec.mini.problems import NAMES, load_split
+from stepspec.mini.problems import load_split
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
 from stepspec.mini.sequences import SequenceMaker
@@ -47,15 +47,11 @@ from stepspec.mini.wording import Voice
 
 LOG_EVERY, SAVE_EVERY = 25, 250
 NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps
-LOSSES = ("targets", "verdicts", "flaws", "differences", "owners", "sources", "before", "ends")
 # Layers whose first attention head is taught where to look (`batches.collate`).
 TAUGHT_LAYERS = {"owners": 1, "sources": 3, "before": 6, "ends": 8}
-TAPPED_LAYER = 7  # after which it must be known whether a step is wrong, for later ones to answer the judge's question
-# Words that a step cannot choose freely, besides digits and names.
-CONTENT_WORDS = (
-    *("more", "fewer", "times", "half", "third", "quarter", "fifth", "sum", "together"),
-    *("day", "boxes", "bags", "baskets", "trays", "among", "dollars"),
-)
+# Layers after which something must be known of a token, so that later ones can answer the judge's question.
+TAPPED_LAYERS = {"onsets": 6, "flaws": 7, "differences": 7}
+ONSET_WEIGHT = 10.0  # of the token where a step goes wrong, against each of those where it does not
 
 
 def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
@@ -91,12 +87,16 @@ def deepen(shallow: Any, recipe: Recipe, layers: int, tokenizer: PreTrainedToken
 
 
 class Heads(torch.nn.Module):
-    """What is thrown away after training: whether a step is wrong by this token, or differs from another by it."""
+    """What is thrown away after training.
+
+    They say whether a step is wrong by a token, or differs from another by it, and whether that begins at the token.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.flaws = torch.nn.Linear(width, 1)
         self.differences = torch.nn.Linear(width, 1)
+        self.onsets = torch.nn.Linear(width, 1)
 
 
 def losses_of(
@@ -109,8 +109,9 @@ def losses_of(
         totals: what the whole batch weighs, by the kinds of label that it has.
     """
     watched = [layer for name, layer in TAUGHT_LAYERS.items() if name in totals]
-    tapped = min(TAPPED_LAYER, model.config.num_hidden_layers - 1)
-    read = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"], watched, tapped)
+    last = model.config.num_hidden_layers - 1
+    tapped = {name: min(layer, last) for name, layer in TAPPED_LAYERS.items() if name in totals}
+    read = forward_hidden(model, batch["ids"], batch["positions"], batch["mask"], watched, tapped.values())
     losses: dict[str, torch.Tensor] = {}
     for name, total in totals.items():
         if name in TAUGHT_LAYERS:
@@ -124,10 +125,12 @@ def losses_of(
             weight = weights if name == "targets" else None
             loss = torch.nn.functional.cross_entropy(logits, batch[name][learned], weight, reduction="sum")
         else:
-            assert read.tapped is not None
-            logits = getattr(heads, name)(read.tapped[learned]).squeeze(-1)  # [N]
+            logits = getattr(heads, name)(read.tapped[tapped[name]][learned]).squeeze(-1)  # [N]
             wanted = batch[name][learned].float()
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+            weight = logits.new_tensor(ONSET_WEIGHT) if name == "onsets" else None
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                logits, wanted, pos_weight=weight, reduction="sum"
+            )
         losses[name] = loss / total
     return losses
 
@@ -135,7 +138,7 @@ def losses_of(
 def totals_of(batches: Sequence[dict[str, torch.Tensor]], weights: torch.Tensor) -> dict[str, torch.Tensor]:
     """What the labels of a batch weigh together; the heads are trained with judgements only."""
     totals: dict[str, torch.Tensor] = {}
-    for name in ("targets", "verdicts", "flaws", "differences"):
+    for name in ("targets", "verdicts", *TAPPED_LAYERS):
         labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])
         if len(labels) and (name in ("targets", "verdicts") or "verdicts" in totals):
             totals[name] = weights[labels].sum() if name == "targets" else torch.tensor(float(len(labels)))
@@ -192,8 +195,7 @@ class Trainer:
         self.device = device
         self.tokenizer = load_tokenizer(output / voice)
         self.maker = SequenceMaker(self.tokenizer, voice)
-        words = (*"0123456789", *(f" {word}" for word in (*NAMES, *CONTENT_WORDS)))
-        self.content = [self.maker.encode(word)[0] for word in words]
+        self.free = self.maker.free_ids()
         self.weights = torch.ones(VOCAB_SIZE, device=device)
         self.model = build_model(recipe, recipe.stages[0].layers, self.tokenizer).to(device)
         self.heads = Heads(recipe.width).to(device)
@@ -221,7 +223,7 @@ class Trainer:
             path = self.checkpoint.with_name("proposals.jsonl")
             proposals = load_proposals(self.output / "draft", path, NUM_PROPOSED, self.device)
             self.maker = SequenceMaker(self.tokenizer, self.voice, proposals)
-        self.weights[self.content] = stage.content_weight
+        self.weights.fill_(stage.content_weight)[self.free] = 1.0
         together = PART if self.device == "cpu" else stage.batch
         dataset = Batches(self.maker, stage, f"{self.seed}/{index}", first_step, together)
         loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=4)

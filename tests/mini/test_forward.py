@@ -48,12 +48,11 @@ def test_values_and_gradients_are_those_of_the_model(model: LlamaForCausalLM, le
     (wanted * weights).sum().backward()
     wanted_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    read = forward_hidden(model, ids, positions, mask, watched=[1], tapped=1)
+    read = forward_hidden(model, ids, positions, mask, watched=[1], tapped=[1])
     hidden = read.hidden.float()
     (hidden * weights).sum().backward()
     assert list(read.scores) == [1]
-    assert read.tapped is not None
-    assert (model.model.norm.weight * read.tapped - hidden).norm() < 0.02 * hidden.norm()
+    assert (model.model.norm.weight * read.tapped[1] - hidden).norm() < 0.02 * hidden.norm()
     assert (read.scores[1].softmax(-1) - laws[1][:, 0]).abs().max() < 0.02
     assert (hidden - wanted).norm() < 0.02 * wanted.norm()
     for name, parameter in model.named_parameters():

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import collate
 from stepspec.mini.oracle import Oracle
-from stepspec.mini.problems import Problem, train_problem, true_values
+from stepspec.mini.problems import NAMES, Problem, train_problem, true_values
 from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
 from stepspec.mini.tokenizer import load_tokenizer
 from stepspec.prompts import (
@@ -102,6 +102,12 @@ def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_n
                 assert (number_said in text) <= (name in found or relation.kind == "given")
             assert len(learned) >= len(branch) / 3
     assert 0.2 < num_sums / (2 * NUM_PROBLEMS) < 0.6
+
+
+def test_words_that_a_step_must_say_are_not_free(maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast) -> None:
+    free = {text_of(tokenizer, [id]).strip() for id in maker.free_ids()}
+    assert {"Next", "So", "Thus", "while", "apples", ","} <= free
+    assert not free & {*"0123456789", *NAMES, "has", "picked", "fewer", "more", "sum", "than", "="}
 
 
 def test_of_several_candidates_the_hardest_is_taken(maker: SequenceMaker) -> None:

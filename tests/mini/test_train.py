@@ -126,7 +126,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(tokenizer: PreTrainedTokenizerFast
         stage = Stage(9, 8, judged=1.0, guided=True, batch=12)
         batch = next(iter(Batches(maker, stage, "seed", 0, together)))
         totals = totals_of(batch, weights)
-        assert totals.keys() == set(train.LOSSES)
+        assert totals.keys() == {"targets", "verdicts", *train.TAPPED_LAYERS, *train.TAUGHT_LAYERS}
         losses = [losses_of(model, heads, part, weights, totals) for part in batch]
         sums.append({name: sum(each[name].item() for each in losses) for name in totals})
     assert sums[0] == pytest.approx(sums[1], rel=1e-2)
@@ -154,6 +154,21 @@ def test_heads_are_taught_to_look_at_the_name_of_a_number_and_at_the_number_of_a
             assert sequence.ids[source - len(said) : source] == said, "the same name and the same since"
         found += int(sources.any(-1).sum())
     assert found > 20 * 15
+
+
+def test_where_a_step_goes_wrong_is_learned_apart_from_that_it_was_wrong_by_then(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    maker = train.SequenceMaker(tokenizer, "target")
+    for number in range(20):
+        sequence = maker.make(train_problem(number), random.Random(number), judged=True)
+        batch = collate([sequence])
+        onsets, flaws, differences = (batch[name][0] for name in ("onsets", "flaws", "differences"))
+        assert (flaws[: sequence.segments.index(1)] == -100).all(), "the trunk is right, which is no news"
+        for at in (onsets == 1).nonzero()[:, 0].tolist():
+            labels = flaws if flaws[at] == 1 else differences
+            assert labels[at - 1 : at + 1].tolist() == [0, 1]
+        assert ((onsets == 0) == ((flaws == 0) | (differences == 0))).all()
 
 
 def test_the_rate_warms_up_and_then_follows_a_line() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from stepspec.mini.problems import NAMES
 from stepspec.mini.recipes import Stage
-from stepspec.mini.sequences import SequenceMaker, TreeSequence
+from stepspec.mini.sequences import NOT_LEARNED, SequenceMaker, TreeSequence
 
 CONTEXT_OF_A_COPY = 5  # tokens from a name on that must stand before what is copied as before the original
 PART = 12  # sequences that a CPU reads at a time: what they touch stays longer in its cache
@@ -28,19 +28,18 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
         return torch.tensor([row + [fill] * (length - len(row)) for row in rows])
 
     batch = {name: stack(name, 0) for name in ("ids", "positions", "cuts")}
-    batch |= {name: stack(name, -100) for name in ("targets", "verdicts", "flaws", "differences")}
+    batch |= {name: stack(name, NOT_LEARNED) for name in ("targets", "verdicts", "flaws", "differences")}
     segments = stack("segments", -1)  # [B, T]
     index = torch.arange(length)
     own = (segments[:, :, None] == segments[:, None, :]) & (index[:, None] >= index[None, :])
     trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch.pop("cuts")[:, :, None])
     visible = own | trunk
     batch["mask"] = torch.where(visible, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
-    steps = {name: batch[name] for name in ("flaws", "differences")}
-    batch["flaws"] = torch.where(segments > 0, batch["flaws"], -100)
+    judged = (batch["flaws"] >= 0) | (batch["differences"] >= 0)  # [B, T], steps of the trunk among them
+    batch["flaws"] = torch.where(segments > 0, batch["flaws"], NOT_LEARNED)  # which are right, and no news
     batch["onsets"] = torch.stack([_onsets(batch["flaws"]), _onsets(batch["differences"])]).amax(0)
     if names is not None:
         batch |= places_to_look(batch["ids"], batch["targets"], visible, names)
-        judged = (steps["flaws"] >= 0) | (steps["differences"] >= 0)  # [B, T]
         before = torch.where(visible & (index[:, None] > index), index, -1).amax(-1)
         batch["before"] = (index == before[:, :, None]) & judged[:, :, None]
         last = torch.where(visible & judged[:, None], index, -1).amax(-1)
@@ -51,7 +50,7 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
 def _onsets(labels: torch.Tensor) -> torch.Tensor:
     """Of labels that are 0 and, from some token on, 1: that token 1, those before it 0, the others not learned."""
     first = (labels == 1) & (torch.nn.functional.pad(labels, (1, 0))[:, :-1] == 0)
-    return torch.where((labels == 0) | first, labels, -100)
+    return torch.where((labels == 0) | first, labels, NOT_LEARNED)
 
 
 def places_to_look(

@@ -12,18 +12,7 @@ from functools import cache
 from typing import get_args
 
 from stepspec.mini.problems import Kind, Problem, Relation, Scene, true_values
-from stepspec.mini.wording import (
-    CHECK_LEADS,
-    COMPUTATIONS,
-    CONCLUSIONS,
-    DOINGS,
-    FRACTIONS,
-    JOINS,
-    LEADS,
-    REASONS,
-    RESULT_OF_SUBJECT,
-    RESULTS,
-)
+from stepspec.mini.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
 
 _NAME = "[A-Z][a-z]{0,20}"
 _NUMBER = "[0-9]{1,6}"
@@ -249,9 +238,7 @@ def _relation(kind: str, slots: Mapping[str, str]) -> Relation:
 @cache
 def _clauses(scene: Scene) -> Mapping[str, re.Pattern[str]]:
     """Every clause by name: "story:" and a kind for what it states, a kind of result, or what else it is."""
-    tables = (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS)
-    texts = [text for table in tables for text, _, _ in table]
-    fillers = {text.replace("{do}", doing).strip(" ,.:") for text in texts for doing in DOINGS.values()}
+    fillers = {text.strip(" ,.:") for text in phrasings()}
     clauses = {"filler": "|".join(rf"{filler}\b" for filler in fillers if filler), "equation": _EQUATION}
     clauses["holding"] = _pattern(RESULT_OF_SUBJECT, scene) + _ends(scene)
     for kind in get_args(Kind):

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from stepspec.mini.oracle import Oracle
 from stepspec.mini.problems import step_content, train_problem, true_values
 from stepspec.mini.sequences import VOICES, Proposals
-from stepspec.mini.tokenizer import load_tokenizer
+from stepspec.mini.tokenizer import load_tokenizer, opening
 
 BATCH = 128
 TEMPERATURES = (0.0, 0.8)  # for the problems in turn: what it says first, and what else it might say
@@ -60,7 +60,7 @@ def _places(num_problems: int) -> Iterator[tuple[int, int, str, Oracle]]:
     for number in range(num_problems):
         problem = train_problem(number)
         rng, values, oracle = random.Random(problem.id + "/proposals"), true_values(problem), Oracle(problem)
-        text = f"<|user|>{problem.question}<|end|><|assistant|><think>"
+        text = opening(problem.question)
         for index, relation in enumerate(problem.plan):
             yield number, index, text, oracle
             text += step_content(problem.scene, relation, values).word(rng, rng.choice(VOICES)) + "\n\n"

@@ -12,27 +12,14 @@ from stepspec.mini.problems import (
     MAX_VALUE,
     SCENES,
     Content,
-    Kind,
     Problem,
-    Relation,
     step_content,
-    step_key,
     step_slots,
     train_problem,
     true_values,
 )
-from stepspec.mini.tokenizer import SYSTEM_TURNS
-from stepspec.mini.wording import (
-    CHECK_LEADS,
-    COMPUTATIONS,
-    CONCLUSIONS,
-    DOINGS,
-    EQUATIONS,
-    JOINS,
-    LEADS,
-    REASONS,
-    Voice,
-)
+from stepspec.mini.tokenizer import SYSTEM_TURNS, opening
+from stepspec.mini.wording import EQUATIONS, LEADS, REASONS, Voice, phrasings
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
@@ -125,9 +112,7 @@ class SequenceMaker:
 
     def free_ids(self) -> list[int]:
         """Tokens that one of several phrasings has: words which a step may choose, unlike what it must say."""
-        tables = (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS)
-        texts = [text.replace("{do}", doing) for table in tables for text, _, _ in table for doing in DOINGS.values()]
-        texts += [f" {scene.item}" for scene in SCENES]
+        texts = [*phrasings(), *(f" {scene.item}" for scene in SCENES)]
         ids = {id for text in texts for after in ("7", "Ann") for id in self.encode(f"7{text}{after}")}
         return sorted(ids - {self._only("7"), *self.encode("Ann"), *self.encode(" Ann")})
 
@@ -212,14 +197,12 @@ class SequenceMaker:
         """What the last steps of problems compute, `12 + 31 + 8 = 51`; only the results are learned."""
         equations = []
         for _ in range(SUMS):
-            kind: Kind = rng.choice(("total", "total", "gap"))
-            total, first, second = sorted(rng.sample(range(2, MAX_VALUE + 1), 3), reverse=True)
-            if kind == "total":
-                values = {"a": second, "b": first - second, "c": total - first}
+            key = rng.choice(("total3", "total3", "gap"))
+            large, middle, small = sorted(rng.sample(range(2, MAX_VALUE + 1), 3), reverse=True)
+            if key == "gap":
+                equations.append(EQUATIONS[key].format(a=large, b=middle, c=large - middle))
             else:
-                values = {"a": total, "b": first}
-            relation = Relation(kind, "", tuple(values))
-            equations.append(EQUATIONS[step_key(relation)].format(**step_slots(SCENES[0], relation, values)))
+                equations.append(EQUATIONS[key].format(a=small, b=middle - small, d=large - middle, c=large))
         drill = Tokens()
         drill.add(self.encode(f"So {', '.join(equations)}."))
         equals, digits = self.encode(" = 1")[0], {self._only(digit) for digit in "0123456789"}
@@ -232,9 +215,8 @@ class SequenceMaker:
 
     def _opening(self, question: str, rng: random.Random) -> str:
         wording = rng.choices(list(PROMPT_SHARES), list(PROMPT_SHARES.values()))[0]
-        system = f"<|system|>{rng.choice(SYSTEM_TURNS)}<|end|>" if rng.random() < SYSTEM_SHARE else ""
-        user = PROBLEM_PROMPTS[wording].format(question=question)
-        return f"{system}<|user|>{user}<|end|><|assistant|><think>"
+        system = rng.choice(SYSTEM_TURNS) if rng.random() < SYSTEM_SHARE else ""
+        return opening(PROBLEM_PROMPTS[wording].format(question=question), system)
 
 
 def _difficulty(problem: Problem) -> float:

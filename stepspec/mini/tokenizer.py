@@ -78,6 +78,12 @@ def _texts(num_problems: int) -> Iterator[str]:
         yield "The answer is \\boxed{12}."
 
 
+def opening(user: str, system: str = "") -> str:
+    """What the chat template makes of a user turn and perhaps a system turn: the text up to the reasoning."""
+    before = f"<|system|>{system}<|end|>" if system else ""
+    return f"{before}<|user|>{user}<|end|><|assistant|><think>"
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a model folder; built and written there first if there is none."""
     if not (folder / "tokenizer.json").exists():

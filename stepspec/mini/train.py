@@ -42,7 +42,7 @@ from stepspec.mini.problems import load_split
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
 from stepspec.mini.sequences import SequenceMaker
-from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer
+from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer, opening
 from stepspec.mini.wording import Voice
 
 LOG_EVERY, SAVE_EVERY = 25, 250
@@ -172,7 +172,7 @@ def learning_rate_factor(step: int, stage: Stage) -> float:
 def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int) -> float:
     """Share of the first calibration problems that the model solves, greedily, with transformers' own generate."""
     problems = list(itertools.islice(load_split("calibration"), num_problems))
-    texts = [f"<|user|>{problem.question}<|end|><|assistant|><think>" for problem in problems]
+    texts = [opening(problem.question) for problem in problems]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
     model.eval()
     output = model.generate(**inputs, max_new_tokens=440, do_sample=False)

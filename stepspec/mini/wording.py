@@ -131,6 +131,12 @@ UNITS: Phrasings = (("", 7, 3), (" {item}", 2, 7))
 CHECK_LEADS: Phrasings = (("", 30, 26), (". Check: ", 2, 1), (". Indeed, ", 1, 2))
 
 
+def phrasings() -> list[str]:
+    """Every text that stands between what a step must say."""
+    tables = (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS)
+    return [text.replace("{do}", doing) for table in tables for text, _, _ in table for doing in DOINGS.values()]
+
+
 def draw_wording(key: str, rng: random.Random, voice: Voice) -> str:
     """A step of that kind with its slots left open, phrased with the voice's frequencies."""
     reason = _pick(LEADS, rng, voice) + REASONS[key].replace("{join}", _pick(JOINS, rng, voice))

@@ -34,7 +34,7 @@ EDGES = {
     "torch_engine": FOR_EDGES,
     "vllm_engine": FOR_EDGES,
     "remote": FOR_EDGES,
-    "mini": FOR_EDGES | {"torch_engine", "grade", "stats", "report"},
+    "mini": FOR_EDGES | {"torch_engine", "judges", "grade", "stats", "report"},
 }
 # The problem generator of the embedded pair is plain Python, and benchmarks are made from it.
 ALLOWED_BESIDES = {("cli", "stepspec.mini.problems"), ("evaluate", "stepspec.mini.problems")}

@@ -5,8 +5,9 @@
 - `acceptance`: how many of the draft's tokens token-level speculation keeps;
 - `cost`: what a token costs each model, and what it costs the target to read several at once.
 
-Problems are those of the test split; the oracle says which steps are right. Each part prints JSON, and with `--save`
-keeps it in `figures.json` beside the weights, from which `stepspec.mini.card` makes the tables of the model card.
+The oracle says which steps are right. Each part prints JSON, and with `--save` keeps it in `figures.json` beside the
+weights, from which `stepspec.mini.card` makes the tables of the model card. Problems are those of the test split, or
+with `--split calibration` those on which thresholds are chosen.
 """
 
 import argparse
@@ -20,15 +21,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 
 from stepspec.engine import Drafting, Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.judges.rating import expected_digit
 from stepspec.mini import WEIGHTS
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.oracle import Oracle, same_content, step_correctness
-from stepspec.mini.problems import Problem, load_split, true_values
+from stepspec.mini.problems import Problem, Split, load_split, true_values
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
@@ -111,7 +113,7 @@ class Judge:
         scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
         *ratings, yes_no = seen.probe_logprobs
         for name, law in zip(self.ratings, ratings, strict=True):
-            scores[name] = float(torch.tensor(law).softmax(0) @ torch.arange(10.0))
+            scores[name] = expected_digit(law) or 0.0
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
     async def _compare(self, problem: Problem, transcript: TokenBuffer, step: str, judged: Judged) -> None:
@@ -186,7 +188,7 @@ def _share(count: int, n: int) -> Figures:
     return {"share": count / n, "interval": [round(each, 4) for each in wilson(count, n)]} if n else {"share": None}
 
 
-async def measure_judging(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
     """See the module's docstring."""
     judge = Judge(target, draft)
 
@@ -194,13 +196,13 @@ async def measure_judging(target: TorchEngine, draft: TorchEngine, num_problems:
         compare = number % 4 == 0  # a quarter: these need a step of the target each
         return [judged async for judged in judge.steps(problem, random.Random(problem.id), compare)]
 
-    found = await _all(num_problems, one)
-    return {"problems": num_problems, **judging_figures([judged for steps in found for judged in steps])}
+    found = await _all(problems, one)
+    return {"problems": len(problems), **judging_figures([judged for steps in found for judged in steps])}
 
 
-async def measure_solutions(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+async def measure_solutions(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
     """See the module's docstring."""
-    figures: Figures = {"problems": num_problems}
+    figures: Figures = {"problems": len(problems)}
     for role, engine in (("target", target), ("draft", draft)):
 
         async def one(
@@ -213,7 +215,7 @@ async def measure_solutions(target: TorchEngine, draft: TorchEngine, num_problem
             lengths = [len(engine.tokenizer.encode(step + "\n\n")) for step in steps]
             return f"\\boxed{{{problem.answer}}}" in text, step_correctness(problem, steps), lengths
 
-        found = await _all(num_problems, one)
+        found = await _all(problems, one)
         verdicts = [verdict for _, each, _ in found for verdict in each]
         lengths = sorted(length for _, _, each in found for length in each)
         figures[role] = {
@@ -226,9 +228,9 @@ async def measure_solutions(target: TorchEngine, draft: TorchEngine, num_problem
     return figures
 
 
-async def measure_acceptance(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+async def measure_acceptance(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
     """See the module's docstring."""
-    figures: Figures = {"problems": num_problems}
+    figures: Figures = {"problems": len(problems)}
     engine = target.drafted_by(draft)
     for temperature, num_tokens in itertools.product((0.0, 0.6, 1.0), (1, 4)):
         drafting = Drafting("draft-model", num_tokens)
@@ -240,18 +242,17 @@ async def measure_acceptance(target: TorchEngine, draft: TorchEngine, num_proble
             chunk = await collect(engine.generate(prompt, Sampling(at, seed=number), Stop(700), by))
             return chunk.accepted, chunk.drafted
 
-        counts = await _all(num_problems, one)
+        counts = await _all(problems, one)
         share = _share(sum(accepted for accepted, _ in counts), sum(drafted for _, drafted in counts))
         figures[f"temperature {temperature}, {num_tokens} drafted"] = share | {"drafted": sum(d for _, d in counts)}
     await engine.aclose()
     return figures
 
 
-async def measure_cost(target: TorchEngine, draft: TorchEngine, num_problems: int) -> Figures:
+async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
     """Milliseconds, medians over problems, the two models in turn: decoding a token, and reading several at once."""
     times: dict[str, list[float]] = {}
-    prompts = itertools.islice(load_split("test"), num_problems)
-    for problem in prompts:
+    for problem in problems:
         for role, engine in (("target", target), ("draft", draft)):
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
             await collect(engine.generate(prompt, Sampling(), Stop(1)))
@@ -264,10 +265,10 @@ async def measure_cost(target: TorchEngine, draft: TorchEngine, num_problems: in
                 times.setdefault(f"{role} reads {length}", []).append(time.perf_counter() - started)
     medians = {name: round(1000 * statistics.median(each), 3) for name, each in times.items()}
     ratio = statistics.median(d / t for d, t in zip(times["draft token"], times["target token"], strict=True))
-    return {"problems": num_problems, "threads": torch.get_num_threads(), "ms": medians, "draft_over_target": ratio}
+    return {"problems": len(problems), "threads": torch.get_num_threads(), "ms": medians, "draft_over_target": ratio}
 
 
-async def _all(num_problems: int, one: Callable[[int, Problem], Awaitable[Result]]) -> list[Result]:
+async def _all(problems: Sequence[Problem], one: Callable[[int, Problem], Awaitable[Result]]) -> list[Result]:
     """One result a problem, some at a time."""
     places = asyncio.Semaphore(TOGETHER)
 
@@ -275,7 +276,6 @@ async def _all(num_problems: int, one: Callable[[int, Problem], Awaitable[Result
         async with places:
             return await one(number, problem)
 
-    problems = itertools.islice(load_split("test"), num_problems)
     return await asyncio.gather(*(placed(number, problem) for number, problem in enumerate(problems)))
 
 
@@ -299,30 +299,37 @@ async def loaded_pair(folder: Path = WEIGHTS) -> AsyncIterator[tuple[TorchEngine
             await engine.aclose()
 
 
-async def measure(part: str, num_problems: int | None = None, folder: Path = WEIGHTS) -> Figures:
+async def measure(part: str, num_problems: int | None = None, folder: Path = WEIGHTS, split: Split = "test") -> Figures:
     """The figures of one part.
 
     Args:
         part: a name in `PARTS`.
-        num_problems: how many test problems (default: the part's own number).
+        num_problems: how many problems, from the split's first on (default: the part's own number).
         folder: where the pair lies.
+        split: whose problems.
     """
     function, default = PARTS[part]
+    problems = list(itertools.islice(load_split(split), num_problems or default))
     async with loaded_pair(folder) as (target, draft):
-        return await function(target, draft, num_problems or default)
+        return await function(target, draft, problems)
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measures the embedded pair.")
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--problems", type=int, help="how many test problems (default: the part's own number)")
+    parser.add_argument("--problems", type=int, help="how many problems (default: the part's own number)")
+    parser.add_argument("--split", choices=get_args(Split), default="test", help="whose problems (default: test)")
     parser.add_argument("--pair", type=Path, default=WEIGHTS, help="folder of the two models")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument("--save", action="store_true", help="keep the figures in figures.json, for the model card")
     arguments = parser.parse_args()
+    if arguments.problems is not None and arguments.problems < 1:
+        parser.error("--problems must be at least 1")
+    if arguments.save and arguments.split != "test":
+        parser.error("--save is for the model card, whose figures are those of the test split; leave out --split")
     torch.set_num_threads(arguments.threads)
-    figures = asyncio.run(measure(arguments.part, arguments.problems, arguments.pair))
+    figures = asyncio.run(measure(arguments.part, arguments.problems, arguments.pair, arguments.split))
     print(json.dumps(figures, indent=1))
     if arguments.save:
         path = arguments.pair / "figures.json"

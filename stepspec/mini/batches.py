@@ -27,7 +27,7 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
         rows = [getattr(sequence, name) for sequence in sequences]
         return torch.tensor([row + [fill] * (length - len(row)) for row in rows])
 
-    batch = {name: stack(name, 0) for name in ("ids", "positions", "cuts")}
+    batch = {name: stack(name, 0) for name in ("ids", "positions", "cuts", "free")}
     batch |= {name: stack(name, NOT_LEARNED) for name in ("targets", "verdicts", "flaws", "differences")}
     segments = stack("segments", -1)  # [B, T]
     index = torch.arange(length)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from stepspec.mini.wording import FRACTIONS, STATEMENTS, Voice, draw_wording
+from stepspec.mini.wording import FRACTIONS, STATEMENTS, Voice, draw_wording, unmarked
 
 VERSION = 2
 Split = Literal["train", "calibration", "test"]
@@ -150,6 +150,10 @@ class Content:
 
     def word(self, rng: random.Random, voice: Voice) -> str:
         """The step in a wording drawn with the voice's frequencies; the same draws give the same wording."""
+        return unmarked(self.marked(rng, voice))
+
+    def marked(self, rng: random.Random, voice: Voice) -> str:
+        """The same with marks around what is one of several phrasings."""
         return draw_wording(self.key, rng, voice).format(**self.slots)
 
 

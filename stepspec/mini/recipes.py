@@ -1,9 +1,10 @@
 """What the models of the pair are and how they are trained: shapes, and stages with what each of them practises.
 
 The target's recipe keeps the order in which things were found to help (`evals/LOG.md`); a model from the beginning
-would not need all of it. Run today it gives other weights. For the draft, and for the target but for its last two
+would not need all of it. Run today it gives other weights. For the draft, and for the target but for its last three
 stages, `content_weight` counted digits, names and words of relations only, and was 30 from the target's fourth stage
-on. Drills had no sums before its tenth stage; where a step goes wrong was not taught before its twelfth.
+on; in the two before the last it counted by token, not by place. Drills had no sums before its tenth stage; where a
+step goes wrong was not taught before its twelfth.
 """
 
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ RECIPES: dict[Voice, Recipe] = {
             Stage(10, 250, rates=(0.5, 0.4167), **JUDGED),
             Stage(10, 250, rates=(0.6, 0.55), verdict_weight=0.1, **JUDGED),
             Stage(10, 500, rates=(0.5, 0.4), verdict_weight=0.3, **JUDGED),
-            Stage(10, 1500, rates=(0.4, 0.0), **JUDGED),
+            Stage(10, 1000, rates=(0.4, 0.1333), **JUDGED),
+            Stage(10, 700, rates=(0.25, 0.0), **JUDGED),
         ),
     ),
 }

@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.problems import (
     MAX_VALUE,
-    SCENES,
     Content,
     Problem,
     step_content,
@@ -19,7 +18,7 @@ from stepspec.mini.problems import (
     true_values,
 )
 from stepspec.mini.tokenizer import SYSTEM_TURNS, opening
-from stepspec.mini.wording import EQUATIONS, LEADS, REASONS, Voice, phrasings
+from stepspec.mini.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
@@ -52,6 +51,7 @@ class Tokens:
 
     ids: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)  # the next token of the model's own text
+    free: list[int] = field(default_factory=list)  # 1 where that token is of one of several phrasings
     verdicts: list[int] = field(default_factory=list)  # the judge's answer, one token
     flaws: list[int] = field(default_factory=list)  # in a step: whether it is wrong by this token
     differences: list[int] = field(default_factory=list)  # in a step: whether it says something else than another
@@ -61,6 +61,7 @@ class Tokens:
         self.ids += ids
         nothing = [NOT_LEARNED] * len(ids)
         self.targets += nothing
+        self.free += [0] * len(ids)
         self.verdicts += nothing
         self.flaws += flaws or nothing
         self.differences += differences or nothing
@@ -110,11 +111,23 @@ class SequenceMaker:
         (id,) = self.encode(text)
         return id
 
-    def free_ids(self) -> list[int]:
-        """Tokens that one of several phrasings has: words which a step may choose, unlike what it must say."""
-        texts = [*phrasings(), *(f" {scene.item}" for scene in SCENES)]
-        ids = {id for text in texts for after in ("7", "Ann") for id in self.encode(f"7{text}{after}")}
-        return sorted(ids - {self._only("7"), *self.encode("Ann"), *self.encode(" Ann")})
+    def encode_marked(self, text: str) -> tuple[list[int], list[int]]:
+        """Ids of a marked step, and for each whether it is of one of several phrasings.
+
+        It is if what it begins with, spaces aside, is chosen, or stands where nothing was chosen. So whether a place
+        counts as free depends on what stands before it and not on the choice: otherwise the model would come to believe
+        in what weighs more. The first token of all is not free: the thinking could end in its place.
+        """
+        plain, chosen = "", set[int]()
+        for piece in text.split(CHOSEN):
+            fixed, _, choice = piece.partition(CHOICE)
+            start = len(plain) + len(fixed)
+            plain += fixed + choice
+            if CHOICE in piece:
+                chosen.update(range(start, max(len(plain), start + 1)))
+        encoded = self.tokenizer(plain, add_special_tokens=False, return_offsets_mapping=True)
+        firsts = [end - len(plain[start:end].lstrip(" ")) for start, end in encoded["offset_mapping"]]
+        return encoded["input_ids"], [0, *(int(first in chosen) for first in firsts[1:])]
 
     def draw(
         self, rng: random.Random, max_level: int, mixed: bool, judged: bool, drills: int = 0, candidates: int = 1
@@ -150,10 +163,10 @@ class SequenceMaker:
         ends = [len(trunk.ids)]
         for relation in problem.plan:
             voice = rng.choice(VOICES) if mixed else self.voice
-            ids = self.encode(step_content(problem.scene, relation, values).word(rng, voice) + "\n\n")
+            ids, free = self.encode_marked(step_content(problem.scene, relation, values).marked(rng, voice) + "\n\n")
             trunk.add(ids, flaws=[0] * len(ids))
             if voice == self.voice:
-                trunk.targets[ends[-1] - 1 : -1] = ids
+                trunk.targets[ends[-1] - 1 : -1], trunk.free[ends[-1] - 1 : -1] = ids, free
             ends.append(len(trunk.ids))
         closing = self.encode(f"</think>The answer is \\boxed{{{problem.answer}}}.<|end|>")
         trunk.add(closing)

@@ -100,12 +100,12 @@ class Heads(torch.nn.Module):
 
 
 def losses_of(
-    model: Any, heads: Heads, batch: dict[str, torch.Tensor], weights: torch.Tensor, totals: Mapping[str, torch.Tensor]
+    model: Any, heads: Heads, batch: dict[str, torch.Tensor], content_weight: float, totals: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """What a part of a batch adds to the mean losses of the whole, by kind of label.
 
     Args:
-        weights: [V], of the tokens of the text: content more than words whose choice nobody can predict.
+        content_weight: of what the text must say, against words whose choice nobody can predict.
         totals: what the whole batch weighs, by the kinds of label that it has.
     """
     watched = [layer for name, layer in TAUGHT_LAYERS.items() if name in totals]
@@ -122,8 +122,8 @@ def losses_of(
         learned = batch[name] >= 0
         if name in ("targets", "verdicts"):
             logits = (read.hidden[learned] @ model.lm_head.weight.to(read.hidden.dtype).t()).float()  # [N, V]
-            weight = weights if name == "targets" else None
-            loss = torch.nn.functional.cross_entropy(logits, batch[name][learned], weight, reduction="sum")
+            each = torch.nn.functional.cross_entropy(logits, batch[name][learned], reduction="none")
+            loss = each.sum() if name == "verdicts" else each @ weights_of(batch, content_weight)
         else:
             logits = getattr(heads, name)(read.tapped[tapped[name]][learned]).squeeze(-1)  # [N]
             wanted = batch[name][learned].float()
@@ -135,13 +135,20 @@ def losses_of(
     return losses
 
 
-def totals_of(batches: Sequence[dict[str, torch.Tensor]], weights: torch.Tensor) -> dict[str, torch.Tensor]:
+def weights_of(batch: dict[str, torch.Tensor], content_weight: float) -> torch.Tensor:
+    """The weights of the text's tokens, [N]."""
+    return torch.where(batch["free"][batch["targets"] >= 0] > 0, 1.0, content_weight)
+
+
+def totals_of(batches: Sequence[dict[str, torch.Tensor]], content_weight: float) -> dict[str, torch.Tensor]:
     """What the labels of a batch weigh together; the heads are trained with judgements only."""
     totals: dict[str, torch.Tensor] = {}
     for name in ("targets", "verdicts", *TAPPED_LAYERS):
         labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])
         if len(labels) and (name in ("targets", "verdicts") or "verdicts" in totals):
-            totals[name] = weights[labels].sum() if name == "targets" else torch.tensor(float(len(labels)))
+            totals[name] = torch.tensor(float(len(labels)))
+            if name == "targets":
+                totals[name] = torch.stack([weights_of(batch, content_weight).sum() for batch in batches]).sum()
     for name in TAUGHT_LAYERS:
         if name in batches[0] and (name in ("owners", "sources") or "verdicts" in totals):
             totals[name] = torch.stack([batch[name].any(-1).sum() for batch in batches]).sum()
@@ -195,8 +202,6 @@ class Trainer:
         self.device = device
         self.tokenizer = load_tokenizer(output / voice)
         self.maker = SequenceMaker(self.tokenizer, voice)
-        self.free = self.maker.free_ids()
-        self.weights = torch.ones(VOCAB_SIZE, device=device)
         self.model = build_model(recipe, recipe.stages[0].layers, self.tokenizer).to(device)
         self.heads = Heads(recipe.width).to(device)
         self.optimizers = optimizers_for(self.model, self.heads, recipe)
@@ -223,7 +228,6 @@ class Trainer:
             path = self.checkpoint.with_name("proposals.jsonl")
             proposals = load_proposals(self.output / "draft", path, NUM_PROPOSED, self.device)
             self.maker = SequenceMaker(self.tokenizer, self.voice, proposals)
-        self.weights.fill_(stage.content_weight)[self.free] = 1.0
         together = PART if self.device == "cpu" else stage.batch
         dataset = Batches(self.maker, stage, f"{self.seed}/{index}", first_step, together)
         loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=4)
@@ -249,10 +253,10 @@ class Trainer:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * learning_rate_factor(step, stage)
-        totals = totals_of(batches, self.weights)
+        totals = totals_of(batches, stage.content_weight)
         means = {name: torch.zeros((), device=self.device) for name in totals}
         for batch in batches:
-            losses = losses_of(self.model, self.heads, batch, self.weights, totals)
+            losses = losses_of(self.model, self.heads, batch, stage.content_weight, totals)
             weighted = (stage.verdict_weight * loss if name == "verdicts" else loss for name, loss in losses.items())
             torch.stack(list(weighted)).sum().backward()
             for name, loss in losses.items():

@@ -137,17 +137,26 @@ def phrasings() -> list[str]:
     return [text.replace("{do}", doing) for table in tables for text, _, _ in table for doing in DOINGS.values()]
 
 
+CHOICE, CHOSEN = "\x02", "\x03"
+"""Stand around each text that is one of several phrasings."""
+
+
 def draw_wording(key: str, rng: random.Random, voice: Voice) -> str:
-    """A step of that kind with its slots left open, phrased with the voice's frequencies."""
+    """A step of that kind with its slots left open, phrased with the voice's frequencies; choices are marked."""
     reason = _pick(LEADS, rng, voice) + REASONS[key].replace("{join}", _pick(JOINS, rng, voice))
     computation = _pick(COMPUTATIONS, rng, voice).replace("{do}", DOINGS[key]) + EQUATIONS[key]
     conclusion = _pick(CONCLUSIONS, rng, voice) + RESULTS.get(key, RESULT_OF_SUBJECT)
     if key != "price":
         conclusion += _pick(UNITS, rng, voice)
     check = _pick(CHECK_LEADS, rng, voice) if key in CHECKS else ""
-    return reason + computation + conclusion + (check and check + CHECKS[key]) + "."
+    return reason + computation + conclusion + check + (CHECKS[key] if unmarked(check) else "") + "."
+
+
+def unmarked(text: str) -> str:
+    """The text alone."""
+    return text.replace(CHOICE, "").replace(CHOSEN, "")
 
 
 def _pick(phrasings: Phrasings, rng: random.Random, voice: Voice) -> str:
     weights = [target if voice == "target" else draft for _, target, draft in phrasings]
-    return rng.choices([text for text, _, _ in phrasings], weights)[0]
+    return CHOICE + rng.choices([text for text, _, _ in phrasings], weights)[0] + CHOSEN

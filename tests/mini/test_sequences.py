@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import collate
 from stepspec.mini.oracle import Oracle
-from stepspec.mini.problems import NAMES, Problem, train_problem, true_values
+from stepspec.mini.problems import NAMES, Problem, step_content, train_problem, true_values
 from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
 from stepspec.mini.tokenizer import load_tokenizer
 from stepspec.prompts import (
@@ -104,10 +104,34 @@ def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_n
     assert 0.2 < num_sums / (2 * NUM_PROBLEMS) < 0.6
 
 
-def test_words_that_a_step_must_say_are_not_free(maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast) -> None:
-    free = {text_of(tokenizer, [id]).strip() for id in maker.free_ids()}
-    assert {"Next", "So", "Thus", "while", "apples", ","} <= free
-    assert not free & {*"0123456789", *NAMES, "has", "picked", "fewer", "more", "sum", "than", "="}
+def test_what_a_step_must_say_is_not_free_and_every_choice_of_phrasing_is(
+    maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    problem = train_problem(1)
+    content = step_content(problem.scene, problem.plan[0], true_values(problem))
+    for seed in range(50):
+        marked = content.marked(random.Random(seed), "target")
+        ids, free = maker.encode_marked(marked)
+        step = content.word(random.Random(seed), "target")
+        assert text_of(tokenizer, ids) == step
+        assert len(free) == len(ids)
+        said = {text_of(tokenizer, [id]).strip() for id, is_free in zip(ids, free, strict=True) if not is_free}
+        assert {content.slots["S"], *content.slots["c"], "=", step.split()[0].rstrip(",:")} <= said
+        chosen = {text_of(tokenizer, [id]).strip() for id, is_free in zip(ids, free, strict=True) if is_free}
+        assert not chosen & {*"0123456789", *NAMES, "has", "picked", "fewer", "more", "sum", "than", "="}
+
+
+def test_whether_a_place_is_free_does_not_depend_on_what_is_chosen_there(maker: SequenceMaker) -> None:
+    """Else what weighs more would be believed in more than it is true: the end of the thinking, for one."""
+    problem = train_problem(1)
+    content = step_content(problem.scene, problem.plan[0], true_values(problem))
+    kinds: dict[tuple[int, ...], set[int]] = {}
+    for seed in range(400):
+        ids, free = maker.encode_marked(content.marked(random.Random(seed), "target"))
+        for place, is_free in enumerate(free):
+            kinds.setdefault(tuple(ids[:place]), set()).add(is_free)
+    assert len(kinds) > 100
+    assert all(len(kind) == 1 for kind in kinds.values())
 
 
 def test_of_several_candidates_the_hardest_is_taken(maker: SequenceMaker) -> None:

@@ -70,10 +70,11 @@ def _solutions(figures: Figures) -> str:
 
 def _judging(figures: Figures) -> str:
     rows = [
-        (name, _number(each["area"]), _number(each["wrong_accepted"]))
+        (name, _number(each["area"]), *(f"{point['wrong_accepted']:.1%}" for point in each["right_accepted"].values()))
         for name, each in sorted(figures["scores"].items())
     ]
-    table = _table(("score", "area", "wrong steps accepted with 85% of the right ones"), rows)
+    shares = next(iter(figures["scores"].values()))["right_accepted"]
+    table = _table(("score", "area", *(f"wrong with {share} right" for share in shares)), rows)
     equivalence, selection = figures["equivalence"], figures["selection"]
     return (
         f"{figures['steps']:,} steps of {figures['problems']:,} problems, {figures['right']:,} of them right "

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import random
 import statistics
 import time
@@ -51,7 +52,7 @@ Figures = dict[str, Any]
 Result = TypeVar("Result")
 TOGETHER = 16  # problems at a time
 MAX_STEPS = 16
-RIGHT_SHARE = 0.85  # of right steps accepted, where the share of wrong ones accepted is read
+RIGHT_SHARES = (0.85, 0.9, 0.95, 0.98)  # of right steps accepted, where the share of wrong ones accepted is read
 
 
 @dataclass
@@ -156,21 +157,23 @@ def roc_area(right: Sequence[float], wrong: Sequence[float]) -> float | None:
     return float((below + not_above).double().mean() / (2 * len(ordered)))
 
 
-def wrong_accepted(right: Sequence[float], wrong: Sequence[float]) -> float | None:
-    """Share of wrong steps accepted at the highest threshold that accepts 85% of the right ones."""
+def operating_point(right: Sequence[float], wrong: Sequence[float], right_share: float) -> Figures | None:
+    """The highest threshold that accepts such a share of right steps, and the share of wrong ones that it accepts."""
     if not right or not wrong:
         return None
-    threshold = sorted(right, reverse=True)[-(-int(RIGHT_SHARE * 100) * len(right) // 100) - 1]
-    return sum(score >= threshold for score in wrong) / len(wrong)
+    count = math.ceil(right_share * len(right) - 1e-9)
+    threshold = sorted(right, reverse=True)[count - 1]
+    return {"threshold": threshold, "wrong_accepted": sum(score >= threshold for score in wrong) / len(wrong)}
 
 
 def judging_figures(steps: Sequence[Judged]) -> Figures:
-    """Area and wrong steps accepted for each score; equivalence and selection where they were asked."""
+    """Area and operating points of each score; equivalence and selection where they were asked."""
     right, wrong = ([each for each in steps if each.right == kind] for kind in (True, False))
     scores: Figures = {}
     for name in steps[0].scores if steps else ():
         sides = [each.scores[name] for each in right], [each.scores[name] for each in wrong]
-        scores[name] = {"area": roc_area(*sides), "wrong_accepted": wrong_accepted(*sides)}
+        points = {f"{share:.0%}": operating_point(*sides, share) for share in RIGHT_SHARES}
+        scores[name] = {"area": roc_area(*sides), "right_accepted": points}
     pairs = [each for each in steps if each.equivalent is not None]
     same, different = ([each.equivalence for each in pairs if each.equivalent == kind] for kind in (True, False))
     selected = [each.selected for each in steps if each.selected is not None]

@@ -112,22 +112,19 @@ class SequenceMaker:
         return id
 
     def encode_marked(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of a marked step, and for each whether it is of one of several phrasings.
+        """Ids of a marked step, and for each whether it is of one of several phrasings, behind its first token.
 
-        It is if what it begins with, spaces aside, is chosen, or stands where nothing was chosen. So whether a place
-        counts as free depends on what stands before it and not on the choice: otherwise the model would come to believe
-        in what weighs more. The first token of all is not free: the thinking could end in its place.
+        The first token is not free: what a step must say, a further digit or the end of the thinking, could stand in
+        its place, and a model comes to believe in what weighs more.
         """
         plain, chosen = "", set[int]()
         for piece in text.split(CHOSEN):
             fixed, _, choice = piece.partition(CHOICE)
-            start = len(plain) + len(fixed)
             plain += fixed + choice
-            if CHOICE in piece:
-                chosen.update(range(start, max(len(plain), start + 1)))
+            chosen.update(range(len(plain) - len(choice.lstrip(" ")) + 1, len(plain)))
         encoded = self.tokenizer(plain, add_special_tokens=False, return_offsets_mapping=True)
         firsts = [end - len(plain[start:end].lstrip(" ")) for start, end in encoded["offset_mapping"]]
-        return encoded["input_ids"], [0, *(int(first in chosen) for first in firsts[1:])]
+        return encoded["input_ids"], [int(first in chosen) for first in firsts]
 
     def draw(
         self, rng: random.Random, max_level: int, mixed: bool, judged: bool, drills: int = 0, candidates: int = 1

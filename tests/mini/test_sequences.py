@@ -104,7 +104,7 @@ def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_n
     assert 0.2 < num_sums / (2 * NUM_PROBLEMS) < 0.6
 
 
-def test_what_a_step_must_say_is_not_free_and_every_choice_of_phrasing_is(
+def test_phrasings_are_free_behind_their_first_token_and_nothing_else_is(
     maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     problem = train_problem(1)
@@ -119,6 +119,10 @@ def test_what_a_step_must_say_is_not_free_and_every_choice_of_phrasing_is(
         assert {content.slots["S"], *content.slots["c"], "=", step.split()[0].rstrip(",:")} <= said
         chosen = {text_of(tokenizer, [id]).strip() for id, is_free in zip(ids, free, strict=True) if is_free}
         assert not chosen & {*"0123456789", *NAMES, "has", "picked", "fewer", "more", "sum", "than", "="}
+        pieces = [text_of(tokenizer, [id]).strip() for id in ids]
+        behind = {before for before, is_free in zip(pieces, free[1:], strict=False) if is_free}
+        assert behind
+        assert not behind & {*"0123456789", *NAMES}, "a digit or a name may be followed by more of what must be said"
 
 
 def test_whether_a_place_is_free_does_not_depend_on_what_is_chosen_there(maker: SequenceMaker) -> None:

@@ -124,20 +124,15 @@ class Problem:
         return len(self.plan)
 
 
-def step_key(relation: Relation) -> str:
-    """The entry of the wording tables for a relation: its kind, and for totals how many are added."""
-    return f"total{len(relation.refs)}" if relation.kind == "total" else relation.kind
-
-
 def step_slots(scene: Scene, relation: Relation, values: Mapping[str, int]) -> dict[str, str]:
     """Slot names of the wordings with what stands in them, for quantities as in `values`."""
     slots = {"S": relation.subject, "item": scene.item, "has": scene.verb, "have": scene.plural, "box": scene.box}
     slots |= {"K": str(relation.amount), "N": str(relation.count), "fraction": FRACTIONS.get(relation.count, "")}
-    for slot, name in zip("RQP", relation.refs, strict=False):
+    for slot, name in zip("RQ", relation.refs, strict=False):
         slots[slot] = name
     if all(name in values for name in relation.refs):
         slots["c"] = str(relation.value(values))
-        slots |= {letter: str(values[name]) for letter, name in zip("abd", relation.refs, strict=False)}
+        slots |= {letter: str(values[name]) for letter, name in zip("ab", relation.refs, strict=False)}
     return slots
 
 
@@ -159,7 +154,7 @@ class Content:
 
 def step_content(scene: Scene, relation: Relation, values: Mapping[str, int]) -> Content:
     """What the step for a relation says, for quantities as in `values`."""
-    return Content(step_key(relation), step_slots(scene, relation, values))
+    return Content(relation.kind, step_slots(scene, relation, values))
 
 
 def write_solution(problem: Problem, rng: random.Random, voice: Voice) -> tuple[str, ...]:
@@ -249,9 +244,7 @@ class _Story:
         kind: Kind = rng.choices(("total", "gap", "share", "price"), (5, 3, 2, 2))[0]
         match kind:
             case "total":
-                refs = [ref]
-                for _ in range(rng.choice((1, 1, 2))):
-                    refs.append(self.other(*refs))
+                refs = [ref, self.other(ref)]
                 rng.shuffle(refs)
                 relation = Relation(kind, "", tuple(refs))
             case "gap":
@@ -308,7 +301,7 @@ def _irrelevant(story: _Story, rng: random.Random) -> list[str]:
 
 
 def _ask(scene: Scene, asked: Relation, rng: random.Random) -> str:
-    names = " and ".join(filter(None, (", ".join(asked.refs[:-1]), asked.refs[-1] if asked.refs else "")))
+    names = " and ".join(asked.refs)
     match asked.kind:
         case "total":
             return f"How many {scene.item} {scene.ask(names)} {rng.choice(('together', 'in total'))}?"
@@ -335,8 +328,6 @@ def draw_problem(rng: random.Random, id: str, num_steps: int) -> Problem:
     if rng.random() < 0.15:
         for statement in _irrelevant(story, rng):
             statements.insert(rng.randint(0, len(statements)), statement)
-    if rng.random() < 0.05:
-        rng.shuffle(statements)
     asked = plan[-1]
     if asked.kind in ("share", "price"):
         statements.append(_say(scene, asked, rng))

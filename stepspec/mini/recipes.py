@@ -97,6 +97,7 @@ RECIPES: dict[Voice, Recipe] = {
             Stage(10, 1000, rates=(0.4, 0.1333), **JUDGED),
             Stage(10, 700, rates=(0.25, 0.0), **JUDGED),
             Stage(10, 500, rates=(0.25, 0.0), **JUDGED),
+            Stage(10, 700, rates=(0.3, 0.0), **(JUDGED | {"drills": 2})),
         ),
     ),
 }

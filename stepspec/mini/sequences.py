@@ -9,7 +9,6 @@ from transformers import PreTrainedTokenizerFast
 
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.problems import (
-    MAX_VALUE,
     Content,
     Problem,
     step_content,
@@ -36,7 +35,7 @@ SYSTEM_SHARE = 0.1
 PROPOSED_SHARE = 0.6  # of judged problems, those of which there are steps that the draft wrote
 # What is asked after a step, and how often. The published rating prompt is four times as long as the short one.
 JUDGEMENT_SHARES = {"short": 0.4, "yes_no": 0.25, "equivalence": 0.22, "specreason": 0.06, "selection": 0.07}
-DRILLED, SUMS = 5, 4  # people that a drill speaks of, or equations that it has
+DRILLED, SUMS = 5, 6  # people that a drill speaks of, or equations that it has at least
 LONG_ENOUGH = 550  # tokens, from which on nothing more is asked; attention costs the square
 VOICES: tuple[Voice, Voice] = ("target", "draft")
 NOT_LEARNED = -100
@@ -204,15 +203,12 @@ class SequenceMaker:
         return drill
 
     def _sums(self, rng: random.Random) -> Tokens:
-        """What the last steps of problems compute, `12 + 31 + 8 = 51`; only the results are learned."""
-        equations = []
-        for _ in range(SUMS):
-            key = rng.choice(("total3", "total3", "gap"))
-            large, middle, small = sorted(rng.sample(range(2, MAX_VALUE + 1), 3), reverse=True)
-            if key == "gap":
-                equations.append(EQUATIONS[key].format(a=large, b=middle, c=large - middle))
-            else:
-                equations.append(EQUATIONS[key].format(a=small, b=middle - small, d=large - middle, c=large))
+        """What the steps of other problems compute, `12 + 31 = 43`; only the results are learned."""
+        equations: list[str] = []
+        while len(equations) < SUMS:
+            other = train_problem(rng.getrandbits(48))
+            values = true_values(other)
+            equations += [EQUATIONS[each.kind].format(**step_slots(other.scene, each, values)) for each in other.plan]
         drill = Tokens()
         drill.add(self.encode(f"So {', '.join(equations)}."))
         equals, digits = self.encode(" = 1")[0], {self._only(digit) for digit in "0123456789"}

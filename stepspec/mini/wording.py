@@ -42,8 +42,7 @@ REASONS: Mapping[str, str] = {
     "part": "{S} {has} {fraction} as many as {R}{join}{R} {has} {a}",
     "percent": "{S} {has} {K}% as many as {R}{join}{R} {has} {a}",
     "sum": "{S} {has} the sum of {R} and {Q}{join}{R} {has} {a} and {Q} {has} {b}",
-    "total2": "{R} {has} {a}{join}{Q} {has} {b}",
-    "total3": "{R} {has} {a}, {Q} {has} {b}{join}{P} {has} {d}",
+    "total": "{R} {has} {a}{join}{Q} {has} {b}",
     "gap": "{R} {has} {a}{join}{Q} {has} {b}",
     "share": "{R} {has} {a}{join}{R} shares the {item} among {K} friends",
     "price": "{R} {has} {a}{join}the {item} cost {K} dollars each",
@@ -58,8 +57,7 @@ EQUATIONS: Mapping[str, str] = {
     "part": "{a} / {N} = {c}",
     "percent": "{K}% of {a} = {c}",
     "sum": "{a} + {b} = {c}",
-    "total2": "{a} + {b} = {c}",
-    "total3": "{a} + {b} + {d} = {c}",
+    "total": "{a} + {b} = {c}",
     "gap": "{a} - {b} = {c}",
     "share": "{a} / {K} = {c}",
     "price": "{a} * {K} = {c}",
@@ -73,14 +71,14 @@ CHECKS: Mapping[str, str] = {
     "times": "{c} / {K} = {a}",
     "part": "{c} * {N} = {a}",
     "sum": "{c} - {b} = {a}",
-    "total2": "{c} - {b} = {a}",
+    "total": "{c} - {b} = {a}",
     "gap": "{c} + {b} = {a}",
     "share": "{c} * {K} = {a}",
     "price": "{c} / {K} = {a}",
 }
 
 DOINGS: Mapping[str, str] = {
-    **dict.fromkeys(("more", "sum", "total2", "total3"), "add"),
+    **dict.fromkeys(("more", "sum", "total"), "add"),
     **dict.fromkeys(("fewer", "gap"), "subtract"),
     **dict.fromkeys(("rate", "boxes", "times", "price"), "multiply"),
     **dict.fromkeys(("part", "share"), "divide"),
@@ -89,8 +87,7 @@ DOINGS: Mapping[str, str] = {
 
 # What follows: about somebody, or for what the question asks in the end.
 RESULTS: Mapping[str, str] = {
-    "total2": "together they {have} {c}",
-    "total3": "together they {have} {c}",
+    "total": "together they {have} {c}",
     "gap": "the difference is {c}",
     "share": "each friend gets {c}",
     "price": "the price is {c} dollars",

@@ -89,11 +89,11 @@ def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_n
             assert tokenizer.encode(text, add_special_tokens=False) == ids, "as in a step that is encoded whole"
             learned = [index for index in branch if sequence.targets[index] != NOT_LEARNED]
             assert all(sequence.targets[index] == sequence.ids[index + 1] for index in learned)
-            if equations := re.findall(r"([\d +-]+) = (\d+)", text):
+            if equations := re.findall(r"(\d[\d+*/%of -]*) = (\d+)", text):
                 num_sums += 1
                 results = text_of(tokenizer, [sequence.targets[index] for index in learned])
                 assert results == "".join(result for _, result in equations)
-                assert all(eval(left) == int(result) for left, result in equations)
+                assert all(eval(left.replace("% of", " / 100 *")) == int(result) for left, result in equations)
                 continue
             trunk = text_of(tokenizer, sequence.ids[: sequence.cuts[branch[0]]]).partition("<think>")[2]
             found = {relation.subject for relation in problem.plan[: trunk.count("\n\n")]}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,10 @@ def test_an_evaluation_killed_ten_times_resumes_to_the_same_rows(tmp_path: Path)
 def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_path: Path):
     folder = tmp_path / "interrupted"
     process = subprocess.Popen(
-        command("eval", "gsm-mini", "--limit", "200", "--output", folder), stderr=subprocess.PIPE, text=True
+        command("eval", "gsm-mini", "--limit", "200", "--output", folder),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     while not (folder / "rows.jsonl").exists() or (folder / "rows.jsonl").stat().st_size == 0:
         assert process.poll() is None

@@ -56,6 +56,8 @@ JUDGED: dict[str, Any] = {
     "batch": 16,
 }
 
+PRACTISED_AND_JUDGED: dict[str, Any] = JUDGED | {"drills": 2}
+
 RECIPES: dict[Voice, Recipe] = {
     "draft": Recipe(
         width=96,
@@ -97,7 +99,7 @@ RECIPES: dict[Voice, Recipe] = {
             Stage(10, 1000, rates=(0.4, 0.1333), **JUDGED),
             Stage(10, 700, rates=(0.25, 0.0), **JUDGED),
             Stage(10, 500, rates=(0.25, 0.0), **JUDGED),
-            Stage(10, 700, rates=(0.3, 0.0), **(JUDGED | {"drills": 2})),
+            Stage(10, 700, rates=(0.3, 0.0), **PRACTISED_AND_JUDGED),
         ),
     ),
 }

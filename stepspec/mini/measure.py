@@ -114,7 +114,8 @@ class Judge:
         scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
         *ratings, yes_no = seen.probe_logprobs
         for name, law in zip(self.ratings, ratings, strict=True):
-            scores[name] = expected_digit(law) or 0.0
+            rating = expected_digit(law)
+            scores[name] = -1.0 if rating is None else rating  # below every digit, as the judge refuses it
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
     async def _compare(self, problem: Problem, transcript: TokenBuffer, step: str, judged: Judged) -> None:

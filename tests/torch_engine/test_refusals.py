@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import GROUPED, llama_config, make_network, make_tokenizer
+from tiny_models import GROUPED, llama_config, make_network, make_tokenizer, slow_logits
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -212,5 +212,9 @@ def test_loading_takes_no_random_numbers_from_the_caller() -> None:
 
 def test_attention_layers_of_every_supported_shape_are_reproduced() -> None:
     """One key head for each query head, for some of them, and for all of them."""
+    ids = [5, 6, 7, 8]
     for num_key_heads in (4, 2, 1):
-        CausalModel(make_network(llama_config(num_key_value_heads=num_key_heads)), "tiny")
+        network = make_network(llama_config(num_key_value_heads=num_key_heads))
+        expected = slow_logits(network, ids)
+        with torch.inference_mode():
+            assert torch.allclose(CausalModel(network, "tiny").extend([0], [ids])[0], expected, atol=1e-4)

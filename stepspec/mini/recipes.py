@@ -5,8 +5,8 @@ would not need all of it. Run today it gives other weights, since what `content_
 For the draft and the target's first twelve stages: digits, names and words of relations, thirty times the rest from the
 fourth stage on. In the next two: every token but those of phrasings, wherever they stood; in the one after, every place
 but those of phrasings; since then as it is now. Drills had no sums before the target's tenth stage, and sums of three
-numbers until its last; where a step goes wrong was not taught before its twelfth. Until the last stage stories could be
-told out of order and ask for totals of three.
+numbers until its last two; where a step goes wrong was not taught before its twelfth. Until these two stages stories
+could be told out of order and ask for totals of three.
 """
 
 from dataclasses import dataclass, replace
@@ -100,6 +100,7 @@ RECIPES: dict[Voice, Recipe] = {
             Stage(10, 700, rates=(0.25, 0.0), **JUDGED),
             Stage(10, 500, rates=(0.25, 0.0), **JUDGED),
             replace(Stage(10, 700, rates=(0.3, 0.0), **JUDGED), drills=2),
+            replace(Stage(10, 600, rates=(0.25, 0.0), **JUDGED), drills=4, judged=0.4),
         ),
     ),
 }

@@ -37,7 +37,6 @@ def answers_of(
     return found
 
 
-@pytest.mark.xfail(reason="the target that is shipped is a checkpoint of its training")
 @pytest.mark.parametrize("system", [None, SYSTEM_TURNS[0]], ids=["no system turn", "a system turn"])
 @pytest.mark.parametrize("prompt", PROBLEM_PROMPTS)
 def test_the_target_loads_and_solves_problems_in_plain_transformers(prompt: str, system: str | None):

@@ -187,7 +187,6 @@ def test_proposals_are_the_drafts_own_steps_with_the_oracles_verdict(tmp_path: P
     assert sum(verdicts) > len(verdicts) / 2
 
 
-@pytest.mark.xfail(reason="the target that is shipped is a checkpoint of its training")
 def test_the_recipes_are_those_of_the_models_shipped() -> None:
     for role, recipe in RECIPES.items():
         config = AutoModelForCausalLM.from_pretrained(WEIGHTS / role).config

@@ -70,7 +70,7 @@ def _solutions(figures: Figures) -> str:
 
 def _judging(figures: Figures) -> str:
     rows = [
-        (name, _number(each["area"]), *(f"{point['wrong_accepted']:.1%}" for point in each["right_accepted"].values()))
+        (name, _number(each["area"], 4), *(f"{point['wrong_accepted']:.1%}" for point in each["right_accepted"].values()))
         for name, each in sorted(figures["scores"].items())
     ]
     shares = next(iter(figures["scores"].values()))["right_accepted"]
@@ -79,7 +79,7 @@ def _judging(figures: Figures) -> str:
     return (
         f"{figures['steps']:,} steps of {figures['problems']:,} problems, {figures['right']:,} of them right "
         f"({100 * figures['right'] / figures['steps']:.1f}%).\n\n{table}\n\n"
-        f"Equivalence: area {_number(equivalence['area'])} ({equivalence['pairs']:,} pairs, {equivalence['same']:,} of "
+        f"Equivalence: area {_number(equivalence['area'], 4)} ({equivalence['pairs']:,} pairs, {equivalence['same']:,} of "
         f"them the same). Selection: {_share(selection)} of {selection['n']:,} right."
     )
 

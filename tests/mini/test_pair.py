@@ -45,6 +45,12 @@ def test_the_target_loads_and_solves_problems_in_plain_transformers(prompt: str,
     assert sum(f"\\boxed{{{gold}}}" in text for gold, text in answers) >= 7
 
 
+def test_the_draft_multiplies_at_most_a_fifth_of_the_weights_that_the_target_does():
+    """What it costs in milliseconds is in the model card, since a timed test would be one of the machine."""
+    sizes = {role: AutoModelForCausalLM.from_pretrained(WEIGHTS / role).num_parameters() for role in ROLES}
+    assert sizes["draft"] <= sizes["target"] / 5
+
+
 def test_the_draft_thinks_in_steps_and_then_boxes_an_answer_in_plain_transformers():
     for _, text in answers_of(WEIGHTS / "draft", 4):
         reasoning, _, answer = text.partition("</think>")

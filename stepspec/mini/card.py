@@ -53,6 +53,10 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def _area(figures: Figures) -> str:
+    return _number(figures["area"], 4)
+
+
 def _solutions(figures: Figures) -> str:
     target, draft = figures["target"], figures["draft"]
     rows = [
@@ -70,7 +74,7 @@ def _solutions(figures: Figures) -> str:
 
 def _judging(figures: Figures) -> str:
     rows = [
-        (name, _number(each["area"], 4), *(f"{point['wrong_accepted']:.1%}" for point in each["right_accepted"].values()))
+        (name, _area(each), *(f"{point['wrong_accepted']:.1%}" for point in each["right_accepted"].values()))
         for name, each in sorted(figures["scores"].items())
     ]
     shares = next(iter(figures["scores"].values()))["right_accepted"]
@@ -79,7 +83,7 @@ def _judging(figures: Figures) -> str:
     return (
         f"{figures['steps']:,} steps of {figures['problems']:,} problems, {figures['right']:,} of them right "
         f"({100 * figures['right'] / figures['steps']:.1f}%).\n\n{table}\n\n"
-        f"Equivalence: area {_number(equivalence['area'], 4)} ({equivalence['pairs']:,} pairs, {equivalence['same']:,} of "
+        f"Equivalence: area {_area(equivalence)} ({equivalence['pairs']:,} pairs, {equivalence['same']:,} of "
         f"them the same). Selection: {_share(selection)} of {selection['n']:,} right."
     )
 

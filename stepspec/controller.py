@@ -39,7 +39,7 @@ class Controller:
         self.ends = self.tokenizer.end_ids
         if self.think_end is not None:
             self.ends |= {self.think_end}
-        self.drafting = Drafting(self.policy.token.drafter, self.policy.token.num_tokens)
+        self.drafting = self.policy.token.drafting
 
     async def run(self, prompt: Sequence[int]) -> AsyncGenerator[Event, None]:
         """The events of the request, `Done` last.
@@ -90,8 +90,8 @@ class Controller:
                 self.accept(proposal, verification)
                 origin, num_from_draft = "draft", proposal.num_written
             else:
-                num_from_draft = self.salvage(proposal, verification, verdict)
-                await self.regenerate("regenerated")
+                num_from_draft, rest = self.salvage(proposal, verification, verdict)
+                await self.regenerate("regenerated", hint=rest)
                 origin = "salvaged" if num_from_draft else "target"
             for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
                 yield event
@@ -140,8 +140,11 @@ class Controller:
             self.ledger.add(steps_accepted=1)
         self.transcript.extend(taken)
 
-    def salvage(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> int:
-        """Keeps the part of a rejected step that the target agrees with; returns its length in tokens.
+    def salvage(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> tuple[int, tuple[int, ...]]:
+        """Keeps the part of a rejected step that the target agrees with.
+
+        Returns its length in tokens, and what the rest of the step, whose first token the target may have replaced
+        already, says of how the target goes on.
 
         The verifying pass has also shown the target's own choice after that part. At temperature 0 that is the next
         token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely
@@ -157,16 +160,18 @@ class Controller:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.wrote("regenerated", 1)
             self.transcript.extend([choices[kept]])
-        return kept
+            return kept, proposal.ids[kept + 1 :]
+        return kept, proposal.ids[kept:]
 
-    async def regenerate(self, fate: Literal["regenerated", "forced"]) -> None:
-        """Has the target write the open step to its end."""
+    async def regenerate(self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()) -> None:
+        """Has the target write the open step to its end, perhaps much as in the hint."""
         if self.transcript.step_is_over or self.ledger.remaining <= 0:
             return
         stop = self.transcript.rest_of_step(self.ledger.remaining)
         try:
             with self.ledger.time("target"):
-                chunk = await collect(self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting))
+                written = self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint)
+                chunk = await collect(written)
         except ContextError:
             if not self.transcript.open_ids:
                 raise
@@ -229,6 +234,7 @@ class Controller:
             times=times,
             finish_reason="stop" if self.transcript.ended else "length",
             num_prompt_tokens=num_prompt_tokens,
+            token_level_exact=self.policy.token.tolerance == 0,
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from stepspec.errors import EngineError, UsageError
+from stepspec.metrics import Metrics
 
 
 class TokenBuffer:
@@ -34,7 +35,10 @@ class TokenBuffer:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. Temperature 0 is greedy; top_p 1 and top_k 0 leave the law as it is.
+    """How the next token is drawn. Temperature 0 is greedy; the other defaults leave the law as it is.
+
+    What changes logits comes first (the repetition penalty over prompt and output, then the bias and the mask of
+    allowed tokens), then temperature, top-k, top-p and min-p.
 
     Raises:
         UsageError: a value is out of its range.
@@ -43,6 +47,12 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids with what is added to their logits."""
+    allowed: frozenset[int] | None = None
+    """The only token ids that may be written; None allows all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,6 +62,14 @@ class Sampling:
             raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}; it must be 0 (off) or more.")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise UsageError(f"min_p is {self.min_p}; it must be between 0 (off) and 1.")
+        if not 0.0 < self.repetition_penalty <= 10.0:
+            raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 and at most 10.")
+        if not all(abs(amount) <= 100.0 for _, amount in self.logit_bias):
+            raise UsageError("A logit_bias must be between -100 and 100.")
+        if self.allowed is not None and not self.allowed:
+            raise UsageError("No token is allowed; allowed must name at least one, or be None.")
 
 
 @dataclass(frozen=True)
@@ -63,12 +81,43 @@ class Stop:
     token_ids: frozenset[int] = frozenset()
 
 
+DrafterName = Literal["none", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
+
+
+MAX_DRAFTED = 64
+"""Most tokens that can be drafted a round."""
+
+
 @dataclass(frozen=True)
 class Drafting:
-    """Token-level speculation inside a call: exact, so it changes speed and nothing else."""
+    """Token-level speculation inside a call: without a tolerance exact, so that it changes speed and nothing else.
 
-    drafter: Literal["none", "draft-model"] = "none"
-    num_tokens: int = 4
+    Exact means the law: which text of that law a seed gives depends, above temperature 0, on how many tokens a model
+    drafts. Where that is chosen online a seed does not repeat a text; a fixed number does.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    drafter: DrafterName = "none"
+    num_tokens: int | None = None
+    """Tokens drafted a round; None chooses online, by measured acceptance and costs."""
+    tolerance: float = 0.0
+    """Typical acceptance (arXiv:2401.10774, section 2.3.1), not exact: a drafted token is kept also if its probability
+    at temperature 1 is at least min(tolerance, sqrt(tolerance) * exp(-entropy)). 0 is off."""
+    synthetic_acceptance: float | None = None
+    """For benchmarks of models that have learned nothing: a drafted token is kept with this probability, whatever it
+    is. What is written then means nothing."""
+
+    def __post_init__(self) -> None:
+        if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:
+            raise UsageError(
+                f"{self.num_tokens} tokens cannot be drafted a round; it must be between 0 and {MAX_DRAFTED}."
+            )
+        if not 0.0 <= self.tolerance <= 1.0:
+            raise UsageError(f"The tolerance is {self.tolerance}; it must be between 0 (exact) and 1.")
+        if self.synthetic_acceptance is not None and not 0.0 <= self.synthetic_acceptance <= 1.0:
+            raise UsageError(f"The synthetic acceptance is {self.synthetic_acceptance}; it must be between 0 and 1.")
 
 
 ChunkEnd = Literal["delimiter", "token", "length"]
@@ -84,6 +133,10 @@ class Chunk:
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    cached: int = 0
+    """Ids of the prompt that the engine did not have to read again."""
+    metrics: Metrics | None = None
+    """The same and more, by kind; None where an engine does not say."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +165,7 @@ class Verification:
     probe_choices: tuple[int, ...] = ()
     queue_s: float = 0.0
     passes: int = 1
+    cached: int = 0
 
 
 class Tokenizer(Protocol):
@@ -164,9 +218,17 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, prompt: TokenBuffer, sampling: Sampling, stop: Stop, drafting: Drafting = Drafting()
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = Drafting(),
+        hint: Sequence[int] = (),
     ) -> AsyncGenerator[Chunk, None]:
         """Continues the prompt. Closing the iterator frees what the call held.
+
+        `hint` are ids that may well follow the prompt, a rejected step for one: a free draft for drafters that look
+        things up.
 
         Raises:
             ContextError: the prompt leaves no room for a token.

@@ -4,8 +4,9 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
 
+from stepspec.engine import MAX_DRAFTED, DrafterName, Drafting
 from stepspec.errors import UsageError, unknown_name
 from stepspec.files import find_data_file
 from stepspec.prompts import RATING_PROMPTS
@@ -67,10 +68,26 @@ class StepTable(FileModel):
 
 
 class TokenTable(FileModel):
-    """Token-level speculation inside whatever the target writes. Exact."""
+    """Token-level speculation inside whatever the target writes. Exact, unless there is a tolerance."""
 
-    drafter: Literal["none", "draft-model"] = "none"
-    num_tokens: int = Field(default=4, ge=1, le=64)
+    drafter: DrafterName = "none"
+    num_tokens: int | Literal["auto"] = "auto"
+    """Tokens drafted a round; "auto" chooses online, by measured acceptance and costs."""
+    tolerance: float = Field(default=0.0, ge=0, le=1)
+    """Above 0 drafted tokens are also kept where they are merely typical of the target: not exact. See
+    `stepspec.engine.Drafting`."""
+
+    @field_validator("num_tokens", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        if value == "auto" or (type(value) is int and 1 <= value <= MAX_DRAFTED):
+            return value
+        raise ValueError(f'it must be "auto" or a whole number from 1 to {MAX_DRAFTED}')
+
+    @property
+    def drafting(self) -> Drafting:
+        """The same as engines take it."""
+        return Drafting(self.drafter, None if self.num_tokens == "auto" else self.num_tokens, self.tolerance)
 
 
 class SalvageTable(FileModel):

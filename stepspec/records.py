@@ -48,6 +48,8 @@ class PolicyRecord(Record):
 
     text: str
     sha256: str
+    token_level_exact: bool = True
+    """False for a policy with a tolerance."""
 
 
 class EngineRecord(Record):
@@ -191,6 +193,8 @@ class PolicySummary(Record):
     """Committed tokens per second over the target's; speedup = tokens_per_s_ratio / length_ratio."""
     step_acceptance: float | None
     token_acceptance: float | None
+    token_level_exact: bool = True
+    """False under a policy with a tolerance: what the target wrote is then not of its law."""
     tokens_per_target_pass: float | None
     """Committed tokens per forward pass of the target."""
     judge_controller_share: float

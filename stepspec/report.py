@@ -88,7 +88,7 @@ COLUMNS: Sequence[Column] = (
     Column(
         "tokens accepted",
         "of the tokens drafted by token-level speculation",
-        lambda each: (_percent(each.token_acceptance), ""),
+        lambda each: (_percent(each.token_acceptance), "" if each.token_level_exact else "(not exact)"),
     ),
     Column(
         "tokens per pass",

@@ -153,6 +153,8 @@ class Result:
     times: Times
     finish_reason: FinishReason
     num_prompt_tokens: int
+    token_level_exact: bool = True
+    """Whether what the target wrote has the target's law; false under a policy with a tolerance."""
 
     def to_dict(self) -> dict[str, object]:
         """The result as plain values, for JSON."""

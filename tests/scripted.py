@@ -129,6 +129,7 @@ class Call:
     sampling: Sampling | None = None
     drafting: Drafting | None = None
     probes: tuple[str, ...] = ()
+    hint: str = ""
 
 
 NO_DRAFTING = Drafting()
@@ -158,11 +159,17 @@ class ScriptedEngine:
         self._seen: WeakKeyDictionary[TokenBuffer, list[int]] = WeakKeyDictionary()
 
     async def generate(
-        self, prompt: TokenBuffer, sampling: Sampling, stop: Stop, drafting: Drafting = NO_DRAFTING
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = NO_DRAFTING,
+        hint: Sequence[int] = (),
     ) -> AsyncGenerator[Chunk, None]:
         self._check_room(len(prompt) + 1)
         text = self._read(prompt)
-        self.calls.append(Call("generate", text, stop=stop, sampling=sampling, drafting=drafting))
+        asked = {"stop": stop, "sampling": sampling, "drafting": drafting, "hint": self.tokenizer.decode(hint)}
+        self.calls.append(Call("generate", text, **asked))
         reply = next(self._replies, None)
         assert reply is not None, f"the script of {self.name} has no reply to {text!r}"
         reply = Reply(reply) if isinstance(reply, str) else reply

@@ -472,6 +472,24 @@ async def test_token_level_speculation_is_asked_for_and_booked_wherever_the_targ
     assert stage.draft.calls[0].drafting == Drafting()
 
 
+@pytest.mark.parametrize(
+    ("salvage", "temperature", "written", "hint"),
+    [
+        (None, 0.0, TWO, "One two three four.\n\n"),
+        (KEEP, 0.6, " seven.\n\n", " three four.\n\n"),
+        (KEEP, 0.0, " eight.\n\n", " four.\n\n"),
+    ],
+    ids=["nothing is kept", "a part is kept", "and the token behind it is known"],
+)
+async def test_the_rest_of_a_refused_step_is_a_hint_for_what_is_written_instead(
+    salvage: dict[str, float] | None, temperature: float, written: str, hint: str
+) -> None:
+    draft_replies, opinion = ["One two three four.\n\n", END], Opinion("One two seven", rating=BAD)
+    stage = Stage(score(salvage=salvage), draft_replies, [opinion, END], [written, ANSWER], temperature=temperature)
+    await stage.play()
+    assert [call.hint for call in stage.target.calls if call.verb == "generate"] == [hint, ""]
+
+
 async def test_draft_and_target_never_draw_with_the_same_seed() -> None:
     stage = Stage(score(), [ONE, END], [Opinion(rating=BAD), END], [TWO, ANSWER], temperature=0.6)
     await stage.play()

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
     {"errors", "files", "step"},
-    {"engine", "policy", "prompts", "stops"},
+    {"engine", "metrics", "policy", "prompts", "stops"},
     {"judges", "ledger", "transcript"},
     {"controller"},
     {"session"},

@@ -139,7 +139,10 @@ def test_a_wrong_name_or_combination_is_refused_where_it_stands(tmp_path: Path, 
         ("[step]\ndelimiter = 3", "step.delimiter: Input should be a valid string"),
         ('[step]\ndelimiter = ""', "step.delimiter: String should have at least 1 character"),
         ("[salvage]\nmin_logprob = 1", "salvage.min_logprob: Input should be less than or equal to 0"),
-        ("[token]\nnum_tokens = 2.5", "token.num_tokens: Input should be a valid integer"),
+        ("[token]\nnum_tokens = 2.5", 'token.num_tokens: it must be "auto" or a whole number from 1 to 64'),
+        ("[token]\nnum_tokens = 65", 'token.num_tokens: it must be "auto" or a whole number from 1 to 64'),
+        ('[token]\ndrafter = "medua"', "token.drafter: Input should be 'none', 'draft-model', 'prompt-lookup'"),
+        ("[token]\ntolerance = 2", "token.tolerance: Input should be less than or equal to 1"),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused(tmp_path: Path, line: str, where: str) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from stepspec import __version__
+from stepspec.cli import benching
 from stepspec.cli.evaluating import evaluate_policies
 from stepspec.cli.listing import list_benchmarks, list_policies
 from stepspec.cli.running import answer_question
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command("run")(answer_question)
 app.command("eval")(evaluate_policies)
+app.add_typer(benching.app, name="bench")
 app.command("policies")(list_policies)
 app.command("benchmarks")(list_benchmarks)
 

@@ -127,7 +127,8 @@ def figures(result: Result) -> str:
     if counts.steps_judged:
         parts.append(f"{counts.steps_accepted}/{counts.steps_judged} steps accepted")
     if counts.token_drafted:
-        parts.append(f"{counts.token_accepted / counts.token_drafted:.0%} of drafted tokens accepted")
+        exact = "" if result.token_level_exact else " (not exact)"
+        parts.append(f"{counts.token_accepted / counts.token_drafted:.0%} of drafted tokens accepted{exact}")
     if counts.target_passes:
         parts.append(f"{counts.committed / counts.target_passes:.2f} tokens per target pass")
     if result.finish_reason == "length":

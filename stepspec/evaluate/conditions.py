@@ -73,7 +73,7 @@ def conditions(
         num_problems=len(problems.problems),
         prompt_id=benchmark.prompt,
         prompt_version=prompt_version(problem_prompt(benchmark.prompt)),
-        policies={each: _policy_record(text) for each, (_, text) in policies.items()},
+        policies={name: _policy_record(policy, text) for name, (policy, text) in policies.items()},
         engines=dict(engines),
         pair=pair_hash,
         temperature=temperature,
@@ -88,8 +88,9 @@ def conditions(
     )
 
 
-def _policy_record(text: str) -> PolicyRecord:
-    return PolicyRecord(text=text, sha256=hashlib.sha256(text.encode()).hexdigest())
+def _policy_record(policy: Policy, text: str) -> PolicyRecord:
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return PolicyRecord(text=text, sha256=sha256, token_level_exact=policy.token.tolerance == 0)
 
 
 def versions() -> dict[str, str]:

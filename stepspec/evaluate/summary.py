@@ -41,6 +41,7 @@ def summarise(run: RunRecord, rows: Sequence[Row]) -> Summary:
                 pairs.get(BASELINE, []),
                 pairs.get(TOKEN_LEVEL, []),
                 run.seed,
+                exact=run.policies[policy].token_level_exact,
             )
             for policy, table in tables.items()
             if table
@@ -49,7 +50,13 @@ def summarise(run: RunRecord, rows: Sequence[Row]) -> Summary:
 
 
 def _summarise_policy(
-    rows: Sequence[Row], own: Sequence[Row], baseline: Sequence[Row], token_level: Sequence[Row], seed: int
+    rows: Sequence[Row],
+    own: Sequence[Row],
+    baseline: Sequence[Row],
+    token_level: Sequence[Row],
+    seed: int,
+    *,
+    exact: bool,
 ) -> PolicySummary:
     scores = _scores(rows)
     tokens, time_s = (
@@ -77,6 +84,7 @@ def _summarise_policy(
         tokens_per_s_ratio=speedup * length_ratio if speedup is not None and length_ratio is not None else None,
         step_acceptance=_share(rows, lambda row: row.steps_accepted, lambda row: row.steps_judged),
         token_acceptance=_share(rows, lambda row: row.token_accepted, lambda row: row.token_drafted),
+        token_level_exact=exact,
         tokens_per_target_pass=_share(rows, lambda row: row.tokens.committed, lambda row: row.target_passes),
         judge_controller_share=(time_s.judge + time_s.controller) / wall_s if wall_s else 0.0,
         tokens=tokens,

@@ -38,6 +38,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import PART, Batches
 from stepspec.mini.forward import forward_hidden
+from stepspec.mini.medusa import train_heads
 from stepspec.mini.problems import load_split
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
@@ -305,6 +306,7 @@ def _means(window: list[dict[str, torch.Tensor]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Trains the embedded pair.")
     parser.add_argument("--role", choices=list(RECIPES), help="which model (default: the draft, then the target)")
+    parser.add_argument("--medusa", action="store_true", help="Medusa heads for the target that is there, not a model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     parser.add_argument(
@@ -315,6 +317,9 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if arguments.medusa:
+        train_heads(arguments.output / "target", arguments.seed, device)
+        return
     arguments.checkpoints.mkdir(parents=True, exist_ok=True)
     for role in (arguments.role,) if arguments.role else ("draft", "target"):
         Trainer(role, RECIPES[role], arguments.seed, arguments.output, arguments.checkpoints, device).run()

@@ -14,7 +14,7 @@ NAME = "stepspec_packed"
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: torch.nn.Module | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,

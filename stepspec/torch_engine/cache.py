@@ -4,6 +4,8 @@ Knows positions, not tokens. Anything beyond a slot's length is stale: masks hid
 so rejecting tokens, rejecting a step and removing a judge's probe are all `lengths[slot] = shorter`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,29 +25,29 @@ class SlotCache:
         self.lengths: list[int] = []
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._capacity = 0
-        self._slots: list[int] = []
+        self.capacity = 0  # positions of every slot
+        self._slots: Sequence[int] | Tensor = []
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
-        self._start = 0  # the same for a single row
-        self._width = 0
         self._span = 0
 
-    def begin(self, slots: list[int], positions: Tensor, span: int) -> None:
-        """Announces a pass that writes to `positions` [B, T] of `slots` and reads the first `span` positions."""
-        self._slots, self._positions, self._span = slots, positions, span
-        self._start, self._width = span - positions.shape[1], positions.shape[1]
-        self._reserve(max(slots) + 1, span)
+    def begin(self, slots: Sequence[int] | Tensor, positions: Tensor, span: int) -> None:
+        """Announces a pass that writes to `positions` [B, T] of `slots` and reads the first `span` positions.
 
-    def _reserve(self, num_slots: int, length: int) -> None:
-        while len(self.lengths) < num_slots:
-            self.lengths.append(0)
-        capacity = max(self._capacity, FIRST_CAPACITY)
-        while capacity < length:
-            capacity *= 2
-        self._capacity = capacity
+        Slots given as numbers make a pass of its own; of a single one the pass then writes the last of the span. Slots
+        given as a tensor [B] make a pass that can be captured and replayed with others; `reserve` must have made room.
+        """
+        self._slots, self._positions, self._span = slots, positions, span
+        if not isinstance(slots, Tensor):
+            self.reserve(max(slots) + 1, span)
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Makes room for so many slots of so many positions; what they hold is kept."""
+        self.lengths += [0] * (num_slots - len(self.lengths))
+        if length > self.capacity:
+            self.capacity = max(length, 2 * self.capacity, FIRST_CAPACITY)
         for store in (self._keys, self._values):
             for layer, tensor in enumerate(store):
-                store[layer] = _grown(tensor, num_slots, capacity)
+                store[layer] = _grown(tensor, num_slots, self.capacity)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Stores a layer's new keys and values [B, H_kv, T, D]; returns all that the pass may see, [B, H_kv, S, D]."""
@@ -55,18 +57,37 @@ class SlotCache:
         return self._write(self._keys[layer_idx], keys), self._write(self._values[layer_idx], values)
 
     def _empty_like(self, new: Tensor) -> Tensor:
-        return new.new_zeros(len(self.lengths), new.shape[1], self._capacity, new.shape[3])
+        return new.new_zeros(len(self.lengths), new.shape[1], self.capacity, new.shape[3])
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
-        first, count = self._slots[0], len(self._slots)
-        if count == 1:  # plain slices: a third of the time of an indexed write on a CPU
-            store[first, :, self._start : self._start + self._width] = new[0]
-            return store[first : first + 1, :, : self._span]
-        rows = torch.tensor(self._slots, device=store.device)
+        slots, span = self._slots, self._span
+        if not isinstance(slots, Tensor):
+            first, count = slots[0], len(slots)
+            if count == 1:  # plain slices: a third of the time of an indexed write on a CPU
+                row = store[first : first + 1, :, :span]
+                row[:, :, span - new.shape[2] :] = new
+                return row
+            rows = torch.tensor(slots, device=store.device)
+            if list(slots) == list(range(first, first + count)):
+                store[rows[:, None], :, self._positions] = new.transpose(1, 2)
+                return store[first : first + count, :, :span]
+        else:
+            rows = slots
         store[rows[:, None], :, self._positions] = new.transpose(1, 2)
-        if self._slots == list(range(first, first + count)):
-            return store[first : first + count, :, : self._span]
-        return store[rows, :, : self._span]
+        return store[rows, :, :span]
+
+    def copy_slot(self, source: int, target: int, length: int) -> None:
+        """Gives another slot the first `length` positions of one."""
+        assert length <= self.lengths[source]
+        self.reserve(target + 1, length)
+        for tensor in (*self._keys, *self._values):
+            tensor[target, :, :length] = tensor[source, :, :length]
+        self.lengths[target] = length
+
+    @property
+    def num_bytes(self) -> int:
+        """What is allocated."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Asked by transformers to number positions; ours are always given."""
@@ -78,9 +99,9 @@ class SlotCache:
 
     def check(self) -> None:
         """Asserts that every slot's length lies within what is allocated."""
-        assert all(0 <= length <= max(self._capacity, 1) for length in self.lengths), self.lengths
+        assert all(0 <= length <= max(self.capacity, 1) for length in self.lengths), self.lengths
         for store in (self._keys, self._values):
-            assert all(tensor.shape[2] == self._capacity for tensor in store)
+            assert all(tensor.shape[2] == self.capacity for tensor in store)
 
 
 def _grown(tensor: Tensor, num_slots: int, capacity: int) -> Tensor:

@@ -3,66 +3,132 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.engine import Chunk, Probe, TokenBuffer, Verification
 from stepspec.errors import EngineError
-from stepspec.torch_engine.decode import Row
+from stepspec.metrics import Metrics
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.slots import Slot
 
 
-@dataclass
-class Generation:
-    """A `generate` call on its way: what was asked, and where its chunks go."""
+@dataclass(eq=False, kw_only=True)
+class Call:
+    """What calls of both kinds have: a prompt, a slot once they are admitted, and ids that are still to be read."""
 
     prompt: TokenBuffer
-    sampling: Sampling
-    stop: Stop
-    drafting: Drafting
+    prompt_length: int
     loop: asyncio.AbstractEventLoop
-    chunks: "asyncio.Queue[Chunk | EngineError]"
     asked_at: float
-    row: Row | None = None
-    queue_s: float = 0.0
-    num_sent: int = 0
-    sent_at: float = 0.0
     cancelled: bool = False
-
-    def send(self, message: Chunk | EngineError) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
-            self.loop.call_soon_threadsafe(self.chunks.put_nowait, message)
-
-
-@dataclass
-class Scoring:
-    """A `verify` call on its way."""
-
-    prompt: TokenBuffer
-    continuation: Sequence[int]
-    probes: Sequence[Probe]
-    loop: asyncio.AbstractEventLoop
-    outcome: "asyncio.Future[Verification]"
-    asked_at: float
+    queue_s: float = 0.0
+    slot: Slot | None = None
+    pending: list[int] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=Metrics)
 
     @property
-    def cancelled(self) -> bool:
-        return self.outcome.cancelled()
+    def keep(self) -> list[int]:
+        """Whose logits are wanted, counted from the prompt's last id; of the pass that reads it and all behind."""
+        return [0]
 
-    def settle(self, result: Verification | EngineError) -> None:
+    @property
+    def branches(self) -> list[int]:
+        """Lengths of the branches that are read last."""
+        return []
+
+    @property
+    def num_beyond(self) -> int:
+        """How many ids are read beyond the prompt."""
+        return 0
+
+    @property
+    def num_read(self) -> int:
+        """How many of the ids up to the last pending one have been read."""
+        return self.prompt_length + self.num_beyond - len(self.pending)
+
+    def fail(self, error: EngineError) -> None:
+        """Tells the caller that the call has failed."""
+        raise NotImplementedError
+
+    def _later(self, function: object, *arguments: object) -> None:
         with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
-            self.loop.call_soon_threadsafe(self._settle, result)
-
-    def _settle(self, result: Verification | EngineError) -> None:
-        if self.outcome.done():
-            return
-        if isinstance(result, EngineError):
-            self.outcome.set_exception(result)
-        else:
-            self.outcome.set_result(result)
+            self.loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
 
-def read_verification(logprobs: torch.Tensor, call: Scoring, queue_s: float) -> Verification:
+@dataclass(eq=False, kw_only=True)
+class Generation(Call):
+    """A `generate` call."""
+
+    row: Row
+    chunks: "asyncio.Queue[Chunk | EngineError]"
+    num_sent: int = 0
+    sent_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.row.metrics = self.metrics
+
+    def send(self, now: float) -> None:
+        """Sends what is new since the last chunk; the costs go with the last one."""
+        self.sent_at = now
+        row = self.row
+        ids = tuple(row.generated[self.num_sent :])
+        self.num_sent += len(ids)
+        chunk = Chunk(ids)
+        if row.end is not None:
+            done = self.metrics
+            counts = done.target_passes, done.drafted, done.accepted, done.cached_tokens
+            chunk = Chunk(ids, row.end, self.queue_s, *counts, done)
+        self._later(self.chunks.put_nowait, chunk)
+
+    def fail(self, error: EngineError) -> None:
+        self._later(self.chunks.put_nowait, error)
+
+
+@dataclass(eq=False, kw_only=True)
+class Scoring(Call):
+    """A `verify` call."""
+
+    continuation: Sequence[int]
+    probes: Sequence[Probe]
+    outcome: "asyncio.Future[Verification]"
+
+    @property
+    def branches(self) -> list[int]:
+        return [len(probe.ids) for probe in self.probes]
+
+    @property
+    def num_beyond(self) -> int:
+        return len(self.continuation) + sum(self.branches)
+
+    @property
+    def keep(self) -> list[int]:
+        trunk = len(self.continuation)
+        ends, column = [], trunk
+        for length in self.branches:
+            column += length
+            ends.append(column if length else trunk)
+        return [*range(trunk + 1), *ends]
+
+    def settle(self, logits: torch.Tensor) -> None:
+        """Answers with what the logits [n + 1 + number of probes, V] of `keep` say."""
+        verification = read_verification(logits.float().log_softmax(-1), self)
+        self._later(self._settle, verification)
+
+    def _settle(self, verification: Verification) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(verification)
+
+    def fail(self, error: EngineError) -> None:
+        self._later(self._fail, error)
+
+    def _fail(self, error: EngineError) -> None:
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+
+def read_verification(logprobs: torch.Tensor, call: Scoring) -> Verification:
     """Reads a verification from log-probabilities [n + 1 + number of probes, V]."""
     count = len(call.continuation)
     body = logprobs[:count]
@@ -79,16 +145,10 @@ def read_verification(logprobs: torch.Tensor, call: Scoring, queue_s: float) -> 
         next_choice=own[count],
         probe_logprobs=tuple(labels),
         probe_choices=tuple(own[count + 1 :]),
-        queue_s=queue_s,
+        queue_s=call.queue_s,
+        passes=call.metrics.target_passes,
+        cached=call.metrics.cached_tokens,
     )
-
-
-def next_chunk(call: Generation, row: Row) -> Chunk:
-    """What is new since the last chunk; the costs go with the last one."""
-    ids = tuple(row.generated[call.num_sent :])
-    if row.end is None:
-        return Chunk(ids)
-    return Chunk(ids, row.end, call.queue_s, row.passes, row.drafted, row.accepted)
 
 
 def engine_error(name: str, error: Exception) -> EngineError:
@@ -98,11 +158,3 @@ def engine_error(name: str, error: Exception) -> EngineError:
     failure = EngineError(f"{name} failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
-
-
-def fail(call: Generation | Scoring, error: EngineError) -> None:
-    """Tells the caller of either kind that the call has failed."""
-    if isinstance(call, Scoring):
-        call.settle(error)
-    else:
-        call.send(error)

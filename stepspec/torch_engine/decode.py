@@ -3,160 +3,183 @@
 The last emitted token of a row is not in the cache yet: a pass of the target reads it together with the drafted
 tokens, and its logits give the law at each drafted position and one beyond. A row's random numbers are its own, so
 what it emits does not depend on the rows it shares a pass with.
+
+`verify_and_accept` is a function of tensors alone. What a device has to be told about a round goes there in one copy,
+and what came of it comes back in one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from stepspec.engine import ChunkEnd, Drafting, Sampling, TokenBuffer
-from stepspec.stops import StopWatch
-from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.sampling import Stream, accept, accept_greedy, law
-from stepspec.torch_engine.slots import Slot
+from stepspec.metrics import Metrics
+from stepspec.torch_engine import sampling
+from stepspec.torch_engine.drafters.base import Draft, Drafter
+from stepspec.torch_engine.frames import bucket, captured, frame
+from stepspec.torch_engine.model import CausalModel, Places
+from stepspec.torch_engine.pace import Costs
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
+from stepspec.torch_engine.stopwatch import Stopwatch
 
 
-@dataclass(eq=False)  # a row is itself, whatever its fields say
-class Row:
-    """A generation in progress. `prompt_length` ids of the buffer came before what is in `generated`."""
+def verify_and_accept(
+    target: CausalModel, places: Places, last: Tensor, counts: Tensor, draft: Draft, how: Samplers
+) -> tuple[Tensor, Tensor]:
+    """One pass of the target over each row's last token and its drafted ones, and what is emitted because of it.
 
-    buffer: TokenBuffer
-    prompt_length: int
-    sampling: Sampling
-    drafting: Drafting
-    watch: StopWatch
-    stream: Stream
-    slot: Slot
-    draft_slot: Slot | None = None
-    generated: list[int] = field(default_factory=list)
-    end: ChunkEnd | None = None
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    Args:
+        target: reads at `places`.
+        places: of the last token of each row.
+        last: [B].
+        counts: `draft.counts`, [B].
+        draft: up to K tokens a row.
+        how: how the rows draw.
 
-    def ids_from(self, position: int) -> list[int]:
-        """The row's ids from a position of its text on."""
-        beyond = max(0, position - self.prompt_length)
-        return self.buffer.since(position)[: max(0, self.prompt_length - position)] + self.generated[beyond:]
-
-    def emit(self, tokens: Sequence[int]) -> None:
-        """Takes new tokens up to the one that ends the generation."""
-        for token in tokens:
-            self.generated.append(token)
-            self.end = self.watch.feed(token)
-            if self.end is not None:
-                return
+    Returns:
+        [B, K + 2]: how many drafted tokens are kept, then the drafted tokens with, behind those kept, the one that
+        follows them; and the hidden states [B, W] that one was drawn from.
+    """
+    tokens = draft.tokens
+    hidden = target.read(places, torch.cat([last[:, None], tokens], 1))
+    logits = sampling.edited(target.logits(hidden), how, sampling.seen_along(how, tokens))  # [B, K + 1, V]
+    num_kept, following = decide(logits, draft, counts, places.starts + 1, how)
+    place = num_kept[:, None]
+    emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, place, following[:, None])
+    row_hidden = hidden.gather(1, place[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
+    return torch.cat([place, emitted], 1), row_hidden
 
 
-def decode_round(target: CausalModel, draft: CausalModel | None, rows: Sequence[Row]) -> None:
-    """Advances every row by at least one token; rows must share their `drafting`."""
-    # A row's count is its own, or what it draws near its end would depend on its batch-mates.
-    counts = [min(row.drafting.num_tokens, row.watch.remaining - 1) for row in rows]
-    if draft is None or max(counts) < 1:
-        plain_round(target, rows)
-    else:
-        speculative_round(target, draft, rows, counts)
+def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> tuple[Tensor, Tensor]:
+    """How many drafted tokens are kept and what follows them, [B] each, from logits [B, K + 1, V].
+
+    `first` [B] are the positions of the first drafted tokens.
+    """
+    override = sampling.overrides(logits, draft.tokens, first, how)
+    if how.temperature is None:
+        return sampling.accept_choices(logits.argmax(-1), draft.tokens, counts, override)
+    p = sampling.laws(logits, how)
+    positions = first[:, None] + torch.arange(logits.shape[1], device=logits.device)
+    noise = uniform(how.keys, positions, RESAMPLE)
+    if draft.laws is None:
+        return sampling.accept_choices(sampling.draw(p, noise), draft.tokens, counts, override)
+    accept_noise = uniform(how.keys, positions[:, :-1], ACCEPT)
+    return sampling.accept(p, draft.laws, draft.tokens, counts, accept_noise, noise, override)
 
 
-def plain_round(target: CausalModel, rows: Sequence[Row]) -> None:
-    """One token for every row, from the target alone, after reading whatever it has not read of them."""
-    logits = _read_unread(target, [row.slot for row in rows], rows)  # [B, V]
-    for row, token in zip(rows, _choose(logits, rows, "resample")[1], strict=True):
-        row.passes += 1
-        row.emit([token])
+class Rounds:
+    """Runs the rounds of one target."""
+
+    def __init__(self, target: CausalModel, metrics: Metrics, filler: Row | None = None) -> None:
+        """`filler` is a row that nobody waits for; with it rounds are filled up to a few sizes."""
+        self._target = target
+        self._metrics = metrics
+        self._watch = Stopwatch(metrics, target.device)
+        self._verify = captured(verify_and_accept, target.device)
+        self._filler = filler
+        self._rows: list[Row] = []
+        self._how: Samplers | None = None
+
+    def start(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
+        how = self._samplers(rows)
+        draft = Draft.empty(len(rows), logits.device)
+        firsts = torch.tensor([row.length for row in rows]).to(logits.device)
+        logits = sampling.edited(logits[:, None], how, None if how.seen is None else how.seen[:, None])
+        _, tokens = decide(logits, draft, firsts.new_zeros(len(rows)), firsts, how)
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.emit([token], 0)
+            for each in (self._metrics, row.metrics):
+                each.generated += 1
+
+    def run(self, rows: Sequence[Row], drafter: Drafter | None = None) -> None:
+        """Advances every row by at least one token, and by as many as it drafts and one more if that goes well."""
+        target, alive, rows = self._target, rows, self._full(rows)
+        how = self._samplers(rows)
+        counts, draft = [row.num_wanted for row in rows], None
+        if drafter is not None and any(counts):
+            with self._watch.time("draft", [row.metrics for row in alive]):
+                draft = drafter.propose(rows, counts, how)
+        draft = draft or Draft.empty(len(rows), target.device)
+        assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
+        table = [
+            (row.slot.index, row.length - 1, row.last, count) for row, count in zip(rows, draft.counts, strict=True)
+        ]
+        places, (last, counted) = frame(target, table, draft.tokens.shape[1] + 1)
+        with self._watch.time("verify", [row.metrics for row in alive]):
+            shown = draft._replace(counts=(), passes=0)  # of no interest to the device, and different every time
+            outcome, hidden = self._verify(target, places, last, counted, shown, how)
+            outcomes = outcome.tolist()
+        self._watch.settle()
+        self._metrics.passes.update(draft=draft.passes, verify=1)
+        for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
+            before = len(row.generated)
+            num_accepted = row.emit(tokens[: num_kept + 1], num_kept)
+            row.metrics.passes.update(draft=draft.passes, verify=1)
+            row.pace.note(num_drafted, num_kept)
+            target.cache.lengths[row.slot.index] = row.length - 1
+            for each in (self._metrics, row.metrics):
+                each.note_round(num_drafted, num_accepted, len(row.generated) - before)
+        if drafter is not None:
+            drafter.observe(alive, hidden)
+
+    def _full(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows with as many times the filler as makes them a power of two, if there is a filler."""
+        return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
+
+    def measure(self, rows: Sequence[Row], drafter: Drafter) -> Costs:
+        """What passes over these rows cost and what drafting for them does.
+
+        They read over what is stale, and leave it so. The better of two trials each: the first warms up.
+        """
+        target, rows = self._target, self._full(rows)
+        how = self._samplers(rows)
+        table = [(row.slot.index, row.length - 1, row.last) for row in rows]
+
+        def read(width: int) -> None:
+            places, (last,) = frame(target, table, width)
+            target.logits(target.read(places, last[:, None].expand(-1, width))).argmax(-1).tolist()
+
+        def draft(count: int) -> None:
+            drafter.trial(rows, count, how)
+
+        return Costs(
+            {width: _seconds(partial(read, width)) for width in (1, 3, 9)},
+            {count: _seconds(partial(draft, count)) for count in (1, 4)},
+        )
+
+    def _samplers(self, rows: Sequence[Row]) -> Samplers:
+        """How the rows draw; made anew when other rows come together, or when a penalty looks at what was written."""
+        if self._how is None or self._how.seen is not None or self._rows != list(rows):
+            self._rows = list(rows)
+            self._how = sampling.samplers(
+                [row.sampling for row in rows],
+                self._target.vocab_size,
+                self._target.device,
+                [row.drafting for row in rows],
+            )
+            if self._how.penalty is not None:
+                self._how = self._how._replace(seen=torch.stack([self._seen(row) for row in rows]))
+        return self._how
+
+    def _seen(self, row: Row) -> Tensor:
+        """Which tokens the row's text has, [V]; what is new since the last time is added."""
+        if row.seen is None:
+            row.seen = torch.zeros(self._target.vocab_size, dtype=torch.bool, device=self._target.device)
+        new = row.ids_from(row.num_seen)
+        row.seen[torch.tensor(new, device=row.seen.device)] = True
+        row.num_seen = row.length
+        return row.seen
 
 
-def read_prompt(model: CausalModel, slot: Slot, row: Row) -> None:
-    """Reads what the slot has not seen of the row, but for its last id, which the first round reads."""
-    unread = row.ids_from(model.cache_length(slot.index))[:-1]
-    if unread:
-        model.extend([slot.index], [unread], keep=[0])
-
-
-def speculative_round(target: CausalModel, draft: CausalModel, rows: Sequence[Row], counts: Sequence[int]) -> None:
-    """Up to `counts[b]` + 1 tokens for row b, for every row from one pass of the target."""
-    drafted, laws = draft_tokens(draft, rows, counts, target.vocab_size)
-    starts = [target.cache_length(row.slot.index) for row in rows]
-    unread = [row.ids_from(start) for row, start in zip(rows, starts, strict=True)]
-    assert all(len(ids) == 1 for ids in unread), "a row's prompt is read before its first round"
-    logits = target.extend(
-        [row.slot.index for row in rows], [[*ids, *tokens] for ids, tokens in zip(unread, drafted, strict=True)]
-    )  # [B, K + 1, V]
-    choices = logits.argmax(-1).tolist() if any(row.sampling.temperature == 0 for row in rows) else None
-    for index, row in enumerate(rows):
-        if row.sampling.temperature == 0:
-            assert choices is not None
-            num_accepted, following = accept_greedy(choices[index], drafted[index])
-        else:
-            p = law(logits[index, : len(drafted[index]) + 1], row.sampling)
-            q = torch.stack(laws[index]) if laws[index] else p[:0]
-            tokens = torch.tensor(drafted[index], dtype=torch.long, device=p.device)
-            num_accepted, following = accept(p, q, tokens, row.stream)
-        _take(row, drafted[index], num_accepted, following)
-        read = starts[index] + 1 + num_accepted
-        target.rollback(row.slot.index, read)
-        drafting = _drafting_slot(row).index
-        draft.rollback(drafting, min(read, draft.cache_length(drafting)))
-
-
-def _take(row: Row, drafted: Sequence[int], num_accepted: int, following: int) -> None:
-    """Emits what a round came to, and counts as accepted only what was emitted."""
-    before = len(row.generated)
-    row.emit([*drafted[:num_accepted], following])
-    row.passes += 1
-    row.drafted += len(drafted)
-    row.accepted += min(num_accepted, len(row.generated) - before)
-
-
-def draft_tokens(
-    draft: CausalModel, rows: Sequence[Row], counts: Sequence[int], vocab_size: int
-) -> tuple[list[list[int]], list[list[Tensor]]]:
-    """Drafts `counts[b]` tokens for row b; gives them, and the laws [V] they were drawn from unless all are greedy."""
-    slots = [_drafting_slot(row) for row in rows]
-    drafted: list[list[int]] = [[] for _ in rows]
-    laws: list[list[Tensor]] = [[] for _ in rows]
-    going = [index for index, count in enumerate(counts) if count > 0]
-    logits = _read_unread(draft, [slots[index] for index in going], [rows[index] for index in going])
-    while True:
-        step_laws, tokens = _choose(_fitted(logits, vocab_size), [rows[index] for index in going], "draft")
-        for index, token in zip(going, tokens, strict=True):
-            drafted[index].append(token)
-        for index, step_law in zip(going, step_laws, strict=bool(step_laws)):
-            laws[index].append(step_law)
-        going = [index for index in going if len(drafted[index]) < counts[index]]
-        if not going:  # a row's last drafted token is read in the next round, if it is accepted
-            return drafted, laws
-        last = [drafted[index][-1:] for index in going]
-        logits = draft.extend([slots[index].index for index in going], last)[:, -1]
-
-
-def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits over the target's ids: models of one family pad the same vocabulary to different sizes."""
-    missing = vocab_size - logits.shape[-1]
-    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
-
-
-def _drafting_slot(row: Row) -> Slot:
-    assert row.draft_slot is not None
-    return row.draft_slot
-
-
-def _read_unread(model: CausalModel, slots: Sequence[Slot], rows: Sequence[Row]) -> Tensor:
-    """Reads what each slot has not seen of its row, in one ragged pass; logits after the last id, [B, V]."""
-    unread = [row.ids_from(model.cache_length(slot.index)) for row, slot in zip(rows, slots, strict=True)]
-    last = [len(ids) - 1 for ids in unread]
-    keep = [last[0]] if len(set(last)) == 1 else None
-    logits = model.extend([slot.index for slot in slots], unread, keep=keep)
-    if keep is not None:
-        return logits[:, 0]
-    return logits[torch.arange(len(last), device=logits.device), torch.tensor(last, device=logits.device)]
-
-
-def _choose(logits: Tensor, rows: Sequence[Row], purpose: str) -> tuple[list[Tensor], list[int]]:
-    """A token for every row from logits [B, V], with the laws they were drawn from; none if all rows are greedy."""
-    if all(row.sampling.temperature == 0 for row in rows):
-        return [], logits.argmax(-1).tolist()
-    laws = [law(logits[index], row.sampling) for index, row in enumerate(rows)]
-    return laws, [int(row.stream.draw(p, purpose)) for p, row in zip(laws, rows, strict=True)]
+def _seconds(work: Callable[[], None]) -> float:
+    """How long a piece of work takes: the shorter of two times."""
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)

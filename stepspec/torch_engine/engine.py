@@ -1,7 +1,7 @@
 """The torch engine: an unmodified Hugging Face model behind the `Engine` protocol.
 
-One thread owns the model and the caches. Between rounds it takes in new calls; the rows of all running `generate`
-calls advance together, a `verify` is one pass of its own. It knows token ids, not steps, judges or policies.
+One thread owns the model and the caches; this is its face to any number of event loops. It knows token ids, not
+steps, judges or policies.
 """
 
 import asyncio
@@ -9,23 +9,30 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
-from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.engine import MAX_DRAFTED, Chunk, DrafterName, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
 from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
-from stepspec.torch_engine.calls import Generation, Scoring, engine_error, fail, next_chunk, read_verification
-from stepspec.torch_engine.decode import Row, decode_round, plain_round, read_prompt
+from stepspec.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.torch_engine.drafters import Drafters
+from stepspec.torch_engine.drafters.medusa import MedusaHeads, load_heads
+from stepspec.torch_engine.memory import free_bytes, room_for
 from stepspec.torch_engine.model import SMALL_MODEL, CausalModel, load_network, weights_hash
-from stepspec.torch_engine.sampling import Stream
-from stepspec.torch_engine.slots import SlotTable
+from stepspec.torch_engine.pace import FixedPace, MeasuredPace, Pace
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.scheduler import Scheduler
 from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer
 
 MAX_SLOTS = 64
-FLUSH_S = 0.02
-"""Seconds between two chunks of a call: often enough for an eye, seldom enough not to hold up the next round."""
+
+TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
+"""Of the free device memory: for the caches of target and drafter, and for that of the draft where it works alone."""
 
 
 class TorchEngine:
@@ -37,18 +44,23 @@ class TorchEngine:
         tokenizer: HuggingFaceTokenizer,
         drafter: CausalModel | None = None,
         weights: str | None = None,
+        heads: MedusaHeads | None = None,
+        budget: int | None = None,
     ) -> None:
+        """`budget`: bytes of device memory for the caches; None takes most of what is free.
+
+        Raises:
+            ModelError: that is too little.
+        """
         self.name = model.name
         self.tokenizer = tokenizer
-        self.max_context = min(model.max_context, drafter.max_context if drafter else model.max_context)
         self._model = model
         self._drafter = drafter
+        self._heads = heads
         self._weights = weights
-        self._slots = SlotTable(model, MAX_SLOTS)
-        self._draft_slots = SlotTable(drafter, MAX_SLOTS) if drafter else None
-        self._calls: queue.SimpleQueue[Generation | Scoring | None] = queue.SimpleQueue()
-        self._waiting: list[Generation | Scoring] = []
-        self._running: list[Generation] = []
+        self._make_room(budget)
+        self._metrics = Metrics()
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
@@ -67,7 +79,9 @@ class TorchEngine:
         network = load_network(name, device, dtype)
         tokenizer = load_tokenizer(name, network.config)
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
-        return cls(CausalModel(network, title), tokenizer, weights=weights_hash(name))
+        model = CausalModel(network, title)
+        heads = load_heads(Path(name), model) if Path(name).is_dir() else None
+        return cls(model, tokenizer, weights=weights_hash(name), heads=heads)
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
         """The same model with `draft`'s as its token-level drafter; ends this engine, not the draft.
@@ -82,24 +96,76 @@ class TorchEngine:
             )
         self._close()
         self._thread.join()
-        return TorchEngine(self._model, self.tokenizer, draft._model.with_own_cache(), self._weights)
+        drafter, budget = draft._model.with_own_cache(), None
+        if (free := free_bytes(self._model.device)) is not None:
+            budget = int(TARGET_SHARE * free)
+            draft._make_room(int(DRAFT_SHARE * free))
+        return TorchEngine(self._model, self.tokenizer, drafter, self._weights, self._heads, budget)
+
+    def _make_room(self, budget: int | None) -> None:
+        """Settles how many texts of which length there is room for; before the first call."""
+        models = [self._model] if self._drafter is None else [self._model, self._drafter]
+        room = room_for(models, MAX_SLOTS, budget)
+        self.max_context = room.max_context
+        self._num_slots = room.num_slots - self._model.framed
+        if self._model.framed:
+            for model in models:
+                model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
+        self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots)
 
     def describe(self) -> dict[str, str | None]:
         """What results say of the model."""
         dtype = str(self._model.network.dtype).removeprefix("torch.")
         return {"name": self.name, "weights": self._weights, "dtype": dtype, "device": str(self._model.device)}
 
+    def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+        """Target and draft with transformers' own layers and attention, over the same weights: for comparison."""
+        return self._model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
+
+    def bytes_per_pass(self, context: float) -> float:
+        """What a pass over one token reads after so many positions."""
+        return self._model.read_bytes + context * self._model.position_bytes
+
+    @property
+    def drafters(self) -> list[DrafterName]:
+        """What can draft tokens for this model."""
+        return self._drafters.available()
+
+    def metrics(self) -> Metrics:
+        """What the engine has done so far, all calls together."""
+        memory = {"weights": self._model.weight_bytes, "cache": self._model.cache.num_bytes}
+        if self._drafter is not None:
+            memory |= {"draft weights": self._drafter.weight_bytes, "draft cache": self._drafter.cache.num_bytes}
+        return replace(self._metrics.copied(), memory_bytes=memory)
+
     async def generate(
-        self, prompt: TokenBuffer, sampling: Sampling, stop: Stop, drafting: Drafting = Drafting()
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = Drafting(),
+        hint: Sequence[int] = (),
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         self._check_room(len(prompt), 1)
-        if drafting.drafter == "draft-model" and self._drafter is None:
-            raise UsageError("Token-level speculation needs a draft model; name one with --draft.")
-        room = self.max_context - len(prompt)
-        stop = Stop(min(stop.max_tokens, room), stop.delimiters, stop.token_ids)
-        loop = asyncio.get_running_loop()
-        call = Generation(prompt, sampling, stop, drafting, loop, asyncio.Queue(), time.perf_counter())
+        self._drafters.check(drafting.drafter)
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        call = Generation(
+            prompt=prompt,
+            prompt_length=len(prompt),
+            loop=asyncio.get_running_loop(),
+            asked_at=time.perf_counter(),
+            row=Row(
+                prompt,
+                len(prompt),
+                sampling,
+                drafting,
+                StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
+                _pace(drafting),
+                hint,
+            ),
+            chunks=asyncio.Queue(),
+        )
         self._submit(call)
         try:
             while True:
@@ -118,16 +184,27 @@ class TorchEngine:
         """See `Engine.verify`."""
         self._check_room(len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         loop = asyncio.get_running_loop()
-        call = Scoring(prompt, continuation, probes, loop, loop.create_future(), time.perf_counter())
+        call = Scoring(
+            prompt=prompt,
+            prompt_length=len(prompt),
+            loop=loop,
+            asked_at=time.perf_counter(),
+            continuation=continuation,
+            probes=probes,
+            outcome=loop.create_future(),
+        )
         self._submit(call)
-        return await call.outcome
+        try:
+            return await call.outcome
+        finally:
+            call.cancelled = True
 
     async def aclose(self) -> None:
         """Ends the thread; calls still running fail."""
         self._close()
         await asyncio.to_thread(self._thread.join)
 
-    def _submit(self, call: Generation | Scoring) -> None:
+    def _submit(self, call: Call) -> None:
         with self._closing:
             if self._closed:
                 raise self._closed_error()
@@ -157,139 +234,34 @@ class TorchEngine:
     def _work(self) -> None:
         if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
             torch.set_num_threads(1)
+        first = self._calls.get()  # until then it may still be settled how much there is room for
+        scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()
         try:
-            while self._take_calls():
-                self._admit()
-                self._advance()
-                self._send_chunks()
+            if first is not None:
+                scheduler.add(first)
+                while self._take_calls(scheduler):
+                    scheduler.turn()
         except Exception as error:  # a mistake of ours: no caller is left waiting for ever
             failure = engine_error(self.name, error)
         self._close()
-        while self._take_calls():
+        while self._take_calls(scheduler):
             pass
-        for call in [*self._running, *self._waiting]:
-            fail(call, failure)
+        scheduler.fail_all(failure)
 
-    def _take_calls(self) -> bool:
-        """Moves new calls to those waiting, sleeping if there is nothing else to do; False when closed."""
+    def _take_calls(self, scheduler: Scheduler) -> bool:
+        """Hands new calls to the scheduler, sleeping if it has nothing else to do; False when closed."""
         while True:
             try:
-                call = self._calls.get(block=not (self._running or self._waiting))
+                call = self._calls.get(block=scheduler.idle)
             except queue.Empty:
                 return True
             if call is None:
                 return False
-            self._waiting.append(call)
+            scheduler.add(call)
 
-    def _admit(self) -> None:
-        """Starts waiting calls, in order, as far as there are free slots."""
-        while self._waiting:
-            call = self._waiting[0]
-            try:
-                if call.cancelled:
-                    started = True
-                else:
-                    started = self._score(call) if isinstance(call, Scoring) else self._start(call)
-            except Exception as error:
-                fail(call, engine_error(self.name, error))
-                started = True
-            if not started:
-                return
-            del self._waiting[0]
 
-    def _start(self, call: Generation) -> bool:
-        """Gives a generation its slots and reads its prompt; False if all slots are busy."""
-        slot = self._slots.acquire(call.prompt)
-        if slot is None:
-            return False
-        position = len(call.prompt)
-        row = Row(
-            call.prompt,
-            position,
-            call.sampling,
-            call.drafting,
-            StopWatch(call.stop, self.tokenizer.piece, self.tokenizer.end_ids),
-            Stream(call.sampling.seed, position, self._model.device),
-            slot,
-        )
-        if call.drafting.drafter == "draft-model":
-            assert self._draft_slots is not None
-            row.draft_slot = self._draft_slots.acquire(call.prompt)
-            assert row.draft_slot is not None, "both tables have as many slots"
-            self._draft_slots.unread(row.draft_slot, call.prompt, at_most=position - 1)
-        call.row = row
-        call.sent_at = time.perf_counter()
-        call.queue_s = call.sent_at - call.asked_at
-        unread = self._slots.unread(slot, call.prompt, at_most=position - 1)
-        try:
-            if row.draft_slot is not None and self._drafter is not None:
-                read_prompt(self._drafter, row.draft_slot, row)
-            if len(unread) > 1:
-                plain_round(self._model, [row])
-        except Exception:
-            self._release(row)
-            raise
-        self._running.append(call)
-        return True
-
-    def _advance(self) -> None:
-        """One round for every running row; rows that draft alike share passes."""
-        groups: dict[Drafting, list[Row]] = {}
-        for call in self._running:
-            assert call.row is not None
-            if call.row.end is None and not call.cancelled:
-                groups.setdefault(call.row.drafting, []).append(call.row)
-        for drafting, rows in groups.items():
-            drafter = self._drafter if drafting.drafter == "draft-model" else None
-            try:
-                decode_round(self._model, drafter, rows)
-            except Exception as error:
-                failure = engine_error(self.name, error)
-                for call in [call for call in self._running if call.row in rows]:
-                    self._running.remove(call)
-                    self._release(call.row)
-                    fail(call, failure)
-
-    def _send_chunks(self) -> None:
-        """Sends what is due, and lets go of rows that have ended or were cancelled."""
-        now = time.perf_counter()
-        for call in list(self._running):
-            row = call.row
-            assert row is not None
-            if not call.cancelled and (row.end is not None or now - call.sent_at > FLUSH_S):
-                call.send(next_chunk(call, row))
-                call.num_sent, call.sent_at = len(row.generated), now
-            if call.cancelled or row.end is not None:
-                self._running.remove(call)
-                self._release(row)
-
-    def _release(self, row: Row | None) -> None:
-        assert row is not None
-        self._slots.remember(row.slot, row.prompt_length, row.generated)
-        self._slots.release(row.slot)
-        if row.draft_slot is not None and self._draft_slots is not None:
-            self._draft_slots.remember(row.draft_slot, row.prompt_length, row.generated)
-            self._draft_slots.release(row.draft_slot)
-
-    def _score(self, call: Scoring) -> bool:
-        """Runs a `verify` in one pass; False if all slots are busy."""
-        slot = self._slots.acquire(call.prompt)
-        if slot is None:
-            return False
-        try:
-            queue_s = time.perf_counter() - call.asked_at
-            length = len(call.prompt)
-            unread = self._slots.unread(slot, call.prompt, at_most=length - 1)
-            ids = [*unread, *call.continuation]
-            branches = [len(probe.ids) for probe in call.probes]
-            ends = [len(ids) + sum(branches[: index + 1]) - 1 for index in range(len(branches))]
-            ends = [end if branch else len(ids) - 1 for end, branch in zip(ends, branches, strict=True)]
-            keep = [*range(len(unread) - 1, len(ids)), *ends]
-            everything = [*ids, *(id for probe in call.probes for id in probe.ids)]
-            logits = self._model.extend([slot.index], [everything], keep=keep, branches=branches)[0]
-            self._slots.remember(slot, length, list(call.continuation))
-            call.settle(read_verification(logits.float().log_softmax(-1), call, queue_s))
-        finally:
-            self._slots.release(slot)
-        return True
+def _pace(drafting: Drafting) -> Pace:
+    if drafting.drafter == "none":
+        return FixedPace(0)
+    return MeasuredPace() if drafting.num_tokens is None else FixedPace(drafting.num_tokens)

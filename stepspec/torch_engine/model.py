@@ -1,9 +1,10 @@
 """A Hugging Face causal LM behind one primitive, `extend`: prefill, decode, verification and step scoring alike."""
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -11,12 +12,33 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, UsageError
 from stepspec.torch_engine import attention
+from stepspec.torch_engine.body import Head, make_body
 from stepspec.torch_engine.cache import SlotCache
 
 SMALL_MODEL = 100_000_000
 """Parameters below which a CPU runs faster on one thread: the threads' meetings cost more than the arithmetic."""
+
+
+PIECE = 512
+"""Ids of prompts that one pass reads; a step to be judged is read whole, however long."""
+
+
+class Places(NamedTuple):
+    """Where the rows of a pass stand in a cache."""
+
+    slots: Sequence[int] | Tensor  # a tensor [B] in frames that are captured
+    starts: Tensor  # position of the first id that the pass reads, [B]
+    span: int  # positions that a pass over one id may see; a framed pass sees as many however long it is
+
+    def further(self, count: int) -> "Places":
+        """Behind so many ids."""
+        return Places(self.slots, self.starts + count, self.span_of(count + 1))
+
+    def span_of(self, width: int) -> int:
+        """Positions that a pass over so many ids may see."""
+        return self.span if isinstance(self.slots, Tensor) else self.span + width - 1
 
 
 class CausalModel:
@@ -28,69 +50,130 @@ class CausalModel:
         self.network = network.eval()
         self.device = network.device
         self.vocab_size = int(network.config.get_text_config().vocab_size)
+        self.num_layers = int(network.config.get_text_config().num_hidden_layers)
         self.max_context = _max_context(network.config)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
+        self.cache = SlotCache()
         reference = _first_logits(network)
         network.set_attn_implementation(attention.NAME)
+        self.logits = Head(network)
         try:
+            self._body = make_body(network)
             same = network.config._attn_implementation == attention.NAME and self._reproduces(reference)
         except Exception as error:
             raise _not_reproduced(name, f"{type(error).__name__}: {error}") from error
         if not same:
             raise _not_reproduced(name, "its attention is not plain full attention")
         self.cache = SlotCache()
+        self.framed = self.device.type == "cuda"
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take."""
+        return sum(parameter.nbytes for parameter in self.network.parameters())
+
+    @property
+    def position_bytes(self) -> int:
+        """What the keys and values of one position take."""
+        text = self.network.config.get_text_config()
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return 2 * self.num_layers * heads * size * self.network.dtype.itemsize
+
+    @property
+    def read_bytes(self) -> int:
+        """What of the weights every pass reads: all but embeddings that are not the head's too."""
+        embeddings: Any
+        head: Any
+        embeddings, head = self.network.get_input_embeddings(), self.network.get_output_embeddings()
+        looked_up = 0 if head is None or head.weight is embeddings.weight else embeddings.weight.nbytes
+        return self.weight_bytes - looked_up
 
     def with_own_cache(self) -> "CausalModel":
         """The same weights for another use, with a cache of its own."""
+        return self._twin(cache=SlotCache())
+
+    def as_it_was(self) -> PreTrainedModel:
+        """The network with transformers' own attention, over the same weights."""
+        shared = {id(parameter): parameter for parameter in self.network.parameters()}
+        network = copy.deepcopy(self.network, shared)
+        network.set_attn_implementation("sdpa")
+        return network
+
+    def first_layers(self, num_layers: int) -> "CausalModel":
+        """The model without its later layers, over the same cache: what it reads, the whole model overwrites.
+
+        Raises:
+            UsageError: the model has no more layers than that.
+        """
+        if not 0 < num_layers < self.num_layers:
+            raise UsageError(
+                f"{self.name} has {self.num_layers} layers, so its first {num_layers} cannot draft for it."
+            )
+        return self._twin(_body=self._body.first_layers(num_layers))
+
+    def _twin(self, **changes: Any) -> "CausalModel":
         twin = object.__new__(CausalModel)
-        twin.__dict__ = self.__dict__ | {"cache": SlotCache()}
+        twin.__dict__ = self.__dict__ | changes
         return twin
+
+    def read(self, places: Places, ids: Tensor, branches: Tensor | None = None) -> Tensor:
+        """Hidden states [B, T, W] of ids [B, T], read into a cache whose lengths stay what they are.
+
+        `branches` is what `_branch_columns` makes of branches.
+        """
+        slots, starts, _ = places
+        width = ids.shape[1]
+        span = places.span_of(width)
+        cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
+        self.cache.begin(slots, cells, span)
+        positions, mask = cells, None
+        if width > 1 or len(ids) > 1 or isinstance(slots, Tensor):
+            mask = torch.arange(span, device=self.device) <= cells[:, :, None]  # [B, T, S]
+        if branches is not None:
+            assert mask is not None
+            numbers, shifts = branches
+            positions = cells - shifts
+            of_key = numbers.new_zeros(len(ids), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
+            mask = mask & ((of_key == 0) | (of_key == numbers[:, :, None]))
+        positions = positions.clamp(max=self.max_context - 1)  # padding may lie beyond the last one
+        return self._body(ids, positions, None if mask is None else mask[:, None], self.cache)
 
     def extend(
         self,
         slots: Sequence[int],
         ids: Sequence[Sequence[int]],
         *,
-        keep: Sequence[int] | None = None,
-        branches: Sequence[int] = (),
-    ) -> Tensor:
+        keep: Sequence[Sequence[int]] | None = None,
+        branches: Sequence[Sequence[int]] | None = None,
+    ) -> tuple[Tensor, ...]:
         """Reads further ids into slots, in one pass, and advances their lengths.
 
         Args:
             slots: one slot per row.
             ids: B rows of ids, ragged; row b goes to the positions after what its slot holds.
-            keep: columns whose logits are wanted; all of them by default.
-            branches: lengths of trailing branches of a single row: each sees what stands before the first branch and
-                itself, and its positions count from there.
+            keep: columns of each row whose logits are wanted; all of them by default.
+            branches: for each row the lengths of its trailing branches: each sees what stands before the row's first
+                branch and itself, and its positions count from there.
 
         Returns:
-            Logits [B, len(keep) or T, V]; a shorter row's are meaningless beyond its own length.
+            For each row the logits of its columns, [C, V].
         """
         starts = [self.cache_length(slot) for slot in slots]
-        width = max(len(row) for row in ids)
-        padded = [list(row) + [0] * (width - len(row)) for row in ids]
-        columns = torch.arange(width, device=self.device)
-        first = torch.tensor(starts, device=self.device)
-        positions = first[:, None] + columns  # [B, T]
-        span = max(starts) + width
-        self.cache.begin(list(slots), positions, span)
-        mask = None
-        if branches:
-            positions, mask = _branch_layout(positions, span, branches)
-        elif width > 1 or len(slots) > 1:
-            mask = torch.arange(span, device=self.device) <= positions[:, :, None]
-        logits = self.network(
-            input_ids=torch.tensor(padded, device=self.device),
-            position_ids=positions.clamp(max=self.max_context - 1),  # padding may lie beyond the last one
-            attention_mask=None if mask is None else mask[:, None],
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),
-        ).logits
-        assert logits.shape[1] == (width if keep is None else len(keep))
+        width = max(map(len, ids))
+        padded = [[*row, *[0] * (width - len(row))] for row in ids]
+        inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
+        columns_of = None
+        if branches is not None and any(map(sum, branches)):
+            columns_of = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
+        hidden = self.read(Places(slots, inputs[:, 0], max(starts) + 1), inputs[:, 1:], columns_of)
         for slot, start, row in zip(slots, starts, ids, strict=True):
             self.cache.lengths[slot] = start + len(row)
-        return logits
+        columns = [range(len(row)) for row in ids] if keep is None else keep
+        flat = [index * width + column for index, row in enumerate(columns) for column in row]
+        if flat != list(range(hidden.shape[0] * width)):
+            hidden = hidden.flatten(0, 1)[torch.tensor(flat, dtype=torch.long, device=self.device)][None]
+        return self.logits(hidden).flatten(0, 1).split([len(row) for row in columns])
 
     def cache_length(self, slot: int) -> int:
         """How many positions the slot holds; a slot never used holds none."""
@@ -104,14 +187,13 @@ class CausalModel:
 
     @torch.inference_mode()
     def _reproduces(self, reference: Tensor) -> bool:
-        """Whether our cache and attention give the model's own logits, whatever its configuration says."""
-        self.cache = SlotCache()
+        """Whether our cache, attention and layers give the model's own logits, whatever its configuration says."""
         ids = [token % self.vocab_size for token in range(5, 13)]
         self.extend([0, 1], [ids[:5], ids[:3]])
         ragged = self.extend([0, 1], [ids[5:], ids[3:]])
         self.rollback(0, 5)
-        alone = self.extend([0], [ids[5:]], keep=[2])
-        ends = torch.stack([ragged[0, 2], ragged[1, 4], alone[0, 0]]).float()  # [3, V]
+        alone = self.extend([0], [ids[5:]], keep=[[2]])
+        ends = torch.stack([each[-1] for each in (*ragged, *alone)]).float()  # [3, V]
         tolerance = 1e-3 if self.network.dtype == torch.float32 else 0.1
         spread = (reference - reference.mean()).norm()  # relative to it, as a small model's logits are small
         return bool(((ends - reference).norm(dim=-1) <= tolerance * spread).all())
@@ -133,18 +215,17 @@ def _max_context(config: Any) -> int:
     return longest
 
 
-def _branch_layout(positions: Tensor, span: int, branches: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Positions [1, T] and mask [1, T, S] of one row that ends in branches which do not see each other."""
-    width = positions.shape[1]
-    start = span - width
-    mask = torch.arange(span, device=positions.device) <= positions[0, :, None]  # [T, S]
-    positions = positions.clone()
-    trunk = column = width - sum(branches)
-    for length in branches:
-        mask[column : column + length, start + trunk : start + column] = False
-        positions[0, column : column + length] -= column - trunk
-        column += length
-    return positions, mask[None]
+def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[int]], width: int) -> Tensor:
+    """For rows of these lengths whose last columns are branches: which branch each column is of, 0 for none, and how
+    many columns of earlier branches stand before it; [2, B, T]."""
+    numbers, shifts = ([[0] * width for _ in lengths] for _ in range(2))
+    for row, (length, row_branches) in enumerate(zip(lengths, branches, strict=True)):
+        trunk = column = length - sum(row_branches)
+        for number, count in enumerate(row_branches, 1):
+            numbers[row][column : column + count] = [number] * count
+            shifts[row][column : column + count] = [column - trunk] * count
+            column += count
+    return torch.tensor([numbers, shifts])
 
 
 @torch.inference_mode()
@@ -212,7 +293,7 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
 
 def weights_hash(name: str) -> str | None:
     """SHA-256 over the weight files of a model folder; None for a model that is not a folder."""
-    files = sorted(Path(name).glob("*.safetensors")) if Path(name).is_dir() else []
+    files = sorted(Path(name).glob("model*.safetensors")) if Path(name).is_dir() else []
     if not files:
         return None
     digest = hashlib.sha256()

@@ -1,26 +1,43 @@
-"""Which sequence each slot of a cache holds, so that a call reads only what its slot has not seen."""
+"""Which sequence each slot of a cache holds, so that a call reads only what no slot has read.
+
+A slot that is given back keeps what it holds until it is needed. A call on a text that a slot follows goes on there;
+a new text takes over, or copies, the longest prefix that any slot shares with it, id for id.
+"""
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepspec.engine import TokenBuffer
 from stepspec.torch_engine.model import CausalModel
 
+LEAST_PREFIX = 16
+"""Shared ids that are worth a copy; fewer are read again in the same time."""
+
 
 @dataclass
 class Slot:
-    """One slot: the buffer it follows, how many of its ids are known to be cached, and the cached ids beyond those.
+    """One slot: the ids that it holds, the buffer it follows, and how many of the ids are known to be the buffer's.
 
-    `tail` are ids that were read after the buffer's end: a step being generated or judged. Once the buffer has grown
-    they are compared with what was committed, so a step that was accepted is never read again.
+    What was read after the buffer's end, a step being generated or judged, stays in `ids`. Once the buffer has grown
+    it is compared with what was committed, so a step that was accepted is never read again.
     """
 
     index: int
+    ids: list[int] = field(default_factory=list)
     buffer: "weakref.ref[TokenBuffer] | None" = None
     agreed: int = 0
-    tail: list[int] = field(default_factory=list)
     busy: bool = False
     last_used: int = 0
+
+    def follows(self, buffer: TokenBuffer) -> bool:
+        """Whether it holds the beginning of this very buffer."""
+        return self.buffer is not None and self.buffer() is buffer
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the text that it holds may still be gone on with."""
+        return self.buffer is not None and self.buffer() is not None
 
 
 class SlotTable:
@@ -32,17 +49,31 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, buffer: TokenBuffer) -> Slot | None:
-        """The idle slot that already follows the buffer, else the one used longest ago; None if all are busy."""
+        """A slot for a call on the buffer, with as much of it as is held anywhere; None if all are busy."""
         idle = [slot for slot in self._slots if not slot.busy]
         if not idle:
             return None
-        own = [slot for slot in idle if slot.buffer is not None and slot.buffer() is buffer]
-        slot = own[0] if own else min(idle, key=_reuse_order)
-        if not own:
-            slot.buffer, slot.agreed, slot.tail = weakref.ref(buffer), 0, []
-            self.model.rollback(slot.index, 0)
+        slot = next((slot for slot in idle if slot.follows(buffer)), None) or self._opened(buffer, idle)
         self._clock += 1
         slot.busy, slot.last_used = True, self._clock
+        return slot
+
+    def _opened(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
+        """An idle slot made to follow a buffer that none of them follows."""
+        ids = buffer.since(0)
+        shared = {slot.index: _common_prefix(slot.ids, ids) for slot in self._slots if slot.ids}
+        source = max(shared, key=lambda index: shared[index], default=None)
+        slot = min(idle, key=_reuse_order)
+        if source is None or shared[source] < LEAST_PREFIX:
+            length = shared.get(slot.index, 0)
+        else:
+            length = shared[source]
+            if not self._slots[source].busy and not self._slots[source].wanted:
+                slot = self._slots[source]
+            elif source != slot.index:
+                self.model.cache.copy_slot(source, slot.index, length)
+        self.model.rollback(slot.index, length)
+        slot.ids, slot.buffer, slot.agreed = ids[:length], weakref.ref(buffer), length
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -55,25 +86,39 @@ class SlotTable:
         At most `at_most` ids of the buffer are taken as read, so that the caller gets the logits it needs.
         """
         new = buffer.since(slot.agreed)
-        same = 0
-        while same < min(len(new), len(slot.tail)) and new[same] == slot.tail[same]:
-            same += 1
-        known = min(slot.agreed + same, at_most)
+        known = min(slot.agreed + _common_prefix(slot.ids[slot.agreed :], new), at_most)
         self.model.rollback(slot.index, known)
-        slot.agreed, slot.tail = known, []
+        slot.agreed = known
+        del slot.ids[known:]
         return buffer.since(known)
 
-    def remember(self, slot: Slot, prompt_length: int, beyond: list[int]) -> None:
+    def remember(self, slot: Slot, buffer: TokenBuffer, prompt_length: int, beyond: Sequence[int]) -> None:
         """Notes that the slot was given the buffer's first `prompt_length` ids and then `beyond`.
 
         What was read after those is rolled back; what was not read yet is not counted as held.
         """
-        held = min(self.model.cache_length(slot.index), prompt_length + len(beyond))
+        given = buffer.since(len(slot.ids))[: prompt_length - len(slot.ids)]
+        slot.ids += [*given, *beyond]
+        held = min(self.model.cache_length(slot.index), len(slot.ids))
         self.model.rollback(slot.index, held)
         slot.agreed = min(prompt_length, held)
-        slot.tail = beyond[: held - slot.agreed]
+        del slot.ids[held:]
+
+    def check(self) -> None:
+        """Asserts that the cache holds what the slots say."""
+        for slot in self._slots:
+            assert slot.busy or self.model.cache_length(slot.index) == len(slot.ids), slot
+            assert slot.agreed <= len(slot.ids), slot
+
+
+def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading ids are the same."""
+    length = min(len(first), len(second))
+    if first[:length] == second[:length]:
+        return length
+    return next(index for index in range(length) if first[index] != second[index])
 
 
 def _reuse_order(slot: Slot) -> tuple[bool, int, int]:
-    alive = slot.buffer is not None and slot.buffer() is not None
-    return alive, slot.last_used if alive else 0, slot.index  # low indices first: an unused slot costs memory
+    """Slots whose text is gone first, then the least recently used, then low ones: an unused slot costs memory."""
+    return slot.wanted, slot.last_used, slot.index

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from stepspec.mini import WEIGHTS, train
 from stepspec.mini.batches import Batches, collate
+from stepspec.mini.medusa import NUM_HEADS, loss_of, train_heads
 from stepspec.mini.problems import NAMES, train_problem
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
+from stepspec.mini.sequences import NOT_LEARNED
 from stepspec.mini.tokenizer import load_tokenizer
 from stepspec.mini.train import (
     Heads,
@@ -25,6 +28,8 @@ from stepspec.mini.train import (
     losses_of,
     totals_of,
 )
+from stepspec.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
+from stepspec.torch_engine.model import CausalModel, load_network
 
 SMALL = Recipe(
     width=32,
@@ -192,3 +197,30 @@ def test_the_recipes_are_those_of_the_models_shipped() -> None:
         config = AutoModelForCausalLM.from_pretrained(WEIGHTS / role).config
         assert (config.hidden_size, config.intermediate_size) == (recipe.width, recipe.feed_forward)
         assert config.num_hidden_layers == recipe.stages[-1].layers
+
+
+def test_medusa_heads_learn_what_comes_later_and_are_written_beside_the_weights(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    folder = tmp_path / "target"
+    shutil.copytree(WEIGHTS / "target", folder, ignore=shutil.ignore_patterns("medusa"))
+    train_heads(folder, seed=0, device="cpu", num_steps=3)
+    model = CausalModel(load_network(str(folder), "cpu"), "target")
+    heads = load_heads(folder, model)
+    assert heads is not None
+    assert heads.heads.shape == (NUM_HEADS, model.vocab_size, model.network.config.hidden_size)
+    assert heads.blocks.any(), "they have learned something"
+    assert (folder / FILE).stat().st_size <= 4e6
+
+
+def test_of_medusa_heads_each_learns_the_token_that_many_places_on() -> None:
+    """Heads that know the next tokens of a text have no loss on it; nothing is learned beyond what is to be written."""
+    targets = torch.tensor([[NOT_LEARNED, 3, 1, 2, NOT_LEARNED]])
+    heads = MedusaHeads(2, 5, 5)
+    hidden = torch.eye(5)[None]  # each place says where it is
+    with torch.no_grad():
+        for head, place, token in ((0, 1, 1), (0, 2, 2), (1, 1, 2)):
+            heads.heads[head, token, place] = 30.0
+    assert loss_of(heads, hidden, targets) < 1e-6
+    with torch.no_grad():
+        heads.heads[0, 4, 3] = 30.0  # behind the last token nothing is known
+    assert loss_of(heads, hidden, targets) < 1e-6

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from tiny_models import piece
@@ -9,10 +10,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer
+from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
-from stepspec.torch_engine.decode import Row, decode_round
+from stepspec.torch_engine.decode import Rounds
+from stepspec.torch_engine.drafters import Drafter
 from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.sampling import Stream, law
+from stepspec.torch_engine.pace import FixedPace
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.sampling import edited, samplers
+from stepspec.torch_engine.sampling import laws as laws_of
 from stepspec.torch_engine.slots import Slot
 
 FALSE_ALARM = 1e-6
@@ -30,7 +36,9 @@ def conditional_laws(network: PreTrainedModel, prompt: Sequence[int], depth: int
     for length in range(depth):
         texts = [[*prompt, *text] for text in itertools.product(range(size), repeat=length)]
         logits = network(input_ids=torch.tensor(texts, device=network.device), use_cache=False).logits[:, -1]
-        laws.append(law(logits, sampling).reshape([size] * (length + 1)).double().cpu())
+        how = samplers([sampling], size, network.device)
+        rows = torch.cat([laws_of(edited(row[None, None], how, None), how)[0] for row in logits])
+        laws.append(rows.reshape([size] * (length + 1)).double().cpu())
     return laws
 
 
@@ -67,7 +75,7 @@ def p_value(texts: Tensor, joint: Tensor) -> float:
 @torch.inference_mode()
 def sample_texts(
     target: CausalModel,
-    draft: CausalModel | None,
+    drafter: Drafter | None,
     prompt: Sequence[int],
     sampling: Sampling,
     num_rows: int,
@@ -79,14 +87,14 @@ def sample_texts(
     """What the rounds emit for so many seeds, [N, depth], and the share of drafted tokens accepted."""
     rows: list[Row] = []
     for first in range(0, num_rows, batch):
-        rows += _run_batch(target, draft, prompt, sampling, range(first, first + batch), depth, num_tokens)
-    drafted = sum(row.drafted for row in rows)
-    return torch.tensor([row.generated for row in rows]), sum(row.accepted for row in rows) / max(drafted, 1)
+        rows += _run_batch(target, drafter, prompt, sampling, range(first, first + batch), depth, num_tokens)
+    drafted = sum(row.metrics.drafted for row in rows)
+    return torch.tensor([row.generated for row in rows]), sum(row.metrics.accepted for row in rows) / max(drafted, 1)
 
 
 def _run_batch(
     target: CausalModel,
-    draft: CausalModel | None,
+    drafter: Drafter | None,
     prompt: Sequence[int],
     sampling: Sampling,
     seeds: range,
@@ -95,26 +103,21 @@ def _run_batch(
 ) -> list[Row]:
     """One row a seed, all advanced together until every one has its tokens."""
     slots = list(range(len(seeds)))
-    for model in (target, draft) if draft is not None else (target,):
-        for slot in slots:
-            model.rollback(slot, 0)
-    target.extend(slots, [prompt[:-1] for _ in slots], keep=[0])
-    drafting = Drafting("draft-model", num_tokens) if draft is not None else Drafting()
-    buffer = TokenBuffer(prompt)
-    rows = [
-        Row(
-            buffer,
-            len(prompt),
-            sampling,
-            drafting,
-            StopWatch(Stop(depth), piece, frozenset()),
-            Stream(seed, len(prompt), target.device),
-            Slot(slot),
-            Slot(slot),
+    for slot in slots:
+        target.rollback(slot, 0)
+    target.extend(slots, [prompt[:-1] for _ in slots], keep=[[] for _ in slots])
+    rounds, rows = Rounds(target, Metrics()), []
+    for slot, seed in zip(slots, seeds, strict=True):
+        watch = StopWatch(Stop(depth), piece, frozenset())
+        row = Row(
+            TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(), watch, FixedPace(num_tokens)
         )
-        for slot, seed in zip(slots, seeds, strict=True)
-    ]
+        row.slot = Slot(slot)
+        rows.append(row)
     while going := [row for row in rows if row.end is None]:
-        decode_round(target, draft, going)
+        rounds.run(going, drafter)
         target.cache.check()
+        for row in going:
+            if row.end is not None and drafter is not None:
+                drafter.release(row)
     return rows

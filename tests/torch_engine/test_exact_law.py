@@ -8,17 +8,29 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stepspec.engine import Sampling
+from stepspec.torch_engine.drafters import Drafter
+from stepspec.torch_engine.drafters.draft_model import DraftModel, EarlyExit
+from stepspec.torch_engine.drafters.lookup import PromptLookup
+from stepspec.torch_engine.drafters.medusa import Medusa, MedusaHeads
+from stepspec.torch_engine.drafters.suffix import Suffix
+from stepspec.torch_engine.model import CausalModel
 from stepspec.torch_engine.sampling import acceptance, residual
 
-PROMPT = [1, 4, 2]
+PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that there is something to look up, and likely
 NUM_TEXTS = 6000
-SAMPLINGS = [Sampling(1.0), Sampling(0.7, top_p=0.85), Sampling(1.2, top_k=3)]
+SAMPLINGS = [
+    Sampling(1.0),
+    Sampling(0.7, top_p=0.85),
+    Sampling(1.2, top_k=3),
+    Sampling(1.0, min_p=0.5),
+    Sampling(1.0, logit_bias=((1, 0.7), (3, -0.4)), allowed=frozenset({0, 1, 3, 4})),
+]
 
 
 @pytest.fixture(scope="module")
 def target() -> PreTrainedModel:
     # Small weights, so that most of the 125 texts are likely enough to be counted one by one.
-    shape = {"vocab_size": 5, "num_hidden_layers": 1, "initializer_range": 0.1}
+    shape = {"vocab_size": 5, "num_hidden_layers": 2, "initializer_range": 0.1}
     return make_network(llama_config(**shape), seed=3)
 
 
@@ -27,13 +39,29 @@ def draft(target: PreTrainedModel) -> PreTrainedModel:
     return noisy_copy(target, share=0.4)
 
 
+@torch.inference_mode()
+def make_drafter(name: str, model: CausalModel, draft: PreTrainedModel) -> Drafter:
+    """A drafter whose guesses are neither always right nor always wrong."""
+    if name == "draft-model":
+        return DraftModel(make_model(draft), model.vocab_size, 500)
+    if name == "early-exit":
+        return EarlyExit(model, 1)
+    if name == "medusa":
+        heads = MedusaHeads(2, model.network.config.hidden_size, model.vocab_size)
+        heads.heads.copy_(0.5 * model.network.get_output_embeddings().weight.expand(2, -1, -1))
+        return Medusa(heads)
+    return PromptLookup(model.device) if name == "prompt-lookup" else Suffix(model.device)
+
+
+@pytest.mark.parametrize("name", ["draft-model", "early-exit", "medusa", "prompt-lookup", "suffix"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_three_tokens_from_speculation_have_the_targets_joint_law(
-    target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
+def test_tokens_from_speculation_have_the_targets_joint_law(
+    target: PreTrainedModel, draft: PreTrainedModel, name: str, sampling: Sampling
 ) -> None:
     """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
-    texts, accepted = sample_texts(make_model(target), make_model(draft), PROMPT, sampling, NUM_TEXTS)
-    assert 0.2 < accepted < 0.98, "neither accepting nor rejecting is exercised"
+    model = make_model(target)
+    texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, NUM_TEXTS, depth=3)
+    assert 0.1 < accepted < 0.98, "neither accepting nor rejecting is exercised"
     assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, sampling))) > FALSE_ALARM
 
 

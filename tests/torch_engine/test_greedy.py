@@ -9,6 +9,7 @@ from tiny_models import (
     generate,
     generate_all,
     make_config,
+    make_heads,
     make_model,
     make_network,
     noisy_copy,
@@ -18,7 +19,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import Drafting, Sampling
+from stepspec.engine import DrafterName, Drafting, Sampling
 
 pytestmark = pytest.mark.anyio
 
@@ -58,12 +59,13 @@ async def test_four_concurrent_calls_without_a_drafter_equal_transformers(
     assert all(chunk.passes == NUM_NEW and chunk.drafted == 0 for chunk in chunks)
 
 
+@pytest.mark.parametrize("framed", [False, True], ids=["as they come", "framed"])
 @pytest.mark.parametrize("quality", ["another random model", "a noisy copy", "the target itself"])
-async def test_four_concurrent_calls_with_any_drafter_equal_transformers(
-    network: PreTrainedModel, expected: list[list[int]], quality: str
+async def test_concurrent_calls_with_any_draft_model_equal_transformers(
+    network: PreTrainedModel, expected: list[list[int]], quality: str, framed: bool
 ) -> None:
-    drafter = make_model(draft_of(quality, network))
-    async with serving(make_model(network), drafter) as engine:
+    drafter = make_model(draft_of(quality, network), framed=framed)
+    async with serving(make_model(network, framed=framed), drafter) as engine:
         for num_tokens in (1, 3, 5):
             chunks = await generate_all(engine, PROMPTS, NUM_NEW, Drafting("draft-model", num_tokens))
             assert [list(chunk.ids) for chunk in chunks] == expected
@@ -76,6 +78,26 @@ async def test_four_concurrent_calls_with_any_drafter_equal_transformers(
                 assert 0.15 * drafted < accepted < 0.9 * drafted
             else:
                 assert accepted < 0.4 * drafted
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["as they come", "framed"])
+@pytest.mark.parametrize("num_tokens", [3, None])
+@pytest.mark.parametrize("name", ["early-exit", "prompt-lookup", "suffix", "medusa"])
+async def test_concurrent_calls_with_other_drafters_equal_transformers(
+    network: PreTrainedModel, expected: list[list[int]], name: DrafterName, num_tokens: int | None, framed: bool
+) -> None:
+    model = make_model(network, framed=framed)
+    async with serving(model, heads=make_heads(model, 4)) as engine:
+        hints = [expected[0][3:], (), expected[2], random_ids(9)]
+        chunks = await asyncio.gather(
+            *(
+                generate(engine, prompt, NUM_NEW, drafting=Drafting(name, num_tokens), hint=hint)
+                for prompt, hint in zip(PROMPTS[:3], hints, strict=False)
+            )
+        )
+    assert [list(chunk.ids) for chunk in chunks] == expected[:3]
+    if num_tokens:
+        assert 0 < sum(chunk.accepted for chunk in chunks) < sum(chunk.drafted for chunk in chunks)
 
 
 async def test_greedy_and_sampled_calls_share_rounds_without_harm() -> None:

@@ -18,9 +18,9 @@ from tiny_models import (
     serving,
     slow_greedy,
 )
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
-from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engine import Chunk, DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import EngineError, ModelError, UsageError
 from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
 from stepspec.torch_engine.model import CausalModel
@@ -32,13 +32,21 @@ FOREVER = 30_000
 PROMPT = [1, 2, 3]
 
 
-class PoisonableLlama(LlamaForCausalLM):
+class PoisonableBody(LlamaModel):
     """Raises when it is given the poison to read."""
 
     def forward(self, input_ids: torch.Tensor, **options):  # type: ignore[no-untyped-def,override]
         if (input_ids == POISON).any():
             raise RuntimeError("poisoned")
         return super().forward(input_ids=input_ids, **options)
+
+
+class PoisonableLlama(LlamaForCausalLM):
+    """A Llama with that body."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        self.model = PoisonableBody(config)
 
 
 @pytest.fixture(scope="module")
@@ -117,30 +125,21 @@ async def test_a_prompt_that_fails_fails_alone(network: PreTrainedModel, draftin
 
 
 @pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
-async def test_a_pass_that_fails_fails_its_calls_and_no_later_ones(
+async def test_a_shared_pass_that_fails_fails_only_the_call_that_makes_it_fail(
     network: PreTrainedModel, drafting: Drafting
 ) -> None:
     """A prompt of one token is read by the round that all rows share."""
     async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
-        running = [endless(engine, prompt, drafting) for prompt in (PROMPT, [4, 5])]
-        await asyncio.gather(*(anext(call) for call in running))
-        failures = await asyncio.gather(
-            generate(engine, [POISON], 5, drafting=drafting), *map(collect, running), return_exceptions=True
-        )
-        assert [type(failure) for failure in failures] == [EngineError] * 3
-        await assert_serves(engine, network, drafting)
-
-
-async def test_a_pass_that_fails_leaves_rows_of_other_passes_alone(network: PreTrainedModel) -> None:
-    async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
-        drafted, failed = await asyncio.gather(
-            generate(engine, PROMPT, 60, drafting=DRAFTED),
-            generate(engine, [POISON], 5),
-            return_exceptions=True,
+        running = [generate(engine, prompt, 200, drafting=drafting) for prompt in (PROMPT, [4, 5])]
+        good, other, failed = await asyncio.gather(
+            *running, generate(engine, [POISON], 5, drafting=drafting), return_exceptions=True
         )
         assert isinstance(failed, EngineError)
-        assert isinstance(drafted, Chunk)
-        assert list(drafted.ids) == slow_greedy(network, PROMPT, 60)
+        assert isinstance(good, Chunk)
+        assert isinstance(other, Chunk)
+        assert list(good.ids) == slow_greedy(network, PROMPT, 200)
+        assert list(other.ids) == slow_greedy(network, [4, 5], 200)
+        await assert_serves(engine, network, drafting)
 
 
 async def test_a_drafter_that_fails_is_an_error_and_the_engine_goes_on(network: PreTrainedModel) -> None:
@@ -226,7 +225,7 @@ async def test_a_drafted_engine_takes_over_from_the_one_without(network: PreTrai
 
 async def test_drafting_without_a_drafter_is_refused(network: PreTrainedModel) -> None:
     async with serving(make_model(network)) as engine:
-        with pytest.raises(UsageError, match="needs a draft model"):
+        with pytest.raises(UsageError, match="by a draft model needs one"):
             await generate(engine, PROMPT, 5, drafting=DRAFTED)
 
 
@@ -239,3 +238,14 @@ async def test_a_draft_of_another_vocabulary_is_refused(network: PreTrainedModel
             await assert_serves(target, network)
         finally:
             await draft.aclose()
+
+
+@pytest.mark.parametrize(
+    ("drafter", "reason"),
+    [("draft-model", "needs one"), ("medusa", "no Medusa heads"), ("early-exit", "has one layer")],
+)
+async def test_a_drafter_whose_parts_are_missing_is_refused_and_not_listed(drafter: DrafterName, reason: str) -> None:
+    async with serving(make_model(make_network(llama_config(num_hidden_layers=1)))) as engine:
+        with pytest.raises(UsageError, match=reason):
+            await generate(engine, PROMPT, 5, drafting=Drafting(drafter))
+        assert engine.drafters == ["prompt-lookup", "suffix"]

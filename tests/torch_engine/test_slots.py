@@ -22,9 +22,10 @@ def use(table: SlotTable, buffer: TokenBuffer, beyond: list[int] | None = None) 
     assert slot is not None
     read = table.unread(slot, buffer, at_most=len(buffer) - 1) + (beyond or [])
     table.model.extend([slot.index], [read])
-    table.remember(slot, len(buffer), beyond or [])
+    table.remember(slot, buffer, len(buffer), beyond or [])
     table.release(slot)
     table.model.cache.check()
+    table.check()
     return slot, read
 
 
@@ -72,14 +73,52 @@ def test_the_slot_used_longest_ago_is_given_away_first(table: SlotTable) -> None
     assert (again.index, read) == (slot.index, second.since(0))
 
 
-def test_the_slot_of_a_buffer_that_is_gone_is_given_away_before_an_unused_one(table: SlotTable) -> None:
-    """An unused slot costs memory, so a long row of requests one after the other stays in one slot."""
-    for seed in range(3):
-        buffer = TokenBuffer(random_ids(5, seed))
-        assert use(table, buffer)[0].index == 0
-        del buffer
-        gc.collect()
-    assert len(table.model.cache.lengths) == 1
+def test_what_is_held_of_texts_that_are_gone_stays_until_it_is_needed_and_goes_first(table: SlotTable) -> None:
+    alive = TokenBuffer(random_ids(5, 9))
+    kept = use(table, alive)[0]
+    used = [use(table, TokenBuffer(random_ids(5, seed)))[0].index for seed in range(3)]
+    gc.collect()
+    assert used == [1 - kept.index] * 3
+    assert use(table, alive)[1] == alive.since(4)
+
+
+def test_a_new_text_goes_on_from_the_longest_prefix_that_any_slot_holds(table: SlotTable) -> None:
+    prompt = random_ids(40)
+    first = TokenBuffer(prompt)
+    slot, _ = use(table, first, beyond=[1, 2, 3])
+    second = TokenBuffer([*prompt, 1, 2, 9, 9])
+    other, read = use(table, second)
+    assert other.index != slot.index, "the first text may still go on, so what it holds is copied"
+    assert read == [9, 9]
+    first.append([1, 2, 3, 4])
+    assert use(table, first)[1] == [4]
+
+
+def test_what_a_text_that_is_gone_held_is_taken_over_and_not_copied(table: SlotTable) -> None:
+    prompt = random_ids(40)
+    slot, _ = use(table, TokenBuffer(prompt))
+    gc.collect()
+    other, read = use(table, TokenBuffer([*prompt[:30], 47, 46]))
+    assert (other.index, read) == (slot.index, [47, 46])
+
+
+def test_a_copied_prefix_gives_the_logits_that_reading_it_gives(table: SlotTable) -> None:
+    prompt = random_ids(40)
+    first, second = TokenBuffer(prompt), TokenBuffer([*prompt, 5])
+    use(table, first)
+    slot = table.acquire(second)
+    assert slot is not None
+    unread = table.unread(slot, second, at_most=len(second) - 1)
+    with torch.inference_mode():
+        (copied,) = table.model.extend([slot.index], [unread])
+        fresh = table.model.with_own_cache()
+        (expected,) = fresh.extend([0], [second.since(0)], keep=[[40]])
+    assert torch.allclose(copied[-1:], expected, atol=1e-5)
+
+
+def test_a_few_shared_ids_are_read_again(table: SlotTable) -> None:
+    use(table, TokenBuffer([1, 2, 3, 4]))
+    assert use(table, TokenBuffer([1, 2, 3, 5]))[1] == [1, 2, 3, 5]
 
 
 def test_a_busy_slot_is_never_given_away(table: SlotTable) -> None:
@@ -94,5 +133,4 @@ def test_a_busy_slot_is_never_given_away(table: SlotTable) -> None:
 
 def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:
     first, second = TokenBuffer([1, 2, 3]), TokenBuffer([1, 2, 3])
-    use(table, first)
-    assert use(table, second)[1] == [1, 2, 3]
+    assert use(table, first)[0] is not use(table, second)[0]

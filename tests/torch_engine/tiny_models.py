@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.torch_engine.drafters.medusa import MedusaHeads
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
 from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer
@@ -88,9 +89,22 @@ def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrai
     return copied
 
 
-def make_model(network: PreTrainedModel, name: str = "tiny") -> CausalModel:
-    """The model behind `extend`; the network itself keeps its own attention, for use as a reference."""
-    return CausalModel(copy.deepcopy(network), name)
+def make_model(network: PreTrainedModel, name: str = "tiny", framed: bool = False) -> CausalModel:
+    """The model behind `extend`; the network itself keeps its own attention, for use as a reference.
+
+    `framed`: whether rounds have the shapes that they have where passes are captured.
+    """
+    model = CausalModel(copy.deepcopy(network), name)
+    model.framed = framed
+    return model
+
+
+@torch.no_grad()
+def make_heads(model: CausalModel, num_heads: int) -> MedusaHeads:
+    """Medusa heads that guess what the target's own head does, which is sometimes right."""
+    heads = MedusaHeads(num_heads, model.network.config.hidden_size, model.vocab_size)
+    heads.heads.copy_(model.network.get_output_embeddings().weight.expand(num_heads, -1, -1))
+    return heads
 
 
 def piece(token: int) -> str:
@@ -106,10 +120,13 @@ def make_tokenizer(size: int = VOCAB_SIZE, end_ids: frozenset[int] = frozenset()
 
 @asynccontextmanager
 async def serving(
-    model: CausalModel, drafter: CausalModel | None = None, end_ids: frozenset[int] = frozenset()
+    model: CausalModel,
+    drafter: CausalModel | None = None,
+    end_ids: frozenset[int] = frozenset(),
+    heads: MedusaHeads | None = None,
 ) -> AsyncIterator[TorchEngine]:
     """An engine for the length of a block; checks the caches when it is closed."""
-    engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter)
+    engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter, heads=heads)
     try:
         yield engine
     finally:
@@ -126,10 +143,11 @@ async def generate(
     *,
     sampling: Sampling = Sampling(),
     drafting: Drafting = Drafting(),
+    hint: Sequence[int] = (),
 ) -> Chunk:
     """A whole `generate` call."""
     buffer = prompt if isinstance(prompt, TokenBuffer) else TokenBuffer(prompt)
-    return await collect(engine.generate(buffer, sampling, Stop(num_tokens), drafting))
+    return await collect(engine.generate(buffer, sampling, Stop(num_tokens), drafting, hint))
 
 
 async def generate_all(
@@ -163,9 +181,9 @@ class CountingModel(CausalModel):
 
     num_read: list[int]
 
-    def extend(self, slots, ids, **options):  # type: ignore[no-untyped-def]
-        self.num_read.append(sum(len(row) for row in ids))
-        return super().extend(slots, ids, **options)
+    def read(self, places, ids, branches=None):  # type: ignore[no-untyped-def]
+        self.num_read.append(ids.numel())
+        return super().read(places, ids, branches)
 
     @classmethod
     def of(cls, network: PreTrainedModel) -> "CountingModel":

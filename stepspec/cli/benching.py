@@ -1,0 +1,213 @@
+"""`stepspec bench engine`: how fast the torch engine writes, beside transformers' own generation."""
+
+import asyncio
+import dataclasses
+import importlib
+import json
+import random
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.cli.options import DraftOption, TargetOption
+from stepspec.engine import DrafterName
+from stepspec.errors import StepSpecError, UsageError, unknown_name
+from stepspec.files import package_folder
+
+if TYPE_CHECKING:
+    from stepspec.torch_engine.bench import Subject
+
+TABLE_WIDTH = 140
+DTYPES = ("float32", "bfloat16", "float16")
+COLUMNS = {
+    "tokens_per_s": ("tokens/s", ",.0f"),
+    "over_transformers": ("over transformers", ".2f"),
+    "over_plain": ("over plain", ".2f"),
+    "acceptance": ("acceptance", ".1%"),
+    "mean_acceptance_length": ("tokens a round", ".2f"),
+    "ideal": ("ideal", ".2f"),
+    "share_of_ideal": ("share of ideal", ".1%"),
+    "bandwidth_share": ("share of bandwidth", ".1%"),
+}
+NUM_PROMPTS = 32
+SYNTHETIC = "synthetic: random weights, tokens accepted by lot"
+
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
+
+app = typer.Typer(no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
+
+
+@app.callback()
+def _commands() -> None:
+    """Measure how fast engines are."""
+
+
+@app.command("engine")
+def bench_engine(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once; 1, 4 and 16 if left out.")] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A drafter, any number of times; all if left out."),
+    ] = None,
+    drafted: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round where it is fixed.")] = 4,
+    tokens: Annotated[int, typer.Option(min=2, help="Most tokens written after each prompt.")] = 200,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out."),
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET[,DRAFT]", help="Random models of these shapes instead, for instance 8b,0.6b."),
+    ] = None,
+    synthetic_acceptance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Accept drafted tokens by lot, with this probability.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time the torch engine beside transformers' own generation on the same prompts."""
+    if shape is not None and (target is not None or draft is not None):
+        raise UsageError("--shape makes its own models; leave --target and --draft out.")
+    if shape is not None and synthetic_acceptance is None and "," in shape:
+        raise UsageError("Random models never agree with each other; say what to assume with --synthetic-acceptance.")
+    known = [name for name in get_args(DrafterName) if name != "none"]
+    for name in drafter or ():
+        if name not in known:
+            raise UsageError(unknown_name("drafter", name, known))
+    subject = _load(target, draft, shape, dtype)
+    names: list[Any] = drafter or subject.engine.drafters
+    plan = _bench().Plan(names, batch or (1, 4, 16), drafted, tokens, turns, synthetic_acceptance)
+    prompts = _prompts(subject)
+    report = asyncio.run(_reported(subject, dataclasses.asdict(plan), lambda: _bench().measure(subject, prompts, plan)))
+    report["synthetic"] |= synthetic_acceptance is not None
+    _finish((_contenders_table(result, report["synthetic"]) for result in report["results"]), report, json_file)
+
+
+@app.command("context")
+def bench_context(
+    target: TargetOption = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="A random model of this shape instead, for instance mini.")
+    ] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of context; 100, 1000 and 8000 if left out.")
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Steps at every length.")] = 20,
+    json_file: JsonOption = None,
+) -> None:
+    """Time a step that is judged, refused and written anew, after more and more text."""
+    if target is None and shape is None:
+        shape = "mini"  # the embedded pair takes no text of that length
+    subject = _load(target, None, shape, None)
+    report = asyncio.run(
+        _reported(subject, {"turns": turns}, lambda: _bench().by_context(subject, length or (100, 1000, 8000), turns))
+    )
+    table = _table("a step after so much text" + (f" ({SYNTHETIC})" if subject.synthetic else ""))
+    for name in ("context", "ms", "read again"):
+        table.add_column(name, justify="right")
+    for each in report["results"]:
+        table.add_row(f"{each['context']:,}", f"{each['ms']:.1f}", f"{each['read_again']:.1f}")
+    _finish([table], report, json_file)
+
+
+def _bench() -> Any:
+    """The module of the torch engine that measures it; loaded by name, as that library is no part of the core."""
+    try:
+        return importlib.import_module("stepspec.torch_engine.bench")
+    except ModuleNotFoundError as error:
+        raise StepSpecError(f"This needs {error.name}: pip install 'stepspec[torch]'.") from error
+
+
+def _load(target: str | None, draft: str | None, shape: str | None, dtype: str | None) -> "Subject":
+    if dtype not in (None, *DTYPES):
+        raise UsageError(unknown_name("dtype", str(dtype), DTYPES))
+    kind: type[Subject] = _bench().Subject
+    if shape is not None:
+        names = [name.strip() for name in shape.split(",")]
+        if len(names) > 2:
+            raise UsageError(f"--shape {shape} names {len(names)} shapes; give one, or two for a target and its draft.")
+        return kind.random(*names, dtype=dtype)
+    if target is None:
+        if draft is not None:
+            raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
+        weights = package_folder() / "mini" / "weights"
+        return kind.load(str(weights / "target"), str(weights / "draft"), dtype)
+    return kind.load(_folder_of(target), _folder_of(draft) if draft is not None else None, dtype)
+
+
+def _folder_of(model: str) -> str:
+    kind, _, name = model.partition(":")
+    if kind != "torch" or not name:
+        raise UsageError(f"{model!r} is not a model of the torch engine. Write torch:FOLDER_OR_NAME.")
+    return name
+
+
+async def _reported(
+    subject: "Subject", plan: dict[str, Any], measure: Callable[[], Awaitable[list[dict[str, Any]]]]
+) -> dict[str, Any]:
+    """The figures with the conditions they hold under; frees the models."""
+    from stepspec.evaluate.conditions import commit, hardware, versions
+
+    engine = subject.engine
+    try:
+        results = await measure()
+        return {
+            "engine": engine.describe(),
+            "synthetic": subject.synthetic,
+            "plan": plan,
+            "memory_bytes": engine.metrics().memory_bytes,
+            "results": results,
+            "versions": versions(),
+            "commit": commit(),
+            "hardware": hardware(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    finally:
+        await engine.aclose()
+
+
+def _prompts(subject: "Subject") -> list[list[int]]:
+    """Problems of gsm-mini, or as many random ids."""
+    from stepspec.mini.problems import load_split
+    from stepspec.prompts import encode_request
+
+    if subject.synthetic:
+        rng = random.Random(0)
+        return [[rng.randrange(1000) for _ in range(128)] for _ in range(NUM_PROMPTS)]
+    tokenizer = subject.engine.tokenizer
+    return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), NUM_PROMPTS)]
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+
+
+def _contenders_table(result: dict[str, Any], synthetic: bool) -> Table:
+    table = _table(f"{result['batch']} at once" + (f" ({SYNTHETIC})" if synthetic else ""))
+    table.add_column("")
+    for title, _ in COLUMNS.values():
+        table.add_column(title, justify="right")
+    for each in result["contenders"]:
+        values = ((each.get(name), form) for name, (_, form) in COLUMNS.items())
+        table.add_row(each["name"], *("–" if value is None else f"{value:{form}}" for value, form in values))
+    return table
+
+
+def _finish(tables: Iterable[Table], report: dict[str, Any], json_file: Path | None) -> None:
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for table in tables:
+        console.print(table)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        print(f"Kept in {json_file}.")

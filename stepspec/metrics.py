@@ -1,0 +1,87 @@
+"""What a model has done for one call, or for all of them: passes, tokens and seconds by kind."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PassKind = Literal["read", "draft", "verify"]
+"""Of the target over prompts and steps to be judged; of a drafter; of the target over what a round has drafted."""
+
+
+@dataclass
+class Metrics:
+    """Counts and seconds of one call, or of all calls of an engine together.
+
+    A call's seconds are those of all passes that it took part in, whoever shared them.
+    """
+
+    rounds: int = 0
+    """Of one call each: a pass over three calls is three rounds."""
+    drafts: int = 0
+    """Rounds with at least one drafted token."""
+    drafted: int = 0
+    accepted: int = 0
+    accepted_whole: int = 0
+    """Drafts of which every token was accepted."""
+    accepted_at: Counter[int] = field(default_factory=Counter[int])
+    """How often the drafted token of that place, from 0 on, was accepted."""
+    generated: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompts' tokens those that did not have to be read again."""
+    passes: Counter[PassKind] = field(default_factory=Counter[PassKind])
+    seconds: dict[PassKind, float] = field(default_factory=dict[PassKind, float])
+    memory_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    """Of weights and caches, by model."""
+
+    @property
+    def target_passes(self) -> int:
+        """Forward passes of the model itself, not of what drafts for it."""
+        return self.passes["read"] + self.passes["verify"]
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of accepted tokens among those that were looked at, up to the first refused one of each draft."""
+        looked_at = self.accepted + self.drafts - self.accepted_whole
+        return self.accepted / looked_at if looked_at else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Tokens that a round with drafted tokens emits, the one behind them included; None without such rounds."""
+        return 1 + self.accepted / self.drafts if self.drafts else None
+
+    def note_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Takes what came of one row's round."""
+        self.rounds += 1
+        self.drafts += num_drafted > 0
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self.accepted_whole += 0 < num_drafted == num_accepted
+        self.accepted_at.update(range(num_accepted))
+        self.generated += num_emitted
+
+    def __sub__(self, before: "Metrics") -> "Metrics":
+        """What was done since then; memory as it is now."""
+        return self._with(before, -1)
+
+    def __add__(self, other: "Metrics") -> "Metrics":
+        """What both have done; memory as it is here."""
+        return self._with(other, 1)
+
+    def _with(self, other: "Metrics", sign: int) -> "Metrics":
+        result = self.copied()
+        for name, value in vars(other).items():
+            mine: Any = getattr(result, name)
+            if isinstance(value, int):
+                setattr(result, name, mine + sign * value)
+            elif name != "memory_bytes":
+                for key, amount in value.items():
+                    mine[key] = mine.get(key, 0) + sign * amount
+        return result
+
+    def copied(self) -> "Metrics":
+        """As they are now. Another thread may be adding to them: each field is copied in one go."""
+        values: dict[str, Any] = {
+            name: value if isinstance(value, int) else value.copy() for name, value in vars(self).items()
+        }
+        return Metrics(**values)

@@ -1,0 +1,54 @@
+"""What guesses tokens for a round, whatever it guesses them from."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.sampling import Samplers
+
+
+class Draft(NamedTuple):
+    """Tokens guessed for each row of a round."""
+
+    tokens: Tensor  # [B, K]
+    counts: Sequence[int]  # how many of them each row has
+    laws: Tensor | None = None  # what they were drawn from, [B, K, V]; None if they are certain
+    passes: int = 0  # forward passes that it took
+
+    @classmethod
+    def empty(cls, num_rows: int, device: torch.device) -> "Draft":
+        """No guess at all."""
+        return cls(torch.zeros(num_rows, 0, dtype=torch.long, device=device), [0] * num_rows)
+
+
+class Drafter(Protocol):
+    """Guesses what follows in the rows of a round. It may be wrong, and it may have nothing to say."""
+
+    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+        """At most `counts[b]` tokens to follow row b; not every count is 0. None if nothing is known."""
+        ...
+
+    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
+        """Is told that rows have grown. `hidden` [B, W] is what the target's head read for each row's newest token."""
+        ...
+
+    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
+        """Does the work of drafting, waits until it is done, and leaves no trace: for measuring what it costs."""
+        ...
+
+    def release(self, row: Row) -> None:
+        """Is told that a row has ended."""
+        ...
+
+
+def certain(guesses: Sequence[Sequence[int]], device: torch.device) -> Draft | None:
+    """A draft of tokens that were found, not drawn; None if there are none."""
+    counts = [len(guess) for guess in guesses]
+    width = max(counts)
+    if width == 0:
+        return None
+    padded = [[*guess, *[0] * (width - len(guess))] for guess in guesses]
+    return Draft(torch.tensor(padded, device=device), counts)

@@ -1,0 +1,106 @@
+"""Drafting by heads on the target's last hidden state (arXiv:2401.10774), verified exactly by rejection sampling.
+
+Head i guesses the token i places behind the newest one, without seeing the guesses between; what the paper calls
+typical acceptance, which is not exact, is not what happens here.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from stepspec.errors import ModelError
+from stepspec.torch_engine import sampling
+from stepspec.torch_engine.drafters.base import Draft
+from stepspec.torch_engine.frames import captured
+from stepspec.torch_engine.model import CausalModel
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.sampling import DRAFT, Samplers
+
+FILE = "medusa/heads.safetensors"
+"""In a folder of its own: some loaders take every file of weights that lies beside the model's."""
+
+
+class MedusaHeads(torch.nn.Module):
+    """K heads of one residual block and one product each, as in Medusa-1."""
+
+    def __init__(self, num_heads: int, width: int, vocab_size: int) -> None:
+        super().__init__()
+        self.blocks = torch.nn.Parameter(torch.zeros(num_heads, width, width))
+        self.heads = torch.nn.Parameter(torch.zeros(num_heads, vocab_size, width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """From hidden states [.., W] to logits [.., K, V]."""
+        inner = torch.einsum("...w,kvw->...kv", hidden, self.blocks)
+        return torch.einsum("...kw,kvw->...kv", hidden[..., None, :] + torch.nn.functional.silu(inner), self.heads)
+
+
+def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
+    """The heads that lie beside a model's weights; None if there are none.
+
+    Raises:
+        ModelError: they are those of another model.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return None
+    weights = load_file(file)
+    shape, width = tuple(weights["heads"].shape), model.network.config.get_text_config().hidden_size
+    if shape[1:] != (model.vocab_size, width):
+        raise ModelError(f"The Medusa heads in {file} are of shape {shape}; the model beside them is another.")
+    heads = MedusaHeads(shape[0], width, model.vocab_size)
+    heads.load_state_dict(weights)
+    return heads.to(model.device, model.network.dtype)
+
+
+class Medusa:
+    """The heads, and the hidden state that each row's newest token was drawn from."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads = heads
+        self._hidden: dict[Row, Tensor] = {}
+        self._guess = captured(guess, heads.blocks.device)
+
+    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+        """See `Drafter.propose`. Of a row's first token the target has to show its hidden state first."""
+        num_heads = len(self._heads.blocks)
+        counts = [min(count, num_heads) if row in self._hidden else 0 for row, count in zip(rows, counts, strict=True)]
+        if not any(counts):
+            return None
+        nothing = self._heads.blocks.new_zeros(self._heads.blocks.shape[1])
+        hidden = torch.stack([self._hidden.get(row, nothing) for row in rows])
+        firsts = torch.tensor([row.length for row in rows]).to(hidden.device)
+        tokens, laws = self._guess(self._heads, hidden, firsts, max(counts), how)
+        return Draft(tokens, counts, laws, 1)
+
+    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
+        """See `Drafter.trial`."""
+        blocks = self._heads.blocks
+        firsts = torch.tensor([row.length for row in rows]).to(blocks.device)
+        self._guess(self._heads, blocks.new_zeros(len(rows), blocks.shape[1]), firsts, count, how)[0].tolist()
+
+    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
+        """See `Drafter.observe`."""
+        self._hidden.update(zip(rows, hidden.clone(), strict=False))  # a captured round writes the next ones there
+
+    def release(self, row: Row) -> None:
+        """See `Drafter.release`."""
+        self._hidden.pop(row, None)
+
+
+def guess(
+    heads: MedusaHeads, hidden: Tensor, firsts: Tensor, num_tokens: int, how: Samplers
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens [B, K] for positions from `firsts` [B] on, and the laws they come from unless every row is greedy."""
+    logits = heads(hidden)[:, :num_tokens]  # [B, K, V]
+    tokens = firsts.new_empty(len(firsts), 0)
+    laws: list[Tensor] = []
+    for index in range(num_tokens):
+        seen = sampling.seen_along(how, tokens)
+        each = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen[:, -1:])
+        token, law = sampling.choose(each, firsts[:, None] + index, how, DRAFT)
+        tokens = torch.cat([tokens, token], 1)
+        laws.extend([] if law is None else [law])
+    return tokens, torch.cat(laws, 1) if laws else None

@@ -1,0 +1,61 @@
+"""A generation in progress, as the engine's thread keeps it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from stepspec.engine import ChunkEnd, Drafting, Sampling, TokenBuffer
+from stepspec.metrics import Metrics
+from stepspec.stops import StopWatch
+from stepspec.torch_engine.pace import Pace
+from stepspec.torch_engine.slots import Slot
+
+
+@dataclass(eq=False)  # a row is itself, whatever its fields say
+class Row:
+    """A generation in progress. `prompt_length` ids of the buffer came before what is in `generated`."""
+
+    buffer: TokenBuffer
+    prompt_length: int
+    sampling: Sampling
+    drafting: Drafting
+    watch: StopWatch
+    pace: Pace
+    hint: Sequence[int] = ()
+    generated: list[int] = field(default_factory=list)
+    end: ChunkEnd | None = None
+    slot: Slot = field(init=False)  # once the call is admitted
+    seen: Tensor | None = None  # bool [V], which tokens the text has, up to `num_seen`; if a penalty asks
+    num_seen: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text so far."""
+        return self.prompt_length + len(self.generated)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many tokens to draft. The count is the row's own, or its output would depend on its batch-mates."""
+        return min(self.pace.count, self.watch.remaining - 1)
+
+    @property
+    def last(self) -> int:
+        """The newest token, which no cache has read yet."""
+        return self.generated[-1] if self.generated else self.buffer.since(self.prompt_length - 1)[0]
+
+    def ids_from(self, position: int) -> list[int]:
+        """The row's ids from a position of its text on."""
+        beyond = max(0, position - self.prompt_length)
+        return self.buffer.since(position)[: max(0, self.prompt_length - position)] + self.generated[beyond:]
+
+    def emit(self, tokens: Sequence[int], num_drafted: int) -> int:
+        """Takes new tokens up to the one that ends the generation; says how many of the first `num_drafted` it took."""
+        before = len(self.generated)
+        for token in tokens:
+            self.generated.append(token)
+            self.end = self.watch.feed(token)
+            if self.end is not None:
+                break
+        return min(num_drafted, len(self.generated) - before)

@@ -1,0 +1,228 @@
+"""What the engine's thread does, turn by turn: takes calls in, reads a piece of prompts and steps, runs a round.
+
+Calls join and leave between turns. Long prompts are read in pieces, so that they hold up those who generate by one
+piece at a time; pieces of many calls, prompts and steps to be judged alike, share a pass.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from stepspec.engine import DrafterName, Drafting, Sampling, Stop, TokenBuffer
+from stepspec.errors import EngineError
+from stepspec.metrics import Metrics
+from stepspec.stops import StopWatch
+from stepspec.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.torch_engine.decode import Rounds
+from stepspec.torch_engine.drafters import Drafter, Drafters
+from stepspec.torch_engine.model import PIECE, CausalModel
+from stepspec.torch_engine.pace import Costs, FixedPace, MeasuredPace
+from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.slots import Slot, SlotTable
+from stepspec.torch_engine.stopwatch import Stopwatch
+
+FLUSH_S = 0.02
+"""Seconds between two chunks of a call: often enough for an eye, seldom enough not to hold up the next round."""
+
+
+C = TypeVar("C", bound=Call)
+
+
+class Scheduler:
+    """The calls of one engine, in the order in which they came."""
+
+    def __init__(self, model: CausalModel, drafters: Drafters, max_slots: int, metrics: Metrics) -> None:
+        self._model = model
+        self._metrics = metrics
+        self._watch = Stopwatch(metrics, model.device)
+        self._drafters = drafters
+        self._slots = SlotTable(model, max_slots + model.framed)
+        self._rounds = Rounds(model, metrics, self._filler() if model.framed else None)
+        self._waiting: list[Call] = []
+        self._reading: list[Call] = []
+        self._running: list[Generation] = []
+        self._costs: dict[tuple[Drafter, int], Costs] = {}
+
+    def _filler(self) -> Row:
+        """A row that is never asked for, in a slot of its own."""
+        buffer = TokenBuffer([0])
+        row = Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()), FixedPace(0))
+        slot = self._slots.acquire(buffer)
+        assert slot is not None
+        row.slot = slot
+        return row
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._waiting or self._reading or self._running)
+
+    def add(self, call: Call) -> None:
+        """Takes a new call in."""
+        self._waiting.append(call)
+
+    def turn(self) -> None:
+        """Advances every call that can be advanced."""
+        self._drop_cancelled()
+        self._admit()
+        self._read()
+        self._decode()
+
+    def fail_all(self, error: EngineError) -> None:
+        """Lets no caller wait for ever."""
+        for call in [*self._waiting, *self._reading, *self._running]:
+            call.fail(error)
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [call for call in self._waiting if not call.cancelled]
+        for call in [call for call in (*self._reading, *self._running) if call.cancelled]:
+            self._leave(call)
+
+    def _admit(self) -> None:
+        """Gives slots to waiting calls, first come, first served."""
+        while self._waiting:
+            call = self._waiting[0]
+            slot = self._slots.acquire(call.prompt)
+            if slot is None:
+                return
+            del self._waiting[0]
+            call.queue_s = time.perf_counter() - call.asked_at
+            unread = self._slots.unread(slot, call.prompt, at_most=call.prompt_length - 1)
+            call.slot = slot
+            for each in (self._metrics, call.metrics):
+                each.prompt_tokens += call.prompt_length
+                each.cached_tokens += call.prompt_length - len(unread)
+            if isinstance(call, Scoring):
+                call.pending = [*unread, *call.continuation, *(id for probe in call.probes for id in probe.ids)]
+            elif isinstance(call, Generation):
+                call.row.slot = slot
+                call.pending = unread if len(unread) > 1 else []
+            self._reading.append(call)
+
+    def _read(self) -> None:
+        """One pass over the next pieces of what calls have to read; those read whole generate or are answered."""
+        calls = self._next_readers()
+        if calls:
+            self._together(calls, self._read_pieces)
+        for call in [call for call in self._reading if isinstance(call, Generation) and not call.pending]:
+            self._reading.remove(call)
+            self._running.append(call)
+            call.sent_at = time.perf_counter()
+
+    def _next_readers(self) -> list[Call]:
+        """The calls whose next pieces share a pass: in their order, as long as no more than half of it is padding."""
+        readers: list[Call] = []
+        total = widest = 0
+        for call in self._reading:
+            piece = self._piece(call)
+            total, widest = total + piece, max(widest, piece)
+            if readers and (total > PIECE or widest * (len(readers) + 1) > 2 * total):
+                break
+            if piece:
+                readers.append(call)
+        return readers
+
+    def _piece(self, call: Call) -> int:
+        """How many of its pending ids a call reads next: a piece of the prompt, or all the rest."""
+        of_prompt = len(call.pending) - call.num_beyond
+        return PIECE if of_prompt > PIECE else len(call.pending)
+
+    def _read_pieces(self, calls: Sequence[Call]) -> None:
+        pieces = [call.pending[: self._piece(call)] for call in calls]
+        last = [len(piece) == len(call.pending) for call, piece in zip(calls, pieces, strict=True)]
+        keep = [
+            [len(piece) - 1 - call.num_beyond + column for column in call.keep] if end else []
+            for call, piece, end in zip(calls, pieces, last, strict=True)
+        ]
+        for call in calls:
+            self._model.rollback(slot_of(call).index, call.num_read)
+        with self._watch.time("read", [call.metrics for call in calls]):
+            logits = self._model.extend(
+                [slot_of(call).index for call in calls],
+                pieces,
+                keep=keep,
+                branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
+            )
+        read = [(call, rows) for call, rows, end in zip(calls, logits, last, strict=True) if end]
+        starting = [(call.row, rows) for call, rows in read if isinstance(call, Generation)]
+        if starting:
+            self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
+        self._metrics.passes["read"] += 1
+        for call, piece in zip(calls, pieces, strict=True):
+            del call.pending[: len(piece)]
+            call.metrics.passes["read"] += 1
+        for call, rows in read:
+            if isinstance(call, Scoring):
+                call.settle(rows)
+                self._leave(call)
+
+    def _decode(self) -> None:
+        """A round for every call that generates; calls with one drafter share its passes."""
+        groups: dict[DrafterName, list[Generation]] = {}
+        for call in self._running:
+            if call.row.end is None:
+                groups.setdefault(call.row.drafting.drafter, []).append(call)
+        for name, calls in groups.items():
+            self._together(calls, partial(self._run_round, self._drafters.get(name)))
+        now = time.perf_counter()
+        for call in list(self._running):
+            if call.row.end is not None or now - call.sent_at > FLUSH_S:
+                call.send(now)
+            if call.row.end is not None:
+                self._leave(call)
+
+    def _run_round(self, drafter: Drafter | None, calls: Sequence[Generation]) -> None:
+        rows = [call.row for call in calls]
+        if drafter is not None:
+            self._price(drafter, rows)
+        self._rounds.run(rows, drafter)
+
+    def _price(self, drafter: Drafter, rows: Sequence[Row]) -> None:
+        """Tells rows that choose how much they draft what drafting costs, in such company; measured when first asked.
+
+        What a sampled row draws depends on how much it drafts, and must not on its batch-mates: it goes by what
+        drafting costs a row alone. A greedy row writes the same in any case.
+        """
+        for row in rows:
+            if isinstance(row.pace, MeasuredPace):
+                company = 1 if row.sampling.temperature > 0 else 1 << (len(rows) - 1).bit_length()
+                if (drafter, company) not in self._costs:
+                    self._costs[drafter, company] = self._rounds.measure(rows[:company], drafter)
+                row.pace.costs = self._costs[drafter, company]
+
+    def _together(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
+        """Does a piece of work for calls together; if it fails, for each alone, so that only the culprits fail."""
+        try:
+            work(calls)
+        except Exception as error:
+            if len(calls) > 1:
+                for call in calls:
+                    self._together([call], work)
+            else:
+                self._leave(calls[0])
+                calls[0].fail(engine_error(self._model.name, error))
+
+    def _leave(self, call: Call) -> None:
+        """Takes an admitted call out; its slot keeps what was read."""
+        if isinstance(call, Generation) and call in self._running:
+            self._running.remove(call)
+        else:
+            self._reading.remove(call)
+        slot = slot_of(call)
+        beyond: Sequence[int] = ()
+        if isinstance(call, Scoring):
+            beyond = call.continuation
+        elif isinstance(call, Generation):
+            beyond = call.row.generated
+            self._drafters.release(call.row)
+        self._slots.remember(slot, call.prompt, call.prompt_length, beyond)
+        self._slots.release(slot)
+
+
+def slot_of(call: Call) -> Slot:
+    """The slot of an admitted call."""
+    assert call.slot is not None
+    return call.slot

@@ -1,0 +1,76 @@
+"""`stepspec bench`: what it compares, what it keeps, and what it refuses. How fast anything is, no test says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepspec", "bench", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+
+def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
+    done = bench("engine", *SMALL, "--batch", "1", "--batch", "2", "--json", tmp_path / "new" / "figures.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("synthetic") == 2, "every table says so"
+    report = json.loads((tmp_path / "new" / "figures.json").read_text())
+    assert report["synthetic"]
+    alone, together = report["results"]
+    names = [each["name"] for each in alone["contenders"]]
+    assert names[0] == "plain"
+    assert {"draft-model", "draft-model (4 drafted)", "prompt-lookup", "suffix", "early-exit", "transformers"} <= {
+        *names
+    }
+    assert sum(name.startswith("transformers assisted") for name in names) == 3
+    assert not any("assisted" in each["name"] for each in together["contenders"])
+    drafted = next(each for each in alone["contenders"] if each["name"] == "draft-model (4 drafted)")
+    assert {"acceptance", "drafting_cost", "verifying_cost", "ideal", "share_of_ideal", "over_plain"} <= {*drafted}
+    assert 0.4 < drafted["acceptance"] <= 1
+
+
+def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = bench("engine", "--batch", "1", "--tokens", "24", "--turns", "2", "--drafter", "draft-model", "--json", file)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(file.read_text())
+    assert report["results"][0]["differing_texts"] == 0
+    assert not report["synthetic"]
+    assert report["engine"]["name"] == "target"
+
+
+def test_a_step_reads_nothing_again_however_long_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    lengths = ("--length", "100", "--length", "1500")
+    done = bench("context", "--shape", "mini-draft", *lengths, "--turns", "3", "--json", file)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())["results"]
+    assert [each["context"] for each in results] == [100, 1500]
+    assert all(each["read_again"] <= 2 for each in results), "the last id of the text, once for each of two calls"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--shape", "9b"), "9b"),
+        (("--shape", "8b,0.6b"), "--synthetic-acceptance"),
+        (("--shape", "mini,mini,mini", "--synthetic-acceptance", "0.5"), "3 shapes"),
+        (("--shape", "mini", "--target", "torch:x"), "--shape"),
+        (("--draft", "torch:x"), "without a target"),
+        (("--target", "http://x"), "torch:FOLDER_OR_NAME"),
+        (("--drafter", "medua"), "medusa"),
+        (("--dtype", "int3"), "float32"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments: tuple[str, ...], complaint: str) -> None:
+    done = bench("engine", *arguments)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert done.stderr.startswith("stepspec: ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,140 @@
+"""Random histories of calls on a few texts, held against a model without a cache."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from tiny_models import llama_config, make_heads, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
+
+from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.torch_engine.engine import TorchEngine
+
+T = TypeVar("T")
+
+NETWORK = make_network(llama_config())
+DRAFT = noisy_copy(NETWORK, 0.1)
+SEEN: dict[tuple[int, ...], torch.Tensor] = {}
+
+IDS = st.integers(0, 5)  # few, so that texts have prefixes in common
+DRAFTINGS = st.builds(
+    Drafting,
+    st.sampled_from(["none", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]),
+    st.sampled_from([None, 1, 3, 5]),
+)
+
+
+def logits_after(ids: list[int]) -> torch.Tensor:
+    """The network's own logits after a text, [V]; every text is read once."""
+    if tuple(ids) not in SEEN:
+        for length, row in enumerate(slow_logits(NETWORK, ids), 1):
+            SEEN[tuple(ids[:length])] = row
+    return SEEN[tuple(ids)]
+
+
+def greedy_after(ids: list[int], num_tokens: int) -> list[int]:
+    """What the network writes alone."""
+    text = list(ids)
+    for _ in range(num_tokens):
+        text.append(int(logits_after(text).argmax()))
+    return text[len(ids) :]
+
+
+class Histories(RuleBasedStateMachine):
+    """Texts that grow, fork and end on one engine."""
+
+    texts = Bundle("texts")
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.set_num_threads(1)
+        self.model, self.drafter = make_model(NETWORK), make_model(DRAFT)
+        self.loop = asyncio.new_event_loop()
+        self.engine = TorchEngine(self.model, make_tokenizer(), self.drafter, heads=make_heads(self.model, 3))
+
+    def teardown(self) -> None:
+        self.wait(self.engine.aclose())
+        self.loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(asyncio.wait_for(work, 60))
+
+    def generation(self, text: TokenBuffer, num_tokens: int, drafting: Drafting) -> Coroutine[Any, Any, Chunk]:
+        return collect(self.engine.generate(text, Sampling(), Stop(num_tokens), drafting))
+
+    @rule(target=texts, ids=st.lists(IDS, min_size=1, max_size=40))
+    def join(self, ids: list[int]) -> TokenBuffer:
+        return TokenBuffer(ids)
+
+    @rule(target=texts, text=texts, more=st.lists(IDS, max_size=3))
+    def fork(self, text: TokenBuffer, more: list[int]) -> TokenBuffer:
+        return TokenBuffer([*text.since(0), *more])
+
+    @rule(text=consumes(texts))
+    def finish(self, text: TokenBuffer) -> None:
+        """Nobody holds the text any more."""
+
+    @rule(text=texts, num_tokens=st.integers(1, 12), drafting=DRAFTINGS, share=st.floats(0, 1))
+    def generate(self, text: TokenBuffer, num_tokens: int, drafting: Drafting, share: float) -> None:
+        """Some of what is written is committed, the rest rejected."""
+        chunk = self.wait(self.generation(text, num_tokens, drafting))
+        assert list(chunk.ids) == greedy_after(text.since(0), num_tokens)
+        text.append(chunk.ids[: round(share * num_tokens)])
+
+    @rule(several=st.lists(texts, min_size=2, max_size=5), num_tokens=st.integers(1, 8), drafting=DRAFTINGS)
+    def generate_together(self, several: list[TokenBuffer], num_tokens: int, drafting: Drafting) -> None:
+        async def together() -> list[Chunk]:
+            return await asyncio.gather(*(self.generation(text, num_tokens, drafting) for text in several))
+
+        for text, chunk in zip(several, self.wait(together()), strict=True):
+            assert list(chunk.ids) == greedy_after(text.since(0), num_tokens)
+
+    @rule(text=texts, step=st.lists(IDS, max_size=9), probe=st.lists(IDS, max_size=4), accepted=st.booleans())
+    def verify(self, text: TokenBuffer, step: list[int], probe: list[int], accepted: bool) -> None:
+        ids = text.since(0)
+        probes = (Probe((), (1, 2)), Probe(tuple(probe), (0, 3)))
+        verification = self.wait(self.engine.verify(text, step, probes))
+        laws = [logits_after([*ids, *step[:length]]).log_softmax(-1) for length in range(len(step) + 1)]
+        expected = [float(law[token]) for law, token in zip(laws, step, strict=False)]
+        assert verification.logprobs == pytest.approx(expected, abs=1e-3)
+        assert [*verification.choices, verification.next_choice] == [int(law.argmax()) for law in laws]
+        ends = laws[-1], logits_after([*ids, *step, *probe]).log_softmax(-1)
+        for each, found, law in zip(probes, verification.probe_logprobs, ends, strict=True):
+            assert found == pytest.approx([float(law[label]) for label in each.labels], abs=1e-3)
+        if accepted:
+            text.append(step)
+
+    @rule(text=texts, drafting=DRAFTINGS, is_read=st.booleans())
+    def cancel(self, text: TokenBuffer, drafting: Drafting, is_read: bool) -> None:
+        async def begin() -> None:
+            chunks = self.engine.generate(text, Sampling(), Stop(200), drafting)
+            if is_read:
+                await anext(chunks)
+                await chunks.aclose()
+                return
+            task = asyncio.create_task(collect(chunks))
+            await asyncio.sleep(0)
+            task.cancel()
+
+        self.wait(begin())
+
+    @invariant()
+    def caches_hold_what_they_say(self) -> None:
+        self.model.cache.check()
+        self.drafter.cache.check()
+
+
+TestHistories = Histories.TestCase
+# The same histories every time, so that a change that breaks one is the change that did it.
+TestHistories.settings = settings(max_examples=500, stateful_step_count=12, deadline=None, derandomize=True)
+
+
+@pytest.mark.soak
+class TestMoreHistories(Histories.TestCase):
+    """Others every time, and longer."""
+
+    settings = settings(max_examples=5000, stateful_step_count=30, deadline=None)

@@ -1,0 +1,58 @@
+"""Acceptance that is not exact: typical acceptance, and by lot."""
+
+import pytest
+import torch
+from tiny_models import generate, llama_config, make_model, make_network, noisy_copy, random_ids, serving, slow_greedy
+
+from stepspec.engine import Drafting, Sampling
+from stepspec.errors import UsageError
+from stepspec.torch_engine.sampling import overrides, samplers
+
+PROMPT = random_ids(12, seed=3)
+CPU = torch.device("cpu")
+
+
+def test_a_token_is_typical_by_its_probability_and_the_entropy_around_it() -> None:
+    """By hand: at tolerance 0.25 a token passes from min(0.25, 0.5 exp(-H)) on."""
+    sure, even = torch.tensor([0.97, 0.01, 0.01, 0.01]).log(), torch.full((4,), 0.25).log()
+    logits = torch.stack([sure, even, even])[None]  # H of `even` is ln 4, so 0.5 / 4 is enough there
+    how = samplers([Sampling()], 4, CPU, [Drafting("draft-model", tolerance=0.25)])
+    for drafted, expected in (([0, 3], [1, 1]), ([1, 3], [0, 1])):
+        assert overrides(logits, torch.tensor([drafted]), torch.tensor([0]), how).tolist() == [expected]
+    exact = samplers([Sampling()], 4, CPU, [Drafting("draft-model")])
+    assert overrides(logits, torch.tensor([[0, 3]]), torch.tensor([0]), exact) is None
+
+
+def test_by_lot_a_share_of_the_tokens_is_kept_and_other_rows_follow_the_rule() -> None:
+    draftings = [Drafting("draft-model", synthetic_acceptance=0.8), Drafting("draft-model")]
+    how = samplers([Sampling(), Sampling()], 4, CPU, draftings)
+    drafted = torch.zeros(2, 20_000, dtype=torch.long)
+    lots, rule = overrides(torch.zeros(2, 20_001, 4), drafted, torch.tensor([0, 0]), how)
+    assert (lots == 1).float().mean() == pytest.approx(0.8, abs=0.02)
+    assert set(lots.tolist()) == {-1, 1}
+    assert not rule.any()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=str)
+async def test_with_a_tolerance_more_tokens_are_accepted(sampling: Sampling) -> None:
+    network = make_network(llama_config())
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.3))) as engine:
+        exact = await generate(engine, PROMPT, 60, sampling=sampling, drafting=Drafting("draft-model", 4))
+        loose = await generate(engine, PROMPT, 60, sampling=sampling, drafting=Drafting("draft-model", 4, 1e-4))
+    assert loose.accepted / loose.drafted > exact.accepted / exact.drafted
+    assert (sampling.temperature > 0) or list(exact.ids) == slow_greedy(network, PROMPT, 60)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_tokens": 65}, "between 0 and 64"),
+        ({"tolerance": 1.5}, "between 0"),
+        ({"synthetic_acceptance": -0.1}, "between 0 and 1"),
+    ],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Drafting("draft-model", **values)  # type: ignore[arg-type]

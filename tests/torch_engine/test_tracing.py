@@ -1,0 +1,78 @@
+"""A round's two halves are functions of tensors alone: traced whole, they neither look at a value nor break off.
+
+That is what a device needs to run them without waiting for the host, and to replay them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import FAMILIES, make_config, make_heads, make_model, make_network, noisy_copy, random_ids
+
+from stepspec.engine import Drafting, Sampling
+from stepspec.torch_engine.decode import verify_and_accept
+from stepspec.torch_engine.drafters.base import Draft
+from stepspec.torch_engine.drafters.draft_model import draft_loop
+from stepspec.torch_engine.drafters.medusa import guess
+from stepspec.torch_engine.frames import frame
+from stepspec.torch_engine.model import CausalModel
+from stepspec.torch_engine.sampling import Samplers, samplers
+
+LENGTHS = (9, 4)
+NUM_TOKENS = 3
+SAMPLINGS = {
+    "greedy": [Sampling(), Sampling()],
+    "mixed": [
+        Sampling(1.0, top_p=0.9, top_k=20, min_p=0.01, seed=1),
+        Sampling(repetition_penalty=1.2, logit_bias=((3, 1.0),)),
+    ],
+}
+
+
+def filled(network: Any) -> CausalModel:
+    """A framed model that has read two texts but for their last tokens."""
+    model = make_model(network, framed=True)
+    model.extend([0, 1], [random_ids(length - 1, seed=length) for length in LENGTHS], keep=[[], []])
+    return model
+
+
+def how_for(name: str, vocab_size: int) -> Samplers:
+    draftings = [Drafting(tolerance=0.1 if name == "mixed" else 0.0), Drafting()]
+    how = samplers(SAMPLINGS[name], vocab_size, torch.device("cpu"), draftings)
+    return how if how.penalty is None else how._replace(seen=torch.zeros(2, vocab_size, dtype=torch.bool))
+
+
+def assert_traced_whole(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Traces a function without a break; the traced one gives the same. Returns what it gives."""
+    expected = function(*arguments)
+    torch.compiler.reset()
+    traced = torch.compile(function, fullgraph=True, backend="eager")(*arguments)
+    torch.testing.assert_close(traced, expected)
+    return expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", SAMPLINGS)
+@torch.inference_mode()
+def test_the_draft_loop_and_verifying_are_traced_whole(family: str, name: str) -> None:
+    network = make_network(make_config(family))
+    target, drafter = filled(network), filled(noisy_copy(network, 0.1))
+    how = how_for(name, target.vocab_size)
+    table = [(slot, length - 1, 5, 7) for slot, length in enumerate(LENGTHS)]
+    places, (before, last) = frame(drafter, table, NUM_TOKENS)
+    tokens, laws = assert_traced_whole(draft_loop, drafter, places, before, last, NUM_TOKENS, how, target.vocab_size)
+    places, (_, last) = frame(target, table, NUM_TOKENS + 1)
+    draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), laws)
+    counts = torch.tensor([NUM_TOKENS, 2])
+    assert_traced_whole(verify_and_accept, target, places, last, counts, draft, how)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@torch.inference_mode()
+def test_guesses_of_medusa_heads_are_traced_whole(name: str) -> None:
+    model = make_model(make_network(make_config("llama")))
+    heads = make_heads(model, NUM_TOKENS)
+    how = how_for(name, model.vocab_size)
+    hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    assert_traced_whole(guess, heads, hidden, torch.tensor(LENGTHS), NUM_TOKENS, how)

@@ -60,20 +60,29 @@ def load_pair(target: str | None = None, draft: str | None = None, *, needs_draf
         UsageError: a spec string is not one, or only the draft is named.
         ModelError: a model cannot be loaded or served, or the two do not share a vocabulary.
     """
-    if target is None and draft is not None:
-        raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
-    if target is None:
-        weights = package_folder() / "mini" / "weights"
-        target_engine = _load_engine(f"torch:{weights / 'target'}", "embedded target")
-        draft_engine = _load_engine(f"torch:{weights / 'draft'}", "embedded draft")
-    else:
-        if draft is None and needs_draft:
-            raise UsageError(NO_DRAFT)
-        target_engine = _load_engine(target)
-        draft_engine = _load_engine(draft) if draft is not None else None
+    titles = ("embedded target", "embedded draft") if target is None else (None, None)
+    target, draft = named_models(target, draft)
+    if draft is None and needs_draft:
+        raise UsageError(NO_DRAFT)
+    target_engine = _load_engine(target, titles[0])
+    draft_engine = _load_engine(draft, titles[1]) if draft is not None else None
     if draft_engine is None:
         return Pair(target_engine, None)
     return Pair(target_engine.drafted_by(draft_engine), draft_engine)
+
+
+def named_models(target: str | None, draft: str | None) -> tuple[str, str | None]:
+    """Spec strings of target and draft; those of the embedded pair if both are left out.
+
+    Raises:
+        UsageError: only the draft is named.
+    """
+    if target is not None:
+        return target, draft
+    if draft is not None:
+        raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
+    weights = package_folder() / "mini" / "weights"
+    return f"torch:{weights / 'target'}", f"torch:{weights / 'draft'}"
 
 
 def _load_engine(spec: str, title: str | None = None) -> Any:

@@ -74,3 +74,9 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments: tuple[str, 
     assert complaint in done.stderr
     assert done.stderr.startswith("stepspec: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_model_and_a_shape_together_are_refused_for_contexts_too() -> None:
+    done = bench("context", "--shape", "mini", "--target", "torch:x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--shape makes its own models" in done.stderr

@@ -20,7 +20,7 @@ from rich.table import Table
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.engine import DrafterName
 from stepspec.errors import StepSpecError, UsageError, unknown_name
-from stepspec.files import package_folder
+from stepspec.session import named_models
 
 if TYPE_CHECKING:
     from stepspec.torch_engine.bench import Subject
@@ -38,7 +38,7 @@ COLUMNS = {
     "bandwidth_share": ("share of bandwidth", ".1%"),
 }
 NUM_PROMPTS = 32
-SYNTHETIC = "synthetic: random weights, tokens accepted by lot"
+SYNTHETIC = "synthetic: what is written means nothing"
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
 
@@ -76,8 +76,6 @@ def bench_engine(
     json_file: JsonOption = None,
 ) -> None:
     """Time the torch engine beside transformers' own generation on the same prompts."""
-    if shape is not None and (target is not None or draft is not None):
-        raise UsageError("--shape makes its own models; leave --target and --draft out.")
     if shape is not None and synthetic_acceptance is None and "," in shape:
         raise UsageError("Random models never agree with each other; say what to assume with --synthetic-acceptance.")
     known = [name for name in get_args(DrafterName) if name != "none"]
@@ -133,15 +131,13 @@ def _load(target: str | None, draft: str | None, shape: str | None, dtype: str |
         raise UsageError(unknown_name("dtype", str(dtype), DTYPES))
     kind: type[Subject] = _bench().Subject
     if shape is not None:
+        if target is not None or draft is not None:
+            raise UsageError("--shape makes its own models; leave --target and --draft out.")
         names = [name.strip() for name in shape.split(",")]
         if len(names) > 2:
             raise UsageError(f"--shape {shape} names {len(names)} shapes; give one, or two for a target and its draft.")
         return kind.random(*names, dtype=dtype)
-    if target is None:
-        if draft is not None:
-            raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
-        weights = package_folder() / "mini" / "weights"
-        return kind.load(str(weights / "target"), str(weights / "draft"), dtype)
+    target, draft = named_models(target, draft)
     return kind.load(_folder_of(target), _folder_of(draft) if draft is not None else None, dtype)
 
 

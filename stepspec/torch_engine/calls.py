@@ -1,6 +1,7 @@
 """Calls of the torch engine on their way: what was asked, and how the answer gets back to the caller's event loop."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from stepspec.torch_engine.slots import Slot
 
 
 @dataclass(eq=False, kw_only=True)
-class Call:
+class Call(ABC):
     """What calls of both kinds have: a prompt, a slot once they are admitted, and ids that are still to be read."""
 
     prompt: TokenBuffer
@@ -48,9 +49,9 @@ class Call:
         """How many of the ids up to the last pending one have been read."""
         return self.prompt_length + self.num_beyond - len(self.pending)
 
+    @abstractmethod
     def fail(self, error: EngineError) -> None:
         """Tells the caller that the call has failed."""
-        raise NotImplementedError
 
     def _later(self, function: object, *arguments: object) -> None:
         with suppress(RuntimeError):  # the caller's loop is closed: nobody listens

@@ -30,6 +30,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 COLUMNS = {
     "tokens_per_s": ("tokens/s", ",.0f"),
     "over_transformers": ("over transformers", ".2f"),
+    "over_assisted": ("over assisted", ".2f"),
     "over_plain": ("over plain", ".2f"),
     "acceptance": ("acceptance", ".1%"),
     "mean_acceptance_length": ("tokens a round", ".2f"),
@@ -37,7 +38,6 @@ COLUMNS = {
     "share_of_ideal": ("share of ideal", ".1%"),
     "bandwidth_share": ("share of bandwidth", ".1%"),
 }
-NUM_PROMPTS = 32
 SYNTHETIC = "synthetic: what is written means nothing"
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
@@ -85,7 +85,7 @@ def bench_engine(
     subject = _load(target, draft, shape, dtype)
     names: list[Any] = drafter or subject.engine.drafters
     plan = _bench().Plan(names, batch or (1, 4, 16), drafted, tokens, turns, synthetic_acceptance)
-    prompts = _prompts(subject)
+    prompts = _prompts(subject, plan.num_prompts)
     report = asyncio.run(_reported(subject, dataclasses.asdict(plan), lambda: _bench().measure(subject, prompts, plan)))
     report["synthetic"] |= synthetic_acceptance is not None
     _finish((_contenders_table(result, report["synthetic"]) for result in report["results"]), report, json_file)
@@ -172,16 +172,16 @@ async def _reported(
         await engine.aclose()
 
 
-def _prompts(subject: "Subject") -> list[list[int]]:
+def _prompts(subject: "Subject", count: int) -> list[list[int]]:
     """Problems of gsm-mini, or as many random ids."""
     from stepspec.mini.problems import load_split
     from stepspec.prompts import encode_request
 
     if subject.synthetic:
         rng = random.Random(0)
-        return [[rng.randrange(1000) for _ in range(128)] for _ in range(NUM_PROMPTS)]
+        return [[rng.randrange(1000) for _ in range(128)] for _ in range(count)]
     tokenizer = subject.engine.tokenizer
-    return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), NUM_PROMPTS)]
+    return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), count)]
 
 
 def _table(title: str) -> Table:

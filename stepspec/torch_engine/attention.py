@@ -23,22 +23,31 @@ def packed_attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attends from query [B, H, T, D] to key and value [B, H_kv, S, D]; returns [B, T, H, D].
-
-    `attention_mask` is a bool [B, 1, T, S], true where a position is seen; None sees everything.
-    """
+    """`attend` as transformers calls it; `attention_mask` is a bool [B, 1, T, S], true where a position is seen."""
     for option in ("softcap", "s_aux", "sliding_window"):
         if options.get(option) is not None:
             raise ValueError(f"the attention option {option!r} is not supported")
+    bias = packed_bias(attention_mask, query.shape[1] // key.shape[1], query.dtype)
+    return attend(query, key, value, bias, scaling).contiguous(), None
+
+
+def packed_bias(mask: Tensor | None, packed: int, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the scores of so many query heads per key head, [B, 1, packed * T, S]; None adds nothing.
+
+    `mask` is a bool [B, 1, T, S], true where a position is seen. Made once a pass, not in every layer.
+    """
+    if mask is None:
+        return None
+    bias = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return bias.repeat(1, 1, packed, 1) if packed > 1 else bias
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float | None = None) -> Tensor:
+    """Attends from query [B, H, T, D] to key and value [B, H_kv, S, D] with `packed_bias`; returns [B, T, H, D]."""
     batch, heads, length, size = query.shape
-    packed = heads // key.shape[1]
-    query = query.reshape(batch, key.shape[1], packed * length, size)
-    if attention_mask is not None and packed > 1:
-        attention_mask = attention_mask.repeat(1, 1, packed, 1)
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling
-    )
-    return output.reshape(batch, heads, length, -1).transpose(1, 2).contiguous(), None
+    query = query.reshape(batch, key.shape[1], -1, size)
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+    return output.reshape(batch, heads, length, -1).transpose(1, 2)
 
 
 AttentionInterface.register(NAME, packed_attention)

@@ -1,8 +1,10 @@
 """Speed of the engine beside transformers' own generation, in one run: what `stepspec bench engine` measures.
 
 Every contender continues the same prompts greedily to the same end, in turns, so that what disturbs the machine
-disturbs them alike; figures are medians over turns, and a ratio is the median of the ratios of each turn. What is
-compared with transformers' assisted generation is its best setting, found before the turns begin, and its default.
+disturbs them alike; figures are medians over turns, and a ratio is the median of the ratios of each turn. No turn has
+the prompts of another, and nothing is remembered from one contender's turn to the next. Our engine takes a new prompt
+in whenever a text ends; transformers' generation takes as many at once, and the next when all of them have ended. What
+is compared with its assisted generation is the best setting of that, found before the turns begin, and its default.
 """
 
 import asyncio
@@ -10,7 +12,7 @@ import copy
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,11 +32,14 @@ ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8)
 
 PLAIN = "plain"
 
+PROMPTS_PER_PLACE = 4
+"""Prompts of a turn for each of the requests that are served at once."""
+
 STEP_LENGTH = 24
 """Tokens of the steps by which costs are compared at different lengths of context."""
 
-Work = Callable[[Sequence[list[int]]], Awaitable[list[list[int]]]]
-"""Continues prompts, all at once; gives what was written after each."""
+Work = Callable[[Sequence[list[int]], int], Awaitable[list[list[int]]]]
+"""Continues prompts, so many at once; gives what was written after each."""
 
 
 @dataclass
@@ -65,9 +70,14 @@ def ours(engine: TorchEngine, drafting: Drafting, max_tokens: int) -> Work:
     """Our engine with that drafting."""
     stop = Stop(max_tokens, token_ids=engine.tokenizer.end_ids)
 
-    async def work(prompts: Sequence[list[int]]) -> list[list[int]]:
-        calls = (collect(engine.generate(TokenBuffer(ids), Sampling(), stop, drafting)) for ids in prompts)
-        return [list(chunk.ids) for chunk in await asyncio.gather(*calls)]
+    async def work(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
+        places = asyncio.Semaphore(batch)
+
+        async def answer(ids: list[int]) -> list[int]:
+            async with places:
+                return list((await collect(engine.generate(TokenBuffer(ids), Sampling(), stop, drafting))).ids)
+
+        return await asyncio.gather(*map(answer, prompts))
 
     return work
 
@@ -92,7 +102,7 @@ def theirs(
             settings.num_assistant_tokens_schedule = "constant"
             settings.assistant_confidence_threshold = 0.0
 
-    async def work(prompts: Sequence[list[int]]) -> list[list[int]]:
+    def answer(prompts: Sequence[list[int]]) -> list[list[int]]:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=network.device)
         mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts], device=network.device)
@@ -108,6 +118,9 @@ def theirs(
                 **({"assistant_model": assistant} if assistant is not None else {}),
             )
         return [_until_end(row, end_ids) for row in generated[:, width:].tolist()]
+
+    async def work(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
+        return [text for first in range(0, len(prompts), batch) for text in answer(prompts[first : first + batch])]
 
     return work
 
@@ -140,14 +153,16 @@ async def take_turns(
         How many of the texts are not those of the first contender: near ties that rounding decides.
     """
     differing = 0
+    per_turn = PROMPTS_PER_PLACE * batch
     for turn in range(-1, turns):  # the first one warms up
-        chosen = [prompts[(turn * batch + index) % len(prompts)] for index in range(batch)]
+        chosen = prompts[(turn + 1) * per_turn :][:per_turn]
         first = turn % len(contenders)
         texts: dict[str, list[list[int]]] = {}
         for contender in [*contenders[first:], *contenders[:first]]:
+            await engine.forget()
             before = engine.metrics()
             started = time.perf_counter()
-            texts[contender.name] = await contender.work(chosen)
+            texts[contender.name] = await contender.work(chosen, batch)
             seconds = time.perf_counter() - started
             if turn >= 0:
                 contender.tokens_per_s.append(sum(map(len, texts[contender.name])) / seconds)
@@ -171,9 +186,9 @@ async def best_assisted(
     speeds: dict[int, float] = {}
     for count in ASSISTED_COUNTS:
         work = theirs(network, end_ids, max_tokens, assistant, count)
-        await work(prompts[:1])
+        await work(prompts[:1], 1)
         started = time.perf_counter()
-        num_tokens = sum([len(text) for prompt in prompts for text in await work([prompt])])
+        num_tokens = sum(map(len, await work(prompts, 1)))
         speeds[count] = num_tokens / (time.perf_counter() - started)
     return max(speeds, key=lambda count: speeds[count])
 
@@ -182,7 +197,8 @@ def share_of_ideal(contender: Contender, plain: Contender) -> dict[str, float]:
     """How much of the speedup that acceptance and costs allow is reached (arXiv:2211.17192, theorem 3.8).
 
     With a the acceptance, k the tokens drafted a round, and d and v what drafting them and verifying them cost over a
-    plain pass, the ideal is (1 - a^(k + 1)) / ((1 - a) (d + v)). Costs are those of the passes alone.
+    plain pass, the ideal is (1 - a^(k + 1)) / ((1 - a) (d + v)); a round for which nothing was found emits one token.
+    Costs are those of the passes alone.
     """
     done, alone = contender.done, plain.done
     if not done.drafts or done.acceptance is None:
@@ -190,7 +206,9 @@ def share_of_ideal(contender: Contender, plain: Contender) -> dict[str, float]:
     plain_pass = alone.seconds["verify"] / alone.passes["verify"]
     drafting = done.seconds.get("draft", 0.0) / done.passes["verify"] / plain_pass
     verifying = done.seconds["verify"] / done.passes["verify"] / plain_pass
-    ideal = expected_tokens(done.acceptance, round(done.drafted / done.drafts)) / (drafting + verifying)
+    share_drafted = done.drafts / done.rounds
+    tokens = 1 + share_drafted * (expected_tokens(done.acceptance, round(done.drafted / done.drafts)) - 1)
+    ideal = tokens / (drafting + verifying)
     reached = contender.ratio_to(plain) / ideal
     return {"drafting_cost": drafting, "verifying_cost": verifying, "ideal": ideal, "share_of_ideal": reached}
 
@@ -223,6 +241,11 @@ class Plan:
     max_tokens: int = 200
     turns: int = 5
     synthetic_acceptance: float | None = None
+
+    @property
+    def num_prompts(self) -> int:
+        """How many different prompts it takes."""
+        return max(self.batches) * PROMPTS_PER_PLACE * (self.turns + 1)
 
 
 @dataclass(frozen=True)
@@ -267,19 +290,22 @@ async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) ->
     end_ids = engine.tokenizer.end_ids
     best = None
     if assistant is not None and 1 in plan.batches:
-        best = await best_assisted(network, assistant, end_ids, plan.max_tokens, prompts[:3])
+        best = await best_assisted(network, assistant, end_ids, plan.max_tokens, prompts[:PROMPTS_PER_PLACE])
     bandwidth = memory_bandwidth(network.device)
     results: list[dict[str, Any]] = []
     for batch in plan.batches:
         contenders = our_contenders(engine, plan)
-        contenders.append(Contender("transformers", theirs(network, end_ids, plan.max_tokens)))
+        others = {"over_plain": contenders[0]}
+        others["over_transformers"] = Contender("transformers", theirs(network, end_ids, plan.max_tokens))
+        contenders.append(others["over_transformers"])
         if assistant is not None and batch == 1:
-            counts = {f"{plan.num_drafted} drafted": plan.num_drafted, f"best, {best} drafted": best, "defaults": None}
+            counts = {f"{plan.num_drafted} drafted": plan.num_drafted, "defaults": None, f"best, {best} drafted": best}
             for label, count in counts.items():
                 work = theirs(network, end_ids, plan.max_tokens, assistant, count)
                 contenders.append(Contender(f"transformers assisted ({label})", work))
+            others["over_assisted"] = contenders[-1]
         differing = await take_turns(engine, contenders, prompts, batch, plan.turns)
-        found = [figures(each, contenders) for each in contenders]
+        found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:
             length = sum(map(len, prompts)) / len(prompts) + plan.max_tokens / 2
             found[0]["bandwidth_share"] = contenders[0].median * engine.bytes_per_pass(length) / bandwidth
@@ -296,21 +322,15 @@ def our_contenders(engine: TorchEngine, plan: Plan) -> list[Contender]:
     return [Contender(name, ours(engine, each, plan.max_tokens), each) for name, each in draftings.items()]
 
 
-def figures(contender: Contender, contenders: Sequence[Contender]) -> dict[str, Any]:
-    """One contender's figures; what it has none of is left out."""
-    plain = contenders[0]
-    transformers = next(each for each in contenders if each.drafting is None)
-    found: dict[str, Any] = {
-        "name": contender.name,
-        "tokens_per_s": contender.median,
-        "over_transformers": contender.ratio_to(transformers),
-        "over_plain": contender.ratio_to(plain),
-    }
+def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, Any]:
+    """One contender's figures, and how many times as fast as others it is; what it has none of is left out."""
+    found: dict[str, Any] = {"name": contender.name, "tokens_per_s": contender.median}
+    found |= {name: contender.ratio_to(other) for name, other in others.items()}
     if contender.done.drafts:
         found["acceptance"] = contender.done.acceptance
         found["mean_acceptance_length"] = contender.done.mean_acceptance_length
         if contender.drafting is not None and contender.drafting.num_tokens is not None:
-            found |= share_of_ideal(contender, plain)
+            found |= share_of_ideal(contender, others["over_plain"])
     return found
 
 

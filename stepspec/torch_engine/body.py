@@ -6,6 +6,7 @@ CPU core. The weights are the model's own: its parameters become views of the jo
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from stepspec.torch_engine.attention import packed_attention
+from stepspec.torch_engine.attention import attend, packed_bias
 from stepspec.torch_engine.cache import SlotCache
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
@@ -70,6 +71,12 @@ def _shortened(body: Any, num_layers: int) -> Any:
     short.config = copy.copy(body.config)
     short.config.num_hidden_layers = num_layers
     return short
+
+
+def make_head(network: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    """From hidden states [.., W] to logits [.., V]: where layers are fused the last product and nothing else."""
+    head: Any = network.get_output_embeddings()
+    return head if is_fusible(network) else Head(network)
 
 
 class Head:
@@ -130,8 +137,10 @@ class FusedBody:
         self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._epsilon = config.rms_norm_eps
         self._embedding = body.embed_tokens.weight
-        self._frequencies = body.rotary_emb.inv_freq.float()
-        self._rope_scale = body.rotary_emb.attention_scaling
+        self._frequencies = body.rotary_emb.inv_freq.float().repeat(2)
+        self._scale = body.rotary_emb.attention_scaling
+        self._signs = self._scale * torch.ones_like(self._frequencies)
+        self._signs[: self._size // 2].neg_()
         self._layers = [self._fused(layer) for layer in body.layers]
         self._norm = body.norm.weight
 
@@ -144,7 +153,9 @@ class FusedBody:
     def _fused(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         qkv, qkv_bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        out, out_bias = _joined(attention.o_proj)
         gate_up, gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
+        down, down_bias = _joined(mlp.down_proj)
         qk_norm = None
         if hasattr(attention, "q_norm"):
             weights = (
@@ -157,19 +168,20 @@ class FusedBody:
             qkv=qkv,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
-            out=attention.o_proj.weight,
-            out_bias=attention.o_proj.bias,
+            out=out,
+            out_bias=out_bias,
             mlp_norm=layer.post_attention_layernorm.weight,
             gate_up=gate_up,
             gate_up_bias=gate_up_bias,
-            down=mlp.down_proj.weight,
-            down_bias=mlp.down_proj.bias,
+            down=down,
+            down_bias=down_bias,
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
         batch, length = ids.shape
         num_qk, epsilon = self._heads + self._kv_heads, self._epsilon
         cosine, sine = self._rotation(positions)
+        bias = packed_bias(mask, self._heads // self._kv_heads, self._embedding.dtype)
         x = self._embedding[ids]  # [B, T, W]
         width = x.shape[-1:]
         for index, layer in enumerate(self._layers):
@@ -181,8 +193,7 @@ class FusedBody:
             qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
             q, k = qk.transpose(1, 2).split([self._heads, self._kv_heads], 1)
             keys, values = cache.update(k, qkv[:, :, num_qk:].transpose(1, 2), index)
-            attended, _ = packed_attention(None, q, keys, values, mask)
-            x = x + linear(attended.flatten(2), layer.out, layer.out_bias)
+            x = x + linear(attend(q, keys, values, bias).flatten(2), layer.out, layer.out_bias)
             h = rms_norm(x, width, layer.mlp_norm, epsilon)
             gate, up = linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + linear(silu(gate) * up, layer.down, layer.down_bias)
@@ -190,10 +201,8 @@ class FusedBody:
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, the first half of the sines negative, [B, T, 1, D] each (arXiv:2104.09864)."""
-        angles = positions[..., None, None].float() * self._frequencies
-        cosine, sine = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
-        dtype = self._embedding.dtype
-        return torch.cat([cosine, cosine], -1).to(dtype), torch.cat([-sine, sine], -1).to(dtype)
+        angles = positions[..., None, None] * self._frequencies
+        return (angles.cos() * self._scale).to(self._norm.dtype), (angles.sin() * self._signs).to(self._norm.dtype)
 
 
 def _joined(*products: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -203,6 +212,8 @@ def _joined(*products: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:
     for name in names:
         parameters = [getattr(product, name) for product in products]
         joined[name] = torch.cat([parameter.detach() for parameter in parameters])
+        if name == "weight" and joined[name].device.type == "cpu" and joined[name].dtype == torch.float32:
+            joined[name] = joined[name].T.contiguous().T
         for parameter, part in zip(parameters, joined[name].split([len(each) for each in parameters]), strict=True):
             parameter.data = part
     return joined["weight"], joined.get("bias")

@@ -27,6 +27,7 @@ class SlotCache:
         self._values: list[Tensor] = []
         self.capacity = 0  # positions of every slot
         self._slots: Sequence[int] | Tensor = []
+        self._rows = torch.empty(0, 1, dtype=torch.long)  # the slots as a tensor, [B, 1]
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
         self._span = 0
 
@@ -39,9 +40,14 @@ class SlotCache:
         self._slots, self._positions, self._span = slots, positions, span
         if not isinstance(slots, Tensor):
             self.reserve(max(slots) + 1, span)
+            self._rows = torch.tensor(slots, device=positions.device)[:, None]
+        else:
+            self._rows = slots[:, None]
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Makes room for so many slots of so many positions; what they hold is kept."""
+        if num_slots <= len(self.lengths) and length <= self.capacity:
+            return
         self.lengths += [0] * (num_slots - len(self.lengths))
         if length > self.capacity:
             self.capacity = max(length, 2 * self.capacity, FIRST_CAPACITY)
@@ -67,14 +73,11 @@ class SlotCache:
                 row = store[first : first + 1, :, :span]
                 row[:, :, span - new.shape[2] :] = new
                 return row
-            rows = torch.tensor(slots, device=store.device)
             if list(slots) == list(range(first, first + count)):
-                store[rows[:, None], :, self._positions] = new.transpose(1, 2)
+                store[self._rows, :, self._positions] = new.transpose(1, 2)
                 return store[first : first + count, :, :span]
-        else:
-            rows = slots
-        store[rows[:, None], :, self._positions] = new.transpose(1, 2)
-        return store[rows, :, :span]
+        store[self._rows, :, self._positions] = new.transpose(1, 2)
+        return store[self._rows[:, 0], :, :span]
 
     def copy_slot(self, source: int, target: int, length: int) -> None:
         """Gives another slot the first `length` positions of one."""
@@ -83,6 +86,16 @@ class SlotCache:
         for tensor in (*self._keys, *self._values):
             tensor[target, :, :length] = tensor[source, :, :length]
         self.lengths[target] = length
+
+    def swap_slots(self, first: int, second: int) -> None:
+        """Exchanges what two slots hold."""
+        self.reserve(max(first, second) + 1, 0)
+        lengths = self.lengths[first], self.lengths[second]
+        for tensor in (*self._keys, *self._values):
+            kept = tensor[first, :, : lengths[0]].clone()
+            tensor[first, :, : lengths[1]] = tensor[second, :, : lengths[1]]
+            tensor[second, :, : lengths[0]] = kept
+        self.lengths[second], self.lengths[first] = lengths
 
     @property
     def num_bytes(self) -> int:

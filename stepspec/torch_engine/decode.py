@@ -20,7 +20,7 @@ from stepspec.torch_engine import sampling
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import bucket, captured, frame
 from stepspec.torch_engine.model import CausalModel, Places
-from stepspec.torch_engine.pace import Costs
+from stepspec.torch_engine.pace import COSTS_HOLD, Belief, Costs, Pacer, worth_verifying
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
 from stepspec.torch_engine.stopwatch import Stopwatch
@@ -82,6 +82,7 @@ class Rounds:
         self._filler = filler
         self._rows: list[Row] = []
         self._how: Samplers | None = None
+        self._pacers: dict[Drafter, Pacer] = {}
 
     def start(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
@@ -99,10 +100,7 @@ class Rounds:
         """Advances every row by at least one token, and by as many as it drafts and one more if that goes well."""
         target, alive, rows = self._target, rows, self._full(rows)
         how = self._samplers(rows)
-        counts, draft = [row.num_wanted for row in rows], None
-        if drafter is not None and any(counts):
-            with self._watch.time("draft", [row.metrics for row in alive]):
-                draft = drafter.propose(rows, counts, how)
+        draft = self._draft(alive, rows, drafter, how) if drafter is not None else None
         draft = draft or Draft.empty(len(rows), target.device)
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
         table = [
@@ -114,15 +112,17 @@ class Rounds:
             outcome, hidden = self._verify(target, places, last, counted, shown, how)
             outcomes = outcome.tolist()
         self._watch.settle()
-        self._metrics.passes.update(draft=draft.passes, verify=1)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
             before = len(row.generated)
             num_accepted = row.emit(tokens[: num_kept + 1], num_kept)
-            row.metrics.passes.update(draft=draft.passes, verify=1)
-            row.pace.note(num_drafted, num_kept)
+            if num_drafted and drafter in self._pacers:
+                self._pacers[drafter].note(row, num_drafted, num_kept)
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):
                 each.note_round(num_drafted, num_accepted, len(row.generated) - before)
+        for each in (self._metrics, *(row.metrics for row in alive)):
+            each.passes["draft"] += draft.passes
+            each.passes["verify"] += 1
         if drafter is not None:
             drafter.observe(alive, hidden)
 
@@ -130,24 +130,50 @@ class Rounds:
         """The rows with as many times the filler as makes them a power of two, if there is a filler."""
         return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
 
-    def measure(self, rows: Sequence[Row], drafter: Drafter) -> Costs:
-        """What passes over these rows cost and what drafting for them does.
+    def _draft(self, alive: Sequence[Row], rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Draft | None:
+        """What is drafted for the rows, of which the first ones are alive; None if that is nothing."""
+        free = [row for row in alive if row.drafting.num_tokens is None]
+        chosen, costs, beliefs = 0, None, list[Belief]()
+        if free:
+            pacer = self._pacers.setdefault(drafter, Pacer())
+            costs, beliefs = self._costs(pacer, rows, drafter, how), [pacer.belief(row) for row in free]
+            chosen = pacer.count(beliefs, costs)
+        wanted = [row.num_wanted(chosen) for row in rows]
+        if not any(wanted):
+            return None
+        with self._watch.time("draft", [row.metrics for row in alive]):
+            draft = drafter.propose(rows, wanted, how)
+        if draft is None or costs is None or chosen == 1 or len(free) < len(alive):
+            return draft
+        return draft.narrowed(worth_verifying(beliefs, draft.counts[: len(free)], costs))
 
-        They read over what is stale, and leave it so. The better of two trials each: the first warms up.
+    def _costs(self, pacer: Pacer, rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Costs:
+        """What rounds of about so many rows cost, measured now and then."""
+        size = bucket(len(rows))
+        costs, num_rounds = pacer.costs.get(size, (None, 0))
+        if costs is None or num_rounds == COSTS_HOLD:
+            costs, num_rounds = self._measure(rows, drafter, how), 0
+        pacer.costs[size] = costs, num_rounds + 1
+        return costs
+
+    def _measure(self, rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Costs:
+        """What verifying for these rows costs and what drafting for them does.
+
+        The passes read over what is stale, and leave it so.
         """
-        target, rows = self._target, self._full(rows)
-        how = self._samplers(rows)
-        table = [(row.slot.index, row.length - 1, row.last) for row in rows]
+        target = self._target
+        table = [(row.slot.index, row.length - 1, row.last, 0) for row in rows]
 
-        def read(width: int) -> None:
-            places, (last,) = frame(target, table, width)
-            target.logits(target.read(places, last[:, None].expand(-1, width))).argmax(-1).tolist()
+        def verify(width: int) -> None:
+            places, (last, counts) = frame(target, table, width)
+            draft = Draft(last[:, None].repeat(1, width - 1), ())
+            self._verify(target, places, last, counts, draft, how)[0].tolist()
 
         def draft(count: int) -> None:
             drafter.trial(rows, count, how)
 
         return Costs(
-            {width: _seconds(partial(read, width)) for width in (1, 3, 9)},
+            {width: _seconds(partial(verify, width)) for width in (1, 3, 9)},
             {count: _seconds(partial(draft, count)) for count in (1, 4)},
         )
 
@@ -176,9 +202,9 @@ class Rounds:
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    """How long a piece of work takes: the shorter of two times."""
+    """How long a piece of work takes: the shortest of three times, of which the first warms up."""
     times = []
-    for _ in range(2):
+    for _ in range(3):
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)

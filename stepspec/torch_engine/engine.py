@@ -8,7 +8,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,14 @@ from stepspec.torch_engine.drafters import Drafters
 from stepspec.torch_engine.drafters.medusa import MedusaHeads, load_heads
 from stepspec.torch_engine.memory import free_bytes, room_for
 from stepspec.torch_engine.model import SMALL_MODEL, CausalModel, load_network, weights_hash
-from stepspec.torch_engine.pace import FixedPace, MeasuredPace, Pace
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.scheduler import Scheduler
 from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer
 
 MAX_SLOTS = 64
+
+Task = Call | Callable[[Scheduler], None]
+"""What the engine's thread is given: a call to serve, or something to do between two turns."""
 
 TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
 """Of the free device memory: for the caches of target and drafter, and for that of the draft where it works alone."""
@@ -60,7 +62,7 @@ class TorchEngine:
         self._weights = weights
         self._make_room(budget)
         self._metrics = Metrics()
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
@@ -161,7 +163,6 @@ class TorchEngine:
                 sampling,
                 drafting,
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
-                _pace(drafting),
                 hint,
             ),
             chunks=asyncio.Queue(),
@@ -199,22 +200,34 @@ class TorchEngine:
         finally:
             call.cancelled = True
 
+    async def forget(self) -> None:
+        """Drops what is kept of calls that have ended, prefixes and past outputs, so that the next ones start cold."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def work(scheduler: Scheduler) -> None:
+            scheduler.forget()
+            loop.call_soon_threadsafe(done.set_result, None)
+
+        self._submit(work)
+        await done
+
     async def aclose(self) -> None:
         """Ends the thread; calls still running fail."""
         self._close()
         await asyncio.to_thread(self._thread.join)
 
-    def _submit(self, call: Call) -> None:
+    def _submit(self, task: Task) -> None:
         with self._closing:
             if self._closed:
                 raise self._closed_error()
-            self._calls.put(call)
+            self._tasks.put(task)
 
     def _close(self) -> None:
         """Lets no further call in; the thread ends after its round."""
         with self._closing:
             self._closed = True
-            self._calls.put(None)
+            self._tasks.put(None)
 
     def _closed_error(self) -> EngineError:
         return EngineError(f"The engine of {self.name} was closed.")
@@ -234,34 +247,35 @@ class TorchEngine:
     def _work(self) -> None:
         if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
             torch.set_num_threads(1)
-        first = self._calls.get()  # until then it may still be settled how much there is room for
+        first = self._tasks.get()  # until then it may still be settled how much there is room for
         scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()
         try:
             if first is not None:
-                scheduler.add(first)
-                while self._take_calls(scheduler):
+                _hand(first, scheduler)
+                while self._take_tasks(scheduler):
                     scheduler.turn()
         except Exception as error:  # a mistake of ours: no caller is left waiting for ever
             failure = engine_error(self.name, error)
         self._close()
-        while self._take_calls(scheduler):
+        while self._take_tasks(scheduler):
             pass
         scheduler.fail_all(failure)
 
-    def _take_calls(self, scheduler: Scheduler) -> bool:
-        """Hands new calls to the scheduler, sleeping if it has nothing else to do; False when closed."""
+    def _take_tasks(self, scheduler: Scheduler) -> bool:
+        """Hands what is new to the scheduler, sleeping if it has nothing else to do; False when closed."""
         while True:
             try:
-                call = self._calls.get(block=scheduler.idle)
+                task = self._tasks.get(block=scheduler.idle)
             except queue.Empty:
                 return True
-            if call is None:
+            if task is None:
                 return False
-            scheduler.add(call)
+            _hand(task, scheduler)
 
 
-def _pace(drafting: Drafting) -> Pace:
-    if drafting.drafter == "none":
-        return FixedPace(0)
-    return MeasuredPace() if drafting.num_tokens is None else FixedPace(drafting.num_tokens)
+def _hand(task: Task, scheduler: Scheduler) -> None:
+    if isinstance(task, Call):
+        scheduler.add(task)
+    else:
+        task(scheduler)

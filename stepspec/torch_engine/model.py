@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from stepspec.errors import ModelError, UsageError
 from stepspec.torch_engine import attention
-from stepspec.torch_engine.body import Head, make_body
+from stepspec.torch_engine.body import make_body, make_head
 from stepspec.torch_engine.cache import SlotCache
 
 SMALL_MODEL = 100_000_000
@@ -56,9 +56,8 @@ class CausalModel:
         self.cache = SlotCache()
         reference = _first_logits(network)
         network.set_attn_implementation(attention.NAME)
-        self.logits = Head(network)
         try:
-            self._body = make_body(network)
+            self._body, self.logits = make_body(network), make_head(network)
             same = network.config._attn_implementation == attention.NAME and self._reproduces(reference)
         except Exception as error:
             raise _not_reproduced(name, f"{type(error).__name__}: {error}") from error

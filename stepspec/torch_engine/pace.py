@@ -1,37 +1,51 @@
 """How many tokens to draft: as many as measured acceptance and measured costs say pay (arXiv:2211.17192, section 3.4).
 
-With acceptance a a token, a round of k drafted tokens emits E(k) = (1 - a^(k+1)) / (1 - a) and takes d(k) + t(k+1)
-seconds, where d and t are what drafting k tokens and reading k + 1 cost. The count with the most tokens a second is
-taken; where that is none, nothing is drafted, and now and then one token is tried.
+With acceptance a of a token, a round of k drafted tokens emits E(k) = (1 - a^(k+1)) / (1 - a) of a row and takes
+d(k) + t(k + 1) seconds, where d and t are what drafting k tokens and reading k + 1 cost. A round is as wide as its
+widest row, so the rows that share it go for one count together: the one with the most tokens a second. Where that is
+none, nothing is drafted, and now and then one token is tried.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+
+from stepspec.torch_engine.row import Row
 
 MAX_TOKENS = 16
 
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.7, 2.0
-"""What is believed of a drafter at first, as so many tokens seen: few, as a useless one must be found out at once."""
+"""What is believed of a drafter before it has drafted, and how many drafted tokens a first belief counts for: few, as a
+useless drafter must be found out at once."""
 
-FORGETTING = 0.97
-"""Weight of what was seen, from one round to the next: acceptance changes within a text."""
+CALL_FORGETTING, DRAFTER_FORGETTING = 0.97, 0.998
+"""Weight of what was seen, from one round of a row to the next: acceptance changes within a text, and between texts."""
 
-FIRST_REST = 16
+FIRST_REST, LONGEST_REST = 16, 512
 """Rounds without drafting before one token is tried again; twice as many after each trial in vain."""
+
+COSTS_HOLD = 5000
+"""Rounds after which costs are measured again: texts grow, and machines get busy."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds for so many rows: of a pass of the target by its width, of drafting by the number of tokens."""
+    """Measured seconds for so many rows: of verifying by the width of the pass, of drafting by the number of tokens."""
 
-    target: Mapping[int, float]
+    verify: Mapping[int, float]
     draft: Mapping[int, float]
 
-    def round_s(self, num_drafted: int) -> float:
-        """Seconds of a round with so many drafted tokens."""
-        draft = between(self.draft, num_drafted) if num_drafted else 0.0
-        return draft + between(self.target, num_drafted + 1)
+    @cached_property
+    def verify_s(self) -> list[float]:
+        """Seconds of verifying 0, 1, .. drafted tokens a row."""
+        return [between(self.verify, count + 1) for count in range(MAX_TOKENS + 1)]
+
+    @cached_property
+    def round_s(self) -> list[float]:
+        """Seconds of a round with 0, 1, .. drafted tokens a row."""
+        drafting = [0.0] + [between(self.draft, count) for count in range(1, MAX_TOKENS + 1)]
+        return [draft + verify for draft, verify in zip(drafting, self.verify_s, strict=True)]
 
 
 def between(points: Mapping[int, float], size: int) -> float:
@@ -50,56 +64,83 @@ def expected_tokens(acceptance: float, num_drafted: int) -> float:
     return sum(acceptance**index for index in range(num_drafted + 1))
 
 
-def best_count(acceptance: float, costs: Costs, limit: int = MAX_TOKENS) -> int:
-    """How many tokens to draft for the most tokens a second; 0 if drafting does not pay."""
-    return max(range(limit + 1), key=lambda count: expected_tokens(acceptance, count) / costs.round_s(count))
+def best_count(acceptances: Sequence[float], limits: Sequence[int], round_s: Sequence[float]) -> int:
+    """The number of drafted tokens with which rows emit the most tokens a second; 0 if drafting does not pay.
+
+    Args:
+        acceptances: of each row.
+        limits: the most that each row can draft.
+        round_s: seconds of a round with 0, 1, .. tokens drafted by the row that drafts most.
+    """
+    tokens = float(len(acceptances))
+    gains = [1.0] * len(acceptances)
+    best, best_rate = 0, tokens / round_s[0]
+    for count in range(1, min(len(round_s) - 1, max(limits)) + 1):
+        gains = [
+            gain * acceptance * (count <= limit)
+            for gain, acceptance, limit in zip(gains, acceptances, limits, strict=True)
+        ]
+        tokens += sum(gains)
+        if tokens / round_s[count] > best_rate:
+            best, best_rate = count, tokens / round_s[count]
+    return best
 
 
-class Pace(Protocol):
-    """Says how many tokens a call drafts next."""
+@dataclass
+class Belief:
+    """How likely a drafted token is accepted: tokens seen, those of long ago counted less."""
 
-    @property
-    def count(self) -> int: ...
-
-    def note(self, num_drafted: int, num_accepted: int) -> None:
-        """Takes what came of a round."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedPace:
-    """Always the same."""
-
-    count: int
-
-    def note(self, num_drafted: int, num_accepted: int) -> None:
-        """Changes nothing."""
-
-
-class MeasuredPace:
-    """Chooses for one call, by the call's own acceptance and by costs that were measured."""
-
-    def __init__(self, limit: int = MAX_TOKENS) -> None:
-        self.costs: Costs | None = None
-        self._limit = limit
-        self._accepted = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
-        self._tried = PRIOR_WEIGHT
-        self._rest = FIRST_REST
-        self._rested = 0
+    accepted: float = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
+    tried: float = PRIOR_WEIGHT
 
     @property
-    def count(self) -> int:
-        """How many tokens to draft now."""
-        assert self.costs is not None, "costs are measured before a round"
-        best = best_count(self._accepted / self._tried, self.costs, self._limit)
-        return best or int(self._rested >= self._rest)
+    def acceptance(self) -> float:
+        """Between 0 and 1."""
+        return self.accepted / self.tried
 
-    def note(self, num_drafted: int, num_accepted: int) -> None:
-        """Takes what came of a round. Tokens behind the first rejected one were not tried."""
-        if num_drafted:
-            was_trial = self._rested >= self._rest
-            self._accepted = FORGETTING * self._accepted + num_accepted
-            self._tried = FORGETTING * self._tried + num_accepted + (num_accepted < num_drafted)
-            self._rest, self._rested = (2 * self._rest if was_trial else FIRST_REST), 0
-        else:
+    def note(self, num_drafted: int, num_accepted: int, forgetting: float) -> None:
+        """Takes what came of a draft. Tokens behind the first rejected one were not tried."""
+        self.accepted = forgetting * self.accepted + num_accepted
+        self.tried = forgetting * self.tried + num_accepted + (num_accepted < num_drafted)
+
+
+class Pacer:
+    """Chooses for the calls of one drafter, by each call's acceptance and by costs that were measured."""
+
+    def __init__(self) -> None:
+        self.costs: dict[int, tuple[Costs, int]] = {}
+        """By the number of rows, up to the next power of two; and for how many rounds they have held."""
+        self._seen = Belief()
+        self._rows: weakref.WeakKeyDictionary[Row, Belief] = weakref.WeakKeyDictionary()
+        self._rest, self._rested = FIRST_REST, 0
+
+    def belief(self, row: Row) -> Belief:
+        """What is believed of a row; of a new one, that it is like those before."""
+        if row not in self._rows:
+            self._rows[row] = Belief(PRIOR_WEIGHT * self._seen.acceptance, PRIOR_WEIGHT)
+        return self._rows[row]
+
+    def count(self, beliefs: Sequence[Belief], costs: Costs) -> int:
+        """How many tokens the rows of the next round draft."""
+        count = best_count([each.acceptance for each in beliefs], [MAX_TOKENS] * len(beliefs), costs.round_s)
+        if count:
+            self._rest, self._rested = FIRST_REST, 0
+        elif self._rested < self._rest:
             self._rested += 1
+        else:
+            self._rest, self._rested = min(2 * self._rest, LONGEST_REST), 0
+            return 1
+        return count
+
+    def note(self, row: Row, num_drafted: int, num_accepted: int) -> None:
+        """Takes what came of a row's draft."""
+        self.belief(row).note(num_drafted, num_accepted, CALL_FORGETTING)
+        self._seen.note(num_drafted, num_accepted, DRAFTER_FORGETTING)
+
+
+def worth_verifying(beliefs: Sequence[Belief], counts: Sequence[int], costs: Costs) -> int:
+    """Of so many tokens drafted for each row, the first how many pay the pass that verifies them.
+
+    What looks tokens up often finds some for a few rows only, and then the pass is wider for all.
+    """
+    return best_count([each.acceptance for each in beliefs], counts, costs.verify_s)

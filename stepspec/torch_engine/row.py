@@ -8,7 +8,6 @@ from torch import Tensor
 from stepspec.engine import ChunkEnd, Drafting, Sampling, TokenBuffer
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
-from stepspec.torch_engine.pace import Pace
 from stepspec.torch_engine.slots import Slot
 
 
@@ -21,7 +20,6 @@ class Row:
     sampling: Sampling
     drafting: Drafting
     watch: StopWatch
-    pace: Pace
     hint: Sequence[int] = ()
     generated: list[int] = field(default_factory=list)
     end: ChunkEnd | None = None
@@ -35,10 +33,10 @@ class Row:
         """Tokens of the text so far."""
         return self.prompt_length + len(self.generated)
 
-    @property
-    def num_wanted(self) -> int:
-        """How many tokens to draft. The count is the row's own, or its output would depend on its batch-mates."""
-        return min(self.pace.count, self.watch.remaining - 1)
+    def num_wanted(self, chosen: int) -> int:
+        """How many tokens to draft: as many as were `chosen` if the call leaves that open."""
+        fixed = self.drafting.num_tokens
+        return min(chosen if fixed is None else fixed, self.watch.remaining - 1)
 
     @property
     def last(self) -> int:

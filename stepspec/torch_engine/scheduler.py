@@ -19,7 +19,6 @@ from stepspec.torch_engine.calls import Call, Generation, Scoring, engine_error
 from stepspec.torch_engine.decode import Rounds
 from stepspec.torch_engine.drafters import Drafter, Drafters
 from stepspec.torch_engine.model import PIECE, CausalModel
-from stepspec.torch_engine.pace import Costs, FixedPace, MeasuredPace
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.slots import Slot, SlotTable
 from stepspec.torch_engine.stopwatch import Stopwatch
@@ -44,12 +43,11 @@ class Scheduler:
         self._waiting: list[Call] = []
         self._reading: list[Call] = []
         self._running: list[Generation] = []
-        self._costs: dict[tuple[Drafter, int], Costs] = {}
 
     def _filler(self) -> Row:
         """A row that is never asked for, in a slot of its own."""
         buffer = TokenBuffer([0])
-        row = Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()), FixedPace(0))
+        row = Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
         slot = self._slots.acquire(buffer)
         assert slot is not None
         row.slot = slot
@@ -70,6 +68,11 @@ class Scheduler:
         self._admit()
         self._read()
         self._decode()
+
+    def forget(self) -> None:
+        """Drops what is kept of calls that have ended."""
+        self._slots.forget()
+        self._drafters.forget()
 
     def fail_all(self, error: EngineError) -> None:
         """Lets no caller wait for ever."""
@@ -175,23 +178,8 @@ class Scheduler:
                 self._leave(call)
 
     def _run_round(self, drafter: Drafter | None, calls: Sequence[Generation]) -> None:
-        rows = [call.row for call in calls]
-        if drafter is not None:
-            self._price(drafter, rows)
-        self._rounds.run(rows, drafter)
-
-    def _price(self, drafter: Drafter, rows: Sequence[Row]) -> None:
-        """Tells rows that choose how much they draft what drafting costs, in such company; measured when first asked.
-
-        What a sampled row draws depends on how much it drafts, and must not on its batch-mates: it goes by what
-        drafting costs a row alone. A greedy row writes the same in any case.
-        """
-        for row in rows:
-            if isinstance(row.pace, MeasuredPace):
-                company = 1 if row.sampling.temperature > 0 else 1 << (len(rows) - 1).bit_length()
-                if (drafter, company) not in self._costs:
-                    self._costs[drafter, company] = self._rounds.measure(rows[:company], drafter)
-                row.pace.costs = self._costs[drafter, company]
+        self._slots.pack([call.row.slot for call in calls])
+        self._rounds.run([call.row for call in calls], drafter)
 
     def _together(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
         """Does a piece of work for calls together; if it fails, for each alone, so that only the culprits fail."""
@@ -208,7 +196,9 @@ class Scheduler:
     def _leave(self, call: Call) -> None:
         """Takes an admitted call out; its slot keeps what was read."""
         if isinstance(call, Generation) and call in self._running:
-            self._running.remove(call)
+            last = self._running.pop()  # takes the place, so that no other call changes its own
+            if last is not call:
+                self._running[self._running.index(call)] = last
         else:
             self._reading.remove(call)
         slot = slot_of(call)

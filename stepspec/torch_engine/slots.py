@@ -5,6 +5,7 @@ a new text takes over, or copies, the longest prefix that any slot shares with i
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -79,6 +80,30 @@ class SlotTable:
     def release(self, slot: Slot) -> None:
         """Gives the slot back; what it holds stays until the slot is needed."""
         slot.busy = False
+
+    def pack(self, slots: Sequence[Slot]) -> None:
+        """Puts slots side by side in this order, moving as few as it can.
+
+        A pass then sees them as one slice. Of slots that lie here and there every pass would have to gather the keys
+        and values, which costs more than to read them; moving a slot costs as much as one such pass, once.
+        """
+        if self.model.framed:  # captured passes gather in any case
+            return
+        first = Counter(slot.index - place for place, slot in enumerate(slots)).most_common(1)[0][0]
+        first = min(max(first, 0), len(self._slots) - len(slots))
+        for place, slot in enumerate(slots, first):
+            if slot.index != place:
+                self.model.cache.swap_slots(slot.index, place)
+                other = self._slots[place]
+                self._slots[place], self._slots[slot.index] = slot, other
+                other.index, slot.index = slot.index, place
+
+    def forget(self) -> None:
+        """Drops what idle slots hold."""
+        for slot in self._slots:
+            if not slot.busy:
+                self.model.rollback(slot.index, 0)
+                slot.ids, slot.buffer, slot.agreed = [], None, 0
 
     def unread(self, slot: Slot, buffer: TokenBuffer, *, at_most: int) -> list[int]:
         """The buffer's ids that the slot has not read, after rolling back whatever disagrees with the buffer.

@@ -15,7 +15,6 @@ from stepspec.stops import StopWatch
 from stepspec.torch_engine.decode import Rounds
 from stepspec.torch_engine.drafters import Drafter
 from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.pace import FixedPace
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import edited, samplers
 from stepspec.torch_engine.sampling import laws as laws_of
@@ -110,7 +109,7 @@ def _run_batch(
     for slot, seed in zip(slots, seeds, strict=True):
         watch = StopWatch(Stop(depth), piece, frozenset())
         row = Row(
-            TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(), watch, FixedPace(num_tokens)
+            TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(num_tokens=num_tokens), watch
         )
         row.slot = Slot(slot)
         rows.append(row)

@@ -76,3 +76,8 @@ class Drafters:
         drafter = self._made.get(row.drafting.drafter)
         if drafter is not None:
             drafter.release(row)
+
+    def forget(self) -> None:
+        """Drops what they keep of rows that have ended."""
+        for drafter in self._made.values():
+            drafter.forget()

@@ -1,7 +1,8 @@
 """What guesses tokens for a round, whatever it guesses them from."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,25 +24,36 @@ class Draft(NamedTuple):
         """No guess at all."""
         return cls(torch.zeros(num_rows, 0, dtype=torch.long, device=device), [0] * num_rows)
 
+    def narrowed(self, num_tokens: int) -> "Draft | None":
+        """At most so many tokens for each row; None if that is none."""
+        if num_tokens == 0:
+            return None
+        counts = [min(count, num_tokens) for count in self.counts]
+        laws = self.laws[:, :num_tokens] if self.laws is not None else None
+        return self._replace(tokens=self.tokens[:, :num_tokens], counts=counts, laws=laws)
 
-class Drafter(Protocol):
+
+class Drafter(ABC):
     """Guesses what follows in the rows of a round. It may be wrong, and it may have nothing to say."""
 
+    @abstractmethod
     def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
         """At most `counts[b]` tokens to follow row b; not every count is 0. None if nothing is known."""
-        ...
 
     def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
         """Is told that rows have grown. `hidden` [B, W] is what the target's head read for each row's newest token."""
-        ...
 
     def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """Does the work of drafting, waits until it is done, and leaves no trace: for measuring what it costs."""
-        ...
+        """Does the work of drafting, waits until it is done, and leaves no trace: for measuring what it costs.
+
+        What only looks something up costs next to nothing.
+        """
 
     def release(self, row: Row) -> None:
         """Is told that a row has ended."""
-        ...
+
+    def forget(self) -> None:
+        """Drops what it keeps of rows that have ended."""
 
 
 def certain(guesses: Sequence[Sequence[int]], device: torch.device) -> Draft | None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stepspec.torch_engine import sampling
-from stepspec.torch_engine.drafters.base import Draft
+from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import captured, frame
 from stepspec.torch_engine.model import PIECE, CausalModel, Places
 from stepspec.torch_engine.row import Row
@@ -14,7 +14,7 @@ from stepspec.torch_engine.sampling import DRAFT, Samplers
 from stepspec.torch_engine.slots import Slot, SlotTable
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A model with a cache of its own. It reads what the target has read when it is asked to draft, and not before."""
 
     def __init__(self, model: CausalModel, vocab_size: int, max_slots: int) -> None:
@@ -27,6 +27,7 @@ class DraftModel:
     def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
         model, num_tokens = self._model, max(counts)
+        self._table.pack([self._slot(row) for row in rows])
         slots = [self._slot(row).index for row in rows]
         self._catch_up(rows, slots)
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
@@ -78,8 +79,12 @@ class DraftModel:
             self._table.remember(slot, row.buffer, row.prompt_length, row.generated)
             self._table.release(slot)
 
+    def forget(self) -> None:
+        """See `Drafter.forget`."""
+        self._table.forget()
 
-class EarlyExit:
+
+class EarlyExit(Drafter):
     """The target's own first layers and its head (arXiv:2404.16710), over the target's cache, which they write to.
 
     What they write the target overwrites when it verifies.
@@ -99,12 +104,6 @@ class EarlyExit:
     def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
         """See `Drafter.trial`."""
         self.propose(rows, [count] * len(rows), how).tokens.tolist()
-
-    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
-        """See `Drafter.observe`."""
-
-    def release(self, row: Row) -> None:
-        """See `Drafter.release`."""
 
 
 def _last_two(row: Row) -> list[int]:

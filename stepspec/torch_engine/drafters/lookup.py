@@ -7,9 +7,8 @@ that is written again, which a call is given as its hint.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from stepspec.torch_engine.drafters.base import Draft, certain
+from stepspec.torch_engine.drafters.base import Draft, Drafter, certain
 from stepspec.torch_engine.drafters.texts import Library
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import Samplers
@@ -39,7 +38,7 @@ class Index:
         return [] if place is None else self._ids[place : place + count]
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Looks in the hint and in what the row has written, then in its prompt."""
 
     def __init__(self, device: torch.device) -> None:
@@ -57,12 +56,6 @@ class PromptLookup:
             if found := texts.own.after(tail[-size:], count) or texts.buffer.after(tail[-size:], count):
                 return found
         return []
-
-    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """See `Drafter.trial`: looking something up costs next to nothing."""
-
-    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
-        """See `Drafter.observe`."""
 
     def release(self, row: Row) -> None:
         """See `Drafter.release`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepspec.errors import ModelError
 from stepspec.torch_engine import sampling
-from stepspec.torch_engine.drafters.base import Draft
+from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import captured
 from stepspec.torch_engine.model import CausalModel
 from stepspec.torch_engine.row import Row
@@ -55,7 +55,7 @@ def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
     return heads.to(model.device, model.network.dtype)
 
 
-class Medusa:
+class Medusa(Drafter):
     """The heads, and the hidden state that each row's newest token was drawn from."""
 
     def __init__(self, heads: MedusaHeads) -> None:

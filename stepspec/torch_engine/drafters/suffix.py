@@ -8,9 +8,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from stepspec.torch_engine.drafters.base import Draft, certain
+from stepspec.torch_engine.drafters.base import Draft, Drafter, certain
 from stepspec.torch_engine.drafters.texts import Library
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import Samplers
@@ -59,7 +58,7 @@ class Frequencies:
         return self._follows.get(tuple(context)) or Counter()
 
 
-class Suffix:
+class Suffix(Drafter):
     """Counts in the row's text and its hint, and in the outputs of calls that have ended."""
 
     def __init__(self, device: torch.device) -> None:
@@ -96,12 +95,6 @@ class Suffix:
                 return follows
         return Counter()
 
-    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """See `Drafter.trial`: looking something up costs next to nothing."""
-
-    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
-        """See `Drafter.observe`."""
-
     def release(self, row: Row) -> None:
         """See `Drafter.release`: what was written is remembered."""
         self._texts.close(row)
@@ -112,3 +105,8 @@ class Suffix:
             oldest = self._outputs.popleft()
             self._past.remove(oldest)
             self._num_past -= len(oldest)
+
+    def forget(self) -> None:
+        """See `Drafter.forget`."""
+        self._past, self._num_past = Frequencies(), 0
+        self._outputs.clear()

@@ -3,12 +3,13 @@
     python -m stepspec.report --readme README.md evals/results/gsm-mini
 
 rewrites what stands in the README between `<!-- results:NAME -->` and `<!-- /results -->`, and the one sentence between
-`<!-- headline:NAME -->` and `<!-- /headline -->`.
+`<!-- headline:NAME -->` and `<!-- /headline -->`. Given the file of a `stepspec bench engine`, it rewrites the results
+called `engine`.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.records import PolicySummary, RunRecord, Summary
+from stepspec.records import EngineRecord, PolicySummary, RunRecord, Summary
+from stepspec.speed import EngineSpeeds, speeds_markdown
 
 UNKNOWN = "–"
 HEADLINED = "stepspec"
@@ -140,25 +142,28 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
         f"{run.benchmark}, {_count(summary.n, 'problem')} under every policy",
         f"temperature {run.temperature:g}, concurrency {run.concurrency}, seed {run.seed}",
         f"at most {run.max_tokens:,} tokens a problem, prompt {run.prompt_id!r}",
-        _models(run),
-        _hardware(run),
+        f"{_models(run.engines)}, pair {run.pair}",
+        _hardware(run.hardware),
         versions,
-        f"commit {run.commit[:12] + run.commit[40:]}" if run.commit else "commit unknown",
+        _commit(run.commit),
     ]
     return f"{'; '.join(parts)}."
 
 
-def _models(run: RunRecord) -> str:
-    loaded = {role: engine for role, engine in run.engines.items() if engine is not None}
+def _commit(commit: str | None) -> str:
+    return f"commit {commit[:12] + commit[40:]}" if commit else "commit unknown"
+
+
+def _models(engines: Mapping[str, EngineRecord | None]) -> str:
+    loaded = {role: engine for role, engine in engines.items() if engine is not None}
     described = [
         " ".join(part for part in (role, engine.name, engine.dtype, engine.device and f"on {engine.device}") if part)
         for role, engine in loaded.items()
     ]
-    return ", ".join([*described, f"pair {run.pair}"])
+    return ", ".join(described)
 
 
-def _hardware(run: RunRecord) -> str:
-    known = run.hardware
+def _hardware(known: Mapping[str, str | int | float]) -> str:
     parts = [str(known["gpu"])] if "gpu" in known else []
     parts.append(f"{known.get('cpu', 'unknown processor')}, {known.get('cores', '?')} cores")
     if "memory_bytes" in known:
@@ -221,7 +226,7 @@ def headline(run: RunRecord, summary: Summary) -> str:
         f"On {_count(summary.n, 'problem')} of {run.benchmark} with the embedded pair, the policy `{HEADLINED}` is "
         f"{vs_target} as fast as the target alone and {vs_token} as fast as token-level speculation; it answers "
         f"{accuracy} correctly, the target alone {reference} (temperature {run.temperature:g}, concurrency "
-        f"{run.concurrency}, {_hardware(run)}; 95% intervals)."
+        f"{run.concurrency}, {_hardware(run.hardware)}; 95% intervals)."
     )
 
 
@@ -239,12 +244,38 @@ def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
     return f"{before}{marker}\n{block}\n{end_marker}{after}"
 
 
+def speeds_block(speeds: EngineSpeeds) -> str:
+    """What a README shows of a benchmark of the torch engine: the table and its conditions."""
+    plan, prompts = speeds.plan, "random ids" if speeds.synthetic else "gsm-mini"
+    parts = [
+        f"greedy, at most {plan.max_tokens} tokens after each prompt ({prompts})",
+        f"medians of {plan.turns} paired turns",
+        _models({"target": speeds.engine, "draft": speeds.draft}),
+        _hardware(speeds.hardware),
+        ", ".join(f"{name} {version}" for name, version in speeds.versions.items()),
+        _commit(speeds.commit),
+    ]
+    return f"{speeds_markdown(speeds)}\n\n{'; '.join(parts)}."
+
+
 def with_results(text: str, run: RunRecord, summary: Summary) -> str:
     """A README with its table made anew, and its headline if it has one."""
     text = with_block(text, "results", summary.benchmark, readme_block(run, summary))
     if f"<!-- headline:{summary.benchmark} -->" not in text:
         return text
     return with_block(text, "headline", summary.benchmark, headline(run, summary))
+
+
+def read_speeds(file: Path) -> EngineSpeeds:
+    """What a `stepspec bench engine` has found.
+
+    Raises:
+        UsageError: the file does not hold that.
+    """
+    try:
+        return EngineSpeeds.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UsageError(f"{file} does not hold the figures of a 'stepspec bench engine': {error}.") from error
 
 
 def read_results(folder: Path) -> tuple[RunRecord, Summary]:
@@ -264,12 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrites a README's block from a folder of results."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.report", description=main.__doc__)
     parser.add_argument("--readme", type=Path, required=True, help="the file whose block is rewritten")
-    parser.add_argument("results", type=Path, help="a folder with run.json and summary.json")
+    parser.add_argument("results", type=Path, help="a folder with run.json and summary.json, or a benchmark's file")
     options = parser.parse_args(arguments)
     try:
-        run, summary = read_results(options.results)
         text = options.readme.read_text("utf-8")
-        options.readme.write_text(with_results(text, run, summary), "utf-8")
+        if options.results.is_file():
+            text = with_block(text, "results", "engine", speeds_block(read_speeds(options.results)))
+        else:
+            text = with_results(text, *read_results(options.results))
+        options.readme.write_text(text, "utf-8")
     except OSError as error:
         print(f"Cannot rewrite {options.readme}: {error.strerror}.", file=sys.stderr)
         return 1

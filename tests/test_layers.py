@@ -20,7 +20,7 @@ LAYERS = [
     {"judges", "ledger", "transcript"},
     {"controller"},
     {"session"},
-    {"records", "grade", "stats", "report"},
+    {"records", "grade", "stats", "speed", "report"},
     {"evaluate"},
     {"calibrate", "replay", "advise"},
     {"stepspec"},  # the package's own `__init__`, which gathers the public names

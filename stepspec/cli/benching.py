@@ -3,42 +3,30 @@
 import asyncio
 import dataclasses
 import importlib
-import json
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.engine import DrafterName
 from stepspec.errors import StepSpecError, UsageError, unknown_name
+from stepspec.records import Record
 from stepspec.session import named_models
+from stepspec.speed import ContextCosts, EngineSpeeds, costs_table, speeds_table
 
 if TYPE_CHECKING:
     from stepspec.torch_engine.bench import Subject
 
 TABLE_WIDTH = 140
 DTYPES = ("float32", "bfloat16", "float16")
-COLUMNS = {
-    "tokens_per_s": ("tokens/s", ",.0f"),
-    "over_transformers": ("over transformers", ".2f"),
-    "over_assisted": ("over assisted", ".2f"),
-    "over_plain": ("over plain", ".2f"),
-    "acceptance": ("acceptance", ".1%"),
-    "mean_acceptance_length": ("tokens a round", ".2f"),
-    "ideal": ("ideal", ".2f"),
-    "share_of_ideal": ("share of ideal", ".1%"),
-    "bandwidth_share": ("share of bandwidth", ".1%"),
-}
-SYNTHETIC = "synthetic: what is written means nothing"
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
 
@@ -86,9 +74,21 @@ def bench_engine(
     names: list[Any] = drafter or subject.engine.drafters
     plan = _bench().Plan(names, batch or (1, 4, 16), drafted, tokens, turns, synthetic_acceptance)
     prompts = _prompts(subject, plan.num_prompts)
-    report = asyncio.run(_reported(subject, dataclasses.asdict(plan), lambda: _bench().measure(subject, prompts, plan)))
-    report["synthetic"] |= synthetic_acceptance is not None
-    _finish((_contenders_table(result, report["synthetic"]) for result in report["results"]), report, json_file)
+    conditions = _conditions()
+    synthetic = subject.synthetic or synthetic_acceptance is not None
+    results, memory = asyncio.run(_measured(subject.engine, _bench().measure(subject, prompts, plan)))
+    speeds = EngineSpeeds.model_validate(
+        {
+            **conditions,
+            "engine": subject.engine.describe(),
+            "draft": subject.draft,
+            "synthetic": synthetic,
+            "plan": dataclasses.asdict(plan),
+            "memory_bytes": memory,
+            "results": results,
+        }
+    )
+    _finish((speeds_table(each, synthetic) for each in speeds.results), speeds, json_file)
 
 
 @app.command("context")
@@ -107,15 +107,12 @@ def bench_context(
     if target is None and shape is None:
         shape = "mini"  # the embedded pair takes no text of that length
     subject = _load(target, None, shape, None)
-    report = asyncio.run(
-        _reported(subject, {"turns": turns}, lambda: _bench().by_context(subject, length or (100, 1000, 8000), turns))
-    )
-    table = _table("a step after so much text" + (f" ({SYNTHETIC})" if subject.synthetic else ""))
-    for name in ("context", "ms", "read again"):
-        table.add_column(name, justify="right")
-    for each in report["results"]:
-        table.add_row(f"{each['context']:,}", f"{each['ms']:.1f}", f"{each['read_again']:.1f}")
-    _finish([table], report, json_file)
+    conditions = _conditions()
+    found = _bench().by_context(subject, length or (100, 1000, 8000), turns)
+    results, _ = asyncio.run(_measured(subject.engine, found))
+    described = {"engine": subject.engine.describe(), "synthetic": subject.synthetic, "turns": turns}
+    costs = ContextCosts.model_validate({**conditions, **described, "results": results})
+    _finish([costs_table(costs)], costs, json_file)
 
 
 def _bench() -> Any:
@@ -148,26 +145,18 @@ def _folder_of(model: str) -> str:
     return name
 
 
-async def _reported(
-    subject: "Subject", plan: dict[str, Any], measure: Callable[[], Awaitable[list[dict[str, Any]]]]
-) -> dict[str, Any]:
-    """The figures with the conditions they hold under; frees the models."""
+def _conditions() -> dict[str, Any]:
+    """Where and when; before anything is measured, as files may change while it is."""
     from stepspec.evaluate.conditions import commit, hardware, versions
 
-    engine = subject.engine
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
+
+
+async def _measured(engine: Any, found: Awaitable[Any]) -> tuple[Any, dict[str, int]]:
+    """What was found, and the memory that it took; frees the models."""
     try:
-        results = await measure()
-        return {
-            "engine": engine.describe(),
-            "synthetic": subject.synthetic,
-            "plan": plan,
-            "memory_bytes": engine.metrics().memory_bytes,
-            "results": results,
-            "versions": versions(),
-            "commit": commit(),
-            "hardware": hardware(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        return await found, engine.metrics().memory_bytes
     finally:
         await engine.aclose()
 
@@ -184,26 +173,11 @@ def _prompts(subject: "Subject", count: int) -> list[list[int]]:
     return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), count)]
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-
-
-def _contenders_table(result: dict[str, Any], synthetic: bool) -> Table:
-    table = _table(f"{result['batch']} at once" + (f" ({SYNTHETIC})" if synthetic else ""))
-    table.add_column("")
-    for title, _ in COLUMNS.values():
-        table.add_column(title, justify="right")
-    for each in result["contenders"]:
-        values = ((each.get(name), form) for name, (_, form) in COLUMNS.items())
-        table.add_row(each["name"], *("–" if value is None else f"{value:{form}}" for value, form in values))
-    return table
-
-
-def _finish(tables: Iterable[Table], report: dict[str, Any], json_file: Path | None) -> None:
+def _finish(tables: Iterable[Table], record: Record, json_file: Path | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for table in tables:
         console.print(table)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        json_file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
         print(f"Kept in {json_file}.")

@@ -51,6 +51,8 @@ class Contender:
     drafting: Drafting | None = None
     """None: it is transformers, not us."""
     tokens_per_s: list[float] = field(default_factory=list)
+    differing: list[bool] = field(default_factory=list)
+    """Of each text, whether it is another than that of the first contender: near ties that rounding decides."""
     done: Metrics = field(default_factory=Metrics)
     """What our engine did in all turns."""
 
@@ -146,13 +148,8 @@ def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
 
 async def take_turns(
     engine: TorchEngine, contenders: Sequence[Contender], prompts: Sequence[list[int]], batch: int, turns: int
-) -> int:
-    """Every contender on the same prompts, one after the other, in each turn another one first.
-
-    Returns:
-        How many of the texts are not those of the first contender: near ties that rounding decides.
-    """
-    differing = 0
+) -> None:
+    """Every contender on the same prompts, one after the other, in each turn another one first."""
     per_turn = PROMPTS_PER_PLACE * batch
     for turn in range(-1, turns):  # the first one warms up
         chosen = prompts[(turn + 1) * per_turn :][:per_turn]
@@ -167,12 +164,9 @@ async def take_turns(
             if turn >= 0:
                 contender.tokens_per_s.append(sum(map(len, texts[contender.name])) / seconds)
                 contender.done += engine.metrics() - before
-        if turn >= 0:
-            reference = texts[contenders[0].name]
-            differing += sum(
-                text != other for each in texts.values() for text, other in zip(each, reference, strict=True)
-            )
-    return differing
+        for contender in contenders if turn >= 0 else ():
+            pairs = zip(texts[contender.name], texts[contenders[0].name], strict=True)
+            contender.differing += [text != other for text, other in pairs]
 
 
 async def best_assisted(
@@ -255,6 +249,8 @@ class Subject:
     engine: TorchEngine
     network: PreTrainedModel
     assistant: PreTrainedModel | None
+    draft: dict[str, str | None] | None = None
+    """What results say of the draft, as `TorchEngine.describe` does of the target."""
     synthetic: bool = False
     """Random weights: nothing that is written means anything."""
 
@@ -267,9 +263,11 @@ class Subject:
         """
         chosen = getattr(torch, dtype) if dtype else None
         engine = TorchEngine.load(target, dtype=chosen)
-        if draft is not None:
-            engine = engine.drafted_by(TorchEngine.load(draft, dtype=chosen))
-        return cls(engine, *engine.networks())
+        if draft is None:
+            return cls(engine, *engine.networks())
+        drafter = TorchEngine.load(draft, dtype=chosen)
+        engine = engine.drafted_by(drafter)
+        return cls(engine, *engine.networks(), drafter.describe())
 
     @classmethod
     def random(cls, target: str, draft: str | None = None, dtype: str | None = None) -> "Subject":
@@ -279,9 +277,12 @@ class Subject:
             UsageError: no shape is called that.
         """
         model = CausalModel(random_network(target, dtype), f"random {target}")
-        drafter = CausalModel(random_network(draft, dtype), f"random {draft}") if draft is not None else None
-        engine = TorchEngine(model, without_text(), drafter)
-        return cls(engine, *engine.networks(), synthetic=True)
+        engine = TorchEngine(model, without_text())
+        if draft is None:
+            return cls(engine, *engine.networks(), synthetic=True)
+        drafter = TorchEngine(CausalModel(random_network(draft, dtype), f"random {draft}"), without_text())
+        engine = engine.drafted_by(drafter)
+        return cls(engine, *engine.networks(), drafter.describe(), synthetic=True)
 
 
 async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
@@ -304,12 +305,12 @@ async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) ->
                 work = theirs(network, end_ids, plan.max_tokens, assistant, count)
                 contenders.append(Contender(f"transformers assisted ({label})", work))
             others["over_assisted"] = contenders[-1]
-        differing = await take_turns(engine, contenders, prompts, batch, plan.turns)
+        await take_turns(engine, contenders, prompts, batch, plan.turns)
         found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:
             length = sum(map(len, prompts)) / len(prompts) + plan.max_tokens / 2
             found[0]["bandwidth_share"] = contenders[0].median * engine.bytes_per_pass(length) / bandwidth
-        results.append({"batch": batch, "differing_texts": differing, "contenders": found})
+        results.append({"batch": batch, "contenders": found})
     return results
 
 
@@ -324,7 +325,8 @@ def our_contenders(engine: TorchEngine, plan: Plan) -> list[Contender]:
 
 def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, Any]:
     """One contender's figures, and how many times as fast as others it is; what it has none of is left out."""
-    found: dict[str, Any] = {"name": contender.name, "tokens_per_s": contender.median}
+    differing = sum(contender.differing) / len(contender.differing)
+    found: dict[str, Any] = {"name": contender.name, "tokens_per_s": contender.median, "differing": differing}
     found |= {name: contender.ratio_to(other) for name, other in others.items()}
     if contender.done.drafts:
         found["acceptance"] = contender.done.acceptance

@@ -249,3 +249,24 @@ async def test_a_drafter_whose_parts_are_missing_is_refused_and_not_listed(draft
         with pytest.raises(UsageError, match=reason):
             await generate(engine, PROMPT, 5, drafting=Drafting(drafter))
         assert engine.drafters == ["prompt-lookup", "suffix"]
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "suffix"])
+async def test_after_forgetting_calls_start_cold_and_those_in_progress_go_on(
+    network: PreTrainedModel, drafter: DrafterName
+) -> None:
+    drafting, prompt, other = Drafting(drafter, 4), random_ids(40, seed=1), random_ids(30, seed=2)
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.08))) as engine:
+        cold = await generate(engine, prompt, 20, drafting=drafting)
+        warm = await generate(engine, prompt, 20, drafting=drafting)
+        assert (cold.cached, warm.cached) == (0, len(prompt) - 1)
+        running = asyncio.create_task(generate(engine, other, 60, drafting=drafting))
+        await asyncio.sleep(0)
+        await engine.forget()
+        again = await generate(engine, prompt, 20, drafting=drafting)
+        assert again.cached == 0
+        assert (again.drafted, again.accepted) == (cold.drafted, cold.accepted)
+        assert list((await running).ids) == slow_greedy(network, other, 60)
+        assert cold.ids == warm.ids == again.ids
+    with pytest.raises(EngineError, match="was closed"):
+        await engine.forget()

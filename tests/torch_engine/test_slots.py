@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from tiny_models import llama_config, make_model, make_network, random_ids
+from tiny_models import llama_config, make_model, make_network, random_ids, slow_logits
 
 from stepspec.engine import TokenBuffer
 from stepspec.torch_engine.slots import Slot, SlotTable
@@ -134,3 +134,41 @@ def test_a_busy_slot_is_never_given_away(table: SlotTable) -> None:
 def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:
     first, second = TokenBuffer([1, 2, 3]), TokenBuffer([1, 2, 3])
     assert use(table, first)[0] is not use(table, second)[0]
+
+
+@torch.inference_mode()
+def test_slots_are_put_side_by_side_and_keep_what_they_hold(table: SlotTable) -> None:
+    table = SlotTable(table.model, max_slots=6)
+    buffers = [TokenBuffer(random_ids(9 + index, seed=index)) for index in range(5)]
+    slots = [use(table, buffer)[0] for buffer in buffers]
+    for chosen in ([0, 1, 2], [0, 4, 2], [3, 1], [4], [2, 3, 0, 1, 4]):
+        table.pack([slots[index] for index in chosen])
+        places = [slots[index].index for index in chosen]
+        assert places == list(range(places[0], places[0] + len(places)))
+        assert sorted(slot.index for slot in slots) == sorted({slot.index for slot in slots})
+        table.model.cache.check()
+        table.check()
+    for buffer, slot in zip(buffers, slots, strict=True):
+        assert use(table, buffer) == (slot, buffer.since(len(buffer) - 1)), "nothing is read again"
+        table.model.rollback(slot.index, len(buffer) - 1)
+        logits = table.model.extend([slot.index], [buffer.since(len(buffer) - 1)])[0]
+        expected = slow_logits(make_network(llama_config()), buffer.since(0))[-1:]
+        assert torch.allclose(logits, expected, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_one_slot_that_leaves_moves_one_other() -> None:
+    table = SlotTable(make_model(make_network(llama_config())), max_slots=8)
+    slots = [use(table, TokenBuffer(random_ids(5, seed=index)))[0] for index in range(6)]
+    going = [slots[0], slots[5], slots[2], slots[3], slots[4]]  # the last took the place of the one that left
+    table.pack(going)
+    assert [slot.index for slot in going] == [0, 1, 2, 3, 4]
+    assert slots[1].index == 5
+
+
+def test_forgotten_slots_are_read_anew(table: SlotTable) -> None:
+    buffer = TokenBuffer(random_ids(30, seed=1))
+    use(table, buffer)
+    table.forget()
+    table.check()
+    assert use(table, buffer)[1] == buffer.since(0)

@@ -1,0 +1,171 @@
+"""What `stepspec bench engine` found: the file that it writes, and its tables for a terminal and for a README."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+
+from stepspec.records import EngineRecord, Record
+
+UNKNOWN = "–"
+SYNTHETIC = "synthetic: what is written means nothing"
+
+
+class Contender(Record):
+    """One way of continuing the same prompts; figures are medians over turns, ratios medians of each turn's ratio."""
+
+    name: str
+    tokens_per_s: float
+    differing: float
+    """Share of its texts that are not plain decoding's: rounding decides near ties."""
+    over_plain: float
+    over_transformers: float
+    over_assisted: float | None = None
+    """Over transformers' assisted generation at its best setting."""
+    acceptance: float | None = None
+    """Share of accepted tokens among those looked at, up to the first refused one of each draft."""
+    mean_acceptance_length: float | None = None
+    """Tokens that a round with drafted tokens emits."""
+    drafting_cost: float | None = None
+    """Of a round, in passes of plain decoding; as is the next."""
+    verifying_cost: float | None = None
+    ideal: float | None = None
+    """The speedup that acceptance and these costs allow (arXiv:2211.17192, theorem 3.8)."""
+    share_of_ideal: float | None = None
+    bandwidth_share: float | None = None
+    """Bytes that plain decoding has to read over those that the device can copy in the same time."""
+
+
+class BatchSpeeds(Record):
+    """All contenders with so many requests at once."""
+
+    batch: int
+    contenders: list[Contender]
+
+    def named(self, name: str) -> Contender | None:
+        """The contender of that name."""
+        return next((each for each in self.contenders if each.name == name), None)
+
+
+class PlanRecord(Record):
+    """How long was measured, and of what."""
+
+    drafters: list[str]
+    batches: list[int]
+    num_drafted: int
+    max_tokens: int
+    turns: int
+    synthetic_acceptance: float | None = None
+
+
+class Conditions(Record):
+    """Where and when something was measured."""
+
+    versions: dict[str, str]
+    commit: str | None
+    hardware: dict[str, str | int | float]
+    started: str
+    """UTC time, ISO 8601."""
+
+
+class EngineSpeeds(Conditions):
+    """The file that `stepspec bench engine --json` writes."""
+
+    version: Literal[1] = 1
+    engine: EngineRecord
+    draft: EngineRecord | None = None
+    synthetic: bool
+    """Random weights or a forced acceptance: what is written means nothing."""
+    plan: PlanRecord
+    memory_bytes: dict[str, int]
+    results: list[BatchSpeeds]
+
+
+class ContextCost(Record):
+    """What a step costs after so much text: proposed, judged by the target, refused, and written anew by it."""
+
+    context: int
+    """Tokens before the step."""
+    ms: float
+    read_again: float
+    """Ids of the text that the target reads for a step although it has read them before."""
+
+
+class ContextCosts(Conditions):
+    """The file that `stepspec bench context --json` writes."""
+
+    version: Literal[1] = 1
+    engine: EngineRecord
+    synthetic: bool
+    turns: int = Field(ge=1)
+    results: list[ContextCost]
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[Contender], float | None]
+    form: str = ".2f"
+
+
+COLUMNS: Sequence[_Column] = (
+    _Column("tokens/s", lambda each: each.tokens_per_s, ",.0f"),
+    _Column("over plain", lambda each: each.over_plain),
+    _Column("over transformers", lambda each: each.over_transformers),
+    _Column("over assisted", lambda each: each.over_assisted),
+    _Column("accepted", lambda each: each.acceptance, ".1%"),
+    _Column("tokens a round", lambda each: each.mean_acceptance_length),
+    _Column("ideal", lambda each: each.ideal),
+    _Column("share of ideal", lambda each: each.share_of_ideal, ".1%"),
+    _Column("other texts", lambda each: each.differing or None, ".1%"),
+    _Column("bandwidth", lambda each: each.bandwidth_share, ".1%"),
+)
+
+
+def speeds_table(speeds: BatchSpeeds, synthetic: bool) -> Table:
+    """All contenders with so many requests at once, for a terminal; columns without a figure are left out."""
+    columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in speeds.contenders)]
+    table = plain_table(f"{speeds.batch} at once", synthetic)
+    table.add_column("")
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    for each in speeds.contenders:
+        table.add_row(each.name, *(_written(column.cell(each), column.form) for column in columns))
+    return table
+
+
+def costs_table(costs: ContextCosts) -> Table:
+    """What steps cost after more and more text, for a terminal."""
+    table = plain_table("a step after so much text", costs.synthetic)
+    for name in ("context", "ms", "read again"):
+        table.add_column(name, justify="right")
+    for each in costs.results:
+        table.add_row(f"{each.context:,}", f"{each.ms:.1f}", f"{each.read_again:.1f}")
+    return table
+
+
+def plain_table(title: str, synthetic: bool) -> Table:
+    """An empty table whose title says whether its figures are synthetic."""
+    title += f" ({SYNTHETIC})" if synthetic else ""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+
+
+def speeds_markdown(speeds: EngineSpeeds) -> str:
+    """A README's table: every contender with one request at once, and its speed over plain decoding with more."""
+    alone, *together = speeds.results
+    columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
+    titles = [column.title for column in columns] + [f"over plain, {each.batch} at once" for each in together]
+    lines = [f"| {alone.batch} at once | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
+    for each in alone.contenders:
+        cells = [_written(column.cell(each), column.form) for column in columns]
+        there = [other.named(each.name) for other in together]
+        cells += [_written(other.over_plain if other else None, ".2f") for other in there]
+        lines.append(f"| {each.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _written(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else f"{value:{form}}"

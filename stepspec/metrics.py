@@ -50,6 +50,14 @@ class Metrics:
         """Tokens that a round with drafted tokens emits, the one behind them included; None without such rounds."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
+    @property
+    def draft_overhead(self) -> float | None:
+        """Memory of the draft's weights and cache over the target's; None without a draft."""
+        if "draft weights" not in self.memory_bytes:
+            return None
+        drafts = sum(size for name, size in self.memory_bytes.items() if name.startswith("draft"))
+        return drafts / (sum(self.memory_bytes.values()) - drafts)
+
     def note_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """Takes what came of one row's round."""
         self.rounds += 1

@@ -81,7 +81,15 @@ class EngineSpeeds(Conditions):
     """Random weights or a forced acceptance: what is written means nothing."""
     plan: PlanRecord
     memory_bytes: dict[str, int]
+    draft_overhead: float | None = None
+    """Memory of the draft's weights and cache over the target's."""
     results: list[BatchSpeeds]
+
+    def memory(self) -> str:
+        """What weights and caches take, in words."""
+        parts = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in self.memory_bytes.items())
+        overhead = "" if self.draft_overhead is None else f"; the draft adds {self.draft_overhead:.0%}"
+        return f"Memory: {parts}{overhead}."
 
 
 class ContextCost(Record):
@@ -90,6 +98,8 @@ class ContextCost(Record):
     context: int
     """Tokens before the step."""
     ms: float
+    attention_ms: float
+    """What attention alone takes of that, measured apart: it has to look at all of the text."""
     read_again: float
     """Ids of the text that the target reads for a step although it has read them before."""
 
@@ -140,10 +150,11 @@ def speeds_table(speeds: BatchSpeeds, synthetic: bool) -> Table:
 def costs_table(costs: ContextCosts) -> Table:
     """What steps cost after more and more text, for a terminal."""
     table = plain_table("a step after so much text", costs.synthetic)
-    for name in ("context", "ms", "read again"):
+    for name in ("context", "ms", "of it attention", "the rest", "read again"):
         table.add_column(name, justify="right")
     for each in costs.results:
-        table.add_row(f"{each.context:,}", f"{each.ms:.1f}", f"{each.read_again:.1f}")
+        times = (each.ms, each.attention_ms, each.ms - each.attention_ms)
+        table.add_row(f"{each.context:,}", *(f"{value:.1f}" for value in times), f"{each.read_again:.1f}")
     return table
 
 
@@ -154,15 +165,17 @@ def plain_table(title: str, synthetic: bool) -> Table:
 
 
 def speeds_markdown(speeds: EngineSpeeds) -> str:
-    """A README's table: every contender with one request at once, and its speed over plain decoding with more."""
+    """A README's table: every contender with one request at once, and its speed with more."""
     alone, *together = speeds.results
     columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
-    titles = [column.title for column in columns] + [f"over plain, {each.batch} at once" for each in together]
+    titles = [column.title for column in columns]
+    for each in together:
+        titles += [f"tokens/s, {each.batch} at once", "over plain"]
     lines = [f"| {alone.batch} at once | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
     for each in alone.contenders:
         cells = [_written(column.cell(each), column.form) for column in columns]
-        there = [other.named(each.name) for other in together]
-        cells += [_written(other.over_plain if other else None, ".2f") for other in there]
+        for there in (other.named(each.name) for other in together):
+            cells += [_written(there and there.tokens_per_s, ",.0f"), _written(there and there.over_plain, ".2f")]
         lines.append(f"| {each.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.engine import DrafterName
 from stepspec.errors import StepSpecError, UsageError, unknown_name
+from stepspec.metrics import Metrics
 from stepspec.records import Record
 from stepspec.session import named_models
 from stepspec.speed import ContextCosts, EngineSpeeds, costs_table, speeds_table
@@ -53,7 +54,7 @@ def bench_engine(
         str | None,
         typer.Option(help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out."),
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 5,
+    turns: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 3,
     shape: Annotated[
         str | None,
         typer.Option(metavar="TARGET[,DRAFT]", help="Random models of these shapes instead, for instance 8b,0.6b."),
@@ -76,7 +77,7 @@ def bench_engine(
     prompts = _prompts(subject, plan.num_prompts)
     conditions = _conditions()
     synthetic = subject.synthetic or synthetic_acceptance is not None
-    results, memory = asyncio.run(_measured(subject.engine, _bench().measure(subject, prompts, plan)))
+    results, done = asyncio.run(_measured(subject.engine, _bench().measure(subject, prompts, plan)))
     speeds = EngineSpeeds.model_validate(
         {
             **conditions,
@@ -84,11 +85,12 @@ def bench_engine(
             "draft": subject.draft,
             "synthetic": synthetic,
             "plan": dataclasses.asdict(plan),
-            "memory_bytes": memory,
+            "memory_bytes": done.memory_bytes,
+            "draft_overhead": done.draft_overhead,
             "results": results,
         }
     )
-    _finish((speeds_table(each, synthetic) for each in speeds.results), speeds, json_file)
+    _finish([*(speeds_table(each, synthetic) for each in speeds.results), speeds.memory()], speeds, json_file)
 
 
 @app.command("context")
@@ -153,10 +155,10 @@ def _conditions() -> dict[str, Any]:
     return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
 
 
-async def _measured(engine: Any, found: Awaitable[Any]) -> tuple[Any, dict[str, int]]:
-    """What was found, and the memory that it took; frees the models."""
+async def _measured(engine: Any, found: Awaitable[Any]) -> tuple[Any, Metrics]:
+    """What was found, and what the engine did and took for it; frees the models."""
     try:
-        return await found, engine.metrics().memory_bytes
+        return await found, engine.metrics()
     finally:
         await engine.aclose()
 
@@ -173,10 +175,10 @@ def _prompts(subject: "Subject", count: int) -> list[list[int]]:
     return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), count)]
 
 
-def _finish(tables: Iterable[Table], record: Record, json_file: Path | None) -> None:
+def _finish(found: Iterable[Table | str], record: Record, json_file: Path | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for table in tables:
-        console.print(table)
+    for each in found:
+        console.print(each)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -22,17 +22,18 @@ from transformers import PreTrainedModel
 
 from stepspec.engine import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.metrics import Metrics
+from stepspec.torch_engine.attention import attend
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
 from stepspec.torch_engine.pace import expected_tokens
 from stepspec.torch_engine.shapes import random_network, without_text
 
-ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8)
+ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of drafted tokens among which assisted generation's best is looked for."""
 
 PLAIN = "plain"
 
-PROMPTS_PER_PLACE = 4
+PROMPTS_PER_PLACE = 8
 """Prompts of a turn for each of the requests that are served at once."""
 
 STEP_LENGTH = 24
@@ -233,7 +234,7 @@ class Plan:
     num_drafted: int = 4
     """Of the contenders that draft a fixed number of tokens."""
     max_tokens: int = 200
-    turns: int = 5
+    turns: int = 3
     synthetic_acceptance: float | None = None
 
     @property
@@ -339,7 +340,8 @@ def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, 
 async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> list[dict[str, float]]:
     """What a step costs after so much text: proposed, judged by the target, refused, and written anew by it.
 
-    `read_again` are the ids of the text that a step has the target read although it has read them before.
+    `read_again` are the ids of the text that a step has the target read although it has read them before, and
+    `attention_ms` is what attention alone takes of it, measured apart.
 
     Raises:
         ContextError: a length exceeds the context.
@@ -361,5 +363,30 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
             text.append(chunk.ids)
         done = engine.metrics() - before
         again = (done.prompt_tokens - done.cached_tokens) / turns
-        found.append({"context": length, "ms": statistics.median(seconds) * 1000, "read_again": again})
+        attention = attention_s(subject.network, length, STEP_LENGTH + 1)
+        attention += STEP_LENGTH * attention_s(subject.network, length, 1)
+        costs = {"ms": statistics.median(seconds) * 1000, "attention_ms": attention * 1000, "read_again": again}
+        found.append({"context": length, **costs})
     return found
+
+
+@torch.inference_mode()
+def attention_s(network: PreTrainedModel, context: int, width: int) -> float:
+    """Seconds that all layers' attention takes from so many ids over so many positions, the median of several."""
+    text: Any = network.config.get_text_config()
+    heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+
+    def random_heads(count: int, length: int) -> torch.Tensor:
+        return torch.randn(1, count, length, size, dtype=network.dtype, device=network.device)
+
+    query = random_heads(heads, width)
+    cached = [(random_heads(kv_heads, context), random_heads(kv_heads, context)) for _ in range(text.num_hidden_layers)]
+    seconds: list[float] = []
+    for _ in range(7):
+        started = time.perf_counter()
+        for keys, values in cached:
+            attended = attend(query, keys, values, None)
+        attended.sum().item()  # a device is waited for
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)

@@ -41,7 +41,7 @@ class Call(ABC):
 
     @property
     def num_beyond(self) -> int:
-        """How many ids are read beyond the prompt."""
+        """How many ids are read beyond the prompt; -1 if all but its last one are."""
         return 0
 
     @property
@@ -65,14 +65,29 @@ class Generation(Call):
     row: Row
     chunks: "asyncio.Queue[Chunk | EngineError]"
     num_sent: int = 0
-    sent_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.row.metrics = self.metrics
 
-    def send(self, now: float) -> None:
+    @property
+    def starts(self) -> bool:
+        """Whether the pass over the prompt gives the first token.
+
+        Where tokens are drafted and drawn a round gives it, as all others: a prompt that is held already has no such
+        pass, and what a seed writes must not depend on that.
+        """
+        return self.row.sampling.temperature == 0 or self.row.drafting.drafter == "none"
+
+    @property
+    def keep(self) -> list[int]:
+        return [0] if self.starts else []
+
+    @property
+    def num_beyond(self) -> int:
+        return 0 if self.starts else -1
+
+    def send(self) -> None:
         """Sends what is new since the last chunk; the costs go with the last one."""
-        self.sent_at = now
         row = self.row
         ids = tuple(row.generated[self.num_sent :])
         self.num_sent += len(ids)

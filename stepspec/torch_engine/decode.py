@@ -20,7 +20,7 @@ from stepspec.torch_engine import sampling
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import bucket, captured, frame
 from stepspec.torch_engine.model import CausalModel, Places
-from stepspec.torch_engine.pace import COSTS_HOLD, Belief, Costs, Pacer, worth_verifying
+from stepspec.torch_engine.pace import Belief, Costs, Pacer, worth_verifying
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
 from stepspec.torch_engine.stopwatch import Stopwatch
@@ -136,7 +136,8 @@ class Rounds:
         chosen, costs, beliefs = 0, None, list[Belief]()
         if free:
             pacer = self._pacers.setdefault(drafter, Pacer())
-            costs, beliefs = self._costs(pacer, rows, drafter, how), [pacer.belief(row) for row in free]
+            costs = pacer.costs(bucket(len(rows)), lambda: self._measure(rows, drafter, how))
+            beliefs = [pacer.belief(row) for row in free]
             chosen = pacer.count(beliefs, costs)
         wanted = [row.num_wanted(chosen) for row in rows]
         if not any(wanted):
@@ -144,17 +145,8 @@ class Rounds:
         with self._watch.time("draft", [row.metrics for row in alive]):
             draft = drafter.propose(rows, wanted, how)
         if draft is None or costs is None or chosen == 1 or len(free) < len(alive):
-            return draft
+            return draft  # a single token may be a trial
         return draft.narrowed(worth_verifying(beliefs, draft.counts[: len(free)], costs))
-
-    def _costs(self, pacer: Pacer, rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Costs:
-        """What rounds of about so many rows cost, measured now and then."""
-        size = bucket(len(rows))
-        costs, num_rounds = pacer.costs.get(size, (None, 0))
-        if costs is None or num_rounds == COSTS_HOLD:
-            costs, num_rounds = self._measure(rows, drafter, how), 0
-        pacer.costs[size] = costs, num_rounds + 1
-        return costs
 
     def _measure(self, rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Costs:
         """What verifying for these rows costs and what drafting for them does.

@@ -7,7 +7,8 @@ none, nothing is drafted, and now and then one token is tried.
 """
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,11 +109,18 @@ class Pacer:
     """Chooses for the calls of one drafter, by each call's acceptance and by costs that were measured."""
 
     def __init__(self) -> None:
-        self.costs: dict[int, tuple[Costs, int]] = {}
-        """By the number of rows, up to the next power of two; and for how many rounds they have held."""
+        self._costs: dict[int, Costs] = {}
+        self._rounds: Counter[int] = Counter()  # for which the costs have held
         self._seen = Belief()
         self._rows: weakref.WeakKeyDictionary[Row, Belief] = weakref.WeakKeyDictionary()
         self._rest, self._rested = FIRST_REST, 0
+
+    def costs(self, num_rows: int, measure: Callable[[], Costs]) -> Costs:
+        """What a round of about so many rows costs, measured now and then."""
+        if num_rows not in self._costs or self._rounds[num_rows] == COSTS_HOLD:
+            self._costs[num_rows], self._rounds[num_rows] = measure(), 0
+        self._rounds[num_rows] += 1
+        return self._costs[num_rows]
 
     def belief(self, row: Row) -> Belief:
         """What is believed of a row; of a new one, that it is like those before."""

@@ -23,9 +23,9 @@ from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.slots import Slot, SlotTable
 from stepspec.torch_engine.stopwatch import Stopwatch
 
-FLUSH_S = 0.02
-"""Seconds between two chunks of a call: often enough for an eye, seldom enough not to hold up the next round."""
-
+FLUSH_S = 0.05
+"""Seconds between two chunks of a call: often enough for an eye. All calls' chunks go together, as whatever the callers
+do with them holds up the next round."""
 
 C = TypeVar("C", bound=Call)
 
@@ -43,6 +43,7 @@ class Scheduler:
         self._waiting: list[Call] = []
         self._reading: list[Call] = []
         self._running: list[Generation] = []
+        self._flushed_at = 0.0
 
     def _filler(self) -> Row:
         """A row that is never asked for, in a slot of its own."""
@@ -102,7 +103,7 @@ class Scheduler:
                 call.pending = [*unread, *call.continuation, *(id for probe in call.probes for id in probe.ids)]
             elif isinstance(call, Generation):
                 call.row.slot = slot
-                call.pending = unread if len(unread) > 1 else []
+                call.pending = unread if call.starts and len(unread) > 1 else unread[:-1]
             self._reading.append(call)
 
     def _read(self) -> None:
@@ -113,7 +114,6 @@ class Scheduler:
         for call in [call for call in self._reading if isinstance(call, Generation) and not call.pending]:
             self._reading.remove(call)
             self._running.append(call)
-            call.sent_at = time.perf_counter()
 
     def _next_readers(self) -> list[Call]:
         """The calls whose next pieces share a pass: in their order, as long as no more than half of it is padding."""
@@ -150,7 +150,7 @@ class Scheduler:
                 branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
             )
         read = [(call, rows) for call, rows, end in zip(calls, logits, last, strict=True) if end]
-        starting = [(call.row, rows) for call, rows in read if isinstance(call, Generation)]
+        starting = [(call.row, rows) for call, rows in read if isinstance(call, Generation) and call.starts]
         if starting:
             self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
         self._metrics.passes["read"] += 1
@@ -171,9 +171,12 @@ class Scheduler:
         for name, calls in groups.items():
             self._together(calls, partial(self._run_round, self._drafters.get(name)))
         now = time.perf_counter()
+        flush = now - self._flushed_at > FLUSH_S
+        if flush:
+            self._flushed_at = now
         for call in list(self._running):
-            if call.row.end is not None or now - call.sent_at > FLUSH_S:
-                call.send(now)
+            if flush or call.row.end is not None or call.num_sent == 0:
+                call.send()
             if call.row.end is not None:
                 self._leave(call)
 

@@ -103,7 +103,7 @@ class SlotTable:
         for slot in self._slots:
             if not slot.busy:
                 self.model.rollback(slot.index, 0)
-                slot.ids, slot.buffer, slot.agreed = [], None, 0
+                slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
 
     def unread(self, slot: Slot, buffer: TokenBuffer, *, at_most: int) -> list[int]:
         """The buffer's ids that the slot has not read, after rolling back whatever disagrees with the buffer.

@@ -1,9 +1,10 @@
 """Calls share passes, and none of them can tell: what a row emits depends on its own seed and text only."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
+import torch
 from tiny_models import (
     DRAFTED,
     generate,
@@ -18,7 +19,8 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import Chunk, Drafting, Sampling, TokenBuffer
+from stepspec.engine import Chunk, DrafterName, Drafting, Sampling, TokenBuffer
+from stepspec.torch_engine.drafters.medusa import MedusaHeads
 from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +63,22 @@ async def test_a_row_emits_the_same_alone_and_among_others(network: PreTrainedMo
         assert (first.ids, first.end) == (second.ids, second.end), call
         costs = [(chunk.passes, chunk.drafted, chunk.accepted) for chunk in (first, second)]
         assert costs[0] == costs[1], call
+
+
+@pytest.mark.parametrize("drafter", ["early-exit", "medusa", "prompt-lookup", "suffix"])
+async def test_whatever_drafts_a_row_emits_the_same_alone_and_among_others(
+    network: PreTrainedModel, drafter: DrafterName
+) -> None:
+    heads = MedusaHeads(3, network.config.hidden_size, network.config.vocab_size)
+    with torch.inference_mode():
+        heads.heads.copy_(0.5 * network.get_output_embeddings().weight.expand(3, -1, -1))
+    calls = [replace(call, drafting=Drafting(drafter, 3)) for call in CALLS[::2]]
+    async with serving(make_model(network), heads=heads) as engine:
+        alone = [await call.run(engine) for call in calls]
+        await engine.forget()
+        together = await asyncio.gather(*(call.run(engine) for call in calls))
+    assert [(each.ids, each.end) for each in alone] == [(each.ids, each.end) for each in together]
+    assert sum(each.accepted for each in together) > 0
 
 
 async def test_equal_calls_give_equal_text_and_other_seeds_other_text(network: PreTrainedModel) -> None:

@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+from typing import get_args
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engine import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.mini import WEIGHTS
 from stepspec.mini.problems import load_split
 from stepspec.torch_engine import TorchEngine
@@ -66,3 +67,24 @@ async def test_a_ragged_batch_of_four_equals_transformers(prompts, expected, qua
     assert [list(chunk.ids) for chunk in chunks] == expected
     if quality == "the target itself":
         assert all(chunk.accepted == chunk.drafted for chunk in chunks)
+
+
+@pytest.mark.parametrize("num_tokens", [4, None], ids=["4 drafted", "auto"])
+@pytest.mark.parametrize("drafter", [name for name in get_args(DrafterName) if name != "none"])
+async def test_every_drafter_leaves_the_pairs_text_as_it_is(prompts, expected, drafter, num_tokens):
+    draft = TorchEngine.load(str(WEIGHTS / "draft"))
+    engine = TorchEngine.load(str(WEIGHTS / "target")).drafted_by(draft)
+    drafting = Drafting(drafter, num_tokens)
+    try:
+        calls = (
+            collect(engine.generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), drafting)) for prompt in prompts
+        )
+        chunks = await asyncio.gather(*calls)
+        again = await collect(engine.generate(TokenBuffer(prompts[0]), Sampling(), Stop(NUM_NEW), drafting))
+    finally:
+        await engine.aclose()
+        await draft.aclose()
+    assert [list(chunk.ids) for chunk in chunks] == expected
+    assert list(again.ids) == expected[0]
+    if num_tokens:
+        assert sum(chunk.accepted for chunk in (*chunks, again)) > 0

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedMo
 from stepspec.engine import Chunk, DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import EngineError, ModelError, UsageError
 from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
-from stepspec.torch_engine.model import CausalModel
+from stepspec.torch_engine.model import CausalModel, Places
 
 pytestmark = pytest.mark.anyio
 
@@ -140,6 +140,30 @@ async def test_a_shared_pass_that_fails_fails_only_the_call_that_makes_it_fail(
         assert list(good.ids) == slow_greedy(network, PROMPT, 200)
         assert list(other.ids) == slow_greedy(network, [4, 5], 200)
         await assert_serves(engine, network, drafting)
+
+
+async def test_out_of_memory_fails_the_request_that_is_too_much_and_the_engine_goes_on(
+    network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompt = make_model(network), random_ids(60)
+    read = model.read
+
+    def in_little_memory(places: Places, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
+        if ids.shape[1] > 50:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return read(places, ids, branches)
+
+    monkeypatch.setattr(model, "read", in_little_memory)
+    async with serving(model) as engine:
+        small, big = await asyncio.gather(
+            generate(engine, PROMPT, 20), generate(engine, prompt, 5), return_exceptions=True
+        )
+        assert isinstance(big, EngineError)
+        assert "ran out of memory" in str(big)
+        assert "Lower the concurrency or the context" in str(big)
+        assert isinstance(small, Chunk)
+        assert list(small.ids) == slow_greedy(network, PROMPT, 20)
+        await assert_serves(engine, network)
 
 
 async def test_a_drafter_that_fails_is_an_error_and_the_engine_goes_on(network: PreTrainedModel) -> None:

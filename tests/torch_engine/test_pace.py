@@ -7,6 +7,7 @@ import pytest
 from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer
 from stepspec.stops import StopWatch
 from stepspec.torch_engine.pace import (
+    COSTS_HOLD,
     FIRST_REST,
     LONGEST_REST,
     MAX_TOKENS,
@@ -90,6 +91,17 @@ def test_a_drafter_that_becomes_useful_is_used_again() -> None:
         if counts[-1]:
             pacer.note(row, counts[-1], counts[-1] if number > 1000 else 0)
     assert counts[-1] > 1
+
+
+def test_costs_are_measured_for_each_number_of_rows_and_again_after_a_while() -> None:
+    pacer, measured = Pacer(), list[int]()
+    for number in range(2 * COSTS_HOLD):
+        rows = 1 if number % 2 else 4
+        costs = pacer.costs(rows, lambda rows=rows: measured.append(rows) or Costs({1: 1.0 * rows}, {1: 0.1}))
+        assert costs.verify == {1: 1.0 * rows}
+    assert measured == [4, 1]
+    pacer.costs(1, lambda: measured.append(1) or FLAT)
+    assert measured == [4, 1, 1]
 
 
 def test_a_new_call_begins_with_what_other_calls_have_learned() -> None:

@@ -25,6 +25,8 @@ class Contender(Record):
     over_transformers: float
     over_assisted: float | None = None
     """Over transformers' assisted generation at its best setting."""
+    over_alone: float | None = None
+    """Over plain decoding of one request at a time."""
     acceptance: float | None = None
     """Share of accepted tokens among those looked at, up to the first refused one of each draft."""
     mean_acceptance_length: float | None = None
@@ -126,6 +128,7 @@ COLUMNS: Sequence[_Column] = (
     _Column("over plain", lambda each: each.over_plain),
     _Column("over transformers", lambda each: each.over_transformers),
     _Column("over assisted", lambda each: each.over_assisted),
+    _Column("over 1 at once", lambda each: each.over_alone),
     _Column("accepted", lambda each: each.acceptance, ".1%"),
     _Column("tokens a round", lambda each: each.mean_acceptance_length),
     _Column("ideal", lambda each: each.ideal),
@@ -170,12 +173,13 @@ def speeds_markdown(speeds: EngineSpeeds) -> str:
     columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
     titles = [column.title for column in columns]
     for each in together:
-        titles += [f"tokens/s, {each.batch} at once", "over plain"]
+        titles += [f"tokens/s, {each.batch} at once", "over plain", "over 1 at once"]
     lines = [f"| {alone.batch} at once | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
     for each in alone.contenders:
         cells = [_written(column.cell(each), column.form) for column in columns]
         for there in (other.named(each.name) for other in together):
-            cells += [_written(there and there.tokens_per_s, ",.0f"), _written(there and there.over_plain, ".2f")]
+            figures = (there.tokens_per_s, there.over_plain, there.over_alone) if there else (None, None, None)
+            cells += [_written(value, form) for value, form in zip(figures, (",.0f", ".2f", ".2f"), strict=True)]
         lines.append(f"| {each.name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -31,7 +31,7 @@ from stepspec.torch_engine.shapes import random_network, without_text
 ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of drafted tokens among which assisted generation's best is looked for."""
 
-PLAIN = "plain"
+PLAIN, ALONE = "plain", "plain, 1 at once"
 
 PROMPTS_PER_PLACE = 8
 """Prompts of a turn for each of the requests that are served at once."""
@@ -51,6 +51,8 @@ class Contender:
     work: Work
     drafting: Drafting | None = None
     """None: it is transformers, not us."""
+    batch: int | None = None
+    """How many requests it serves at once, if not as many as the others; of the prompts it then takes fewer."""
     tokens_per_s: list[float] = field(default_factory=list)
     differing: list[bool] = field(default_factory=list)
     """Of each text, whether it is another than that of the first contender: near ties that rounding decides."""
@@ -160,13 +162,14 @@ async def take_turns(
             await engine.forget()
             before = engine.metrics()
             started = time.perf_counter()
-            texts[contender.name] = await contender.work(chosen, batch)
+            at_once = contender.batch or batch
+            texts[contender.name] = await contender.work(chosen[: PROMPTS_PER_PLACE * at_once], at_once)
             seconds = time.perf_counter() - started
             if turn >= 0:
                 contender.tokens_per_s.append(sum(map(len, texts[contender.name])) / seconds)
                 contender.done += engine.metrics() - before
         for contender in contenders if turn >= 0 else ():
-            pairs = zip(texts[contender.name], texts[contenders[0].name], strict=True)
+            pairs = zip(texts[contender.name], texts[contenders[0].name], strict=False)
             contender.differing += [text != other for text, other in pairs]
 
 
@@ -306,6 +309,9 @@ async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) ->
                 work = theirs(network, end_ids, plan.max_tokens, assistant, count)
                 contenders.append(Contender(f"transformers assisted ({label})", work))
             others["over_assisted"] = contenders[-1]
+        if batch > 1:
+            others["over_alone"] = Contender(ALONE, ours(engine, Drafting(), plan.max_tokens), Drafting(), batch=1)
+            contenders.append(others["over_alone"])
         await take_turns(engine, contenders, prompts, batch, plan.turns)
         found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:

@@ -9,6 +9,7 @@ and what came of it comes back in one.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,7 +21,7 @@ from stepspec.torch_engine import sampling
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import bucket, captured, frame
 from stepspec.torch_engine.model import CausalModel, Places
-from stepspec.torch_engine.pace import Belief, Costs, Pacer, worth_verifying
+from stepspec.torch_engine.pace import Costs, Pacer, worth_verifying
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
 from stepspec.torch_engine.stopwatch import Stopwatch
@@ -82,7 +83,7 @@ class Rounds:
         self._filler = filler
         self._rows: list[Row] = []
         self._how: Samplers | None = None
-        self._pacers: dict[Drafter, Pacer] = {}
+        self._pacers: defaultdict[Drafter, Pacer] = defaultdict(Pacer)
 
     def start(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
@@ -100,7 +101,14 @@ class Rounds:
         """Advances every row by at least one token, and by as many as it drafts and one more if that goes well."""
         target, alive, rows = self._target, rows, self._full(rows)
         how = self._samplers(rows)
-        draft = self._draft(alive, rows, drafter, how) if drafter is not None else None
+        wanted, costs = self._wanted(alive, rows, drafter, how)
+        started, draft = time.perf_counter(), None
+        if drafter is not None and any(wanted):
+            with self._watch.time("draft", [row.metrics for row in alive]):
+                draft = drafter.propose(rows, wanted, how)
+            if draft is not None and costs is not None and max(wanted) > 1:  # a single token may be a trial
+                draft = self._worth_verifying(alive, drafter, draft, costs)
+        found = draft is not None
         draft = draft or Draft.empty(len(rows), target.device)
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
         table = [
@@ -112,6 +120,8 @@ class Rounds:
             outcome, hidden = self._verify(target, places, last, counted, shown, how)
             outcomes = outcome.tolist()
         self._watch.settle()
+        if costs is not None and found == any(wanted):  # what is looked for in vain belongs to neither kind of round
+            costs.note(draft.tokens.shape[1], time.perf_counter() - started)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
             before = len(row.generated)
             num_accepted = row.emit(tokens[: num_kept + 1], num_kept)
@@ -130,23 +140,24 @@ class Rounds:
         """The rows with as many times the filler as makes them a power of two, if there is a filler."""
         return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
 
-    def _draft(self, alive: Sequence[Row], rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Draft | None:
-        """What is drafted for the rows, of which the first ones are alive; None if that is nothing."""
+    def _wanted(
+        self, alive: Sequence[Row], rows: Sequence[Row], drafter: Drafter | None, how: Samplers
+    ) -> tuple[list[int], Costs | None]:
+        """How many tokens to draft for each row, of which the first ones are alive; costs if that was left open."""
         free = [row for row in alive if row.drafting.num_tokens is None]
-        chosen, costs, beliefs = 0, None, list[Belief]()
-        if free:
-            pacer = self._pacers.setdefault(drafter, Pacer())
-            costs = pacer.costs(bucket(len(rows)), lambda: self._measure(rows, drafter, how))
-            beliefs = [pacer.belief(row) for row in free]
-            chosen = pacer.count(beliefs, costs)
-        wanted = [row.num_wanted(chosen) for row in rows]
-        if not any(wanted):
-            return None
-        with self._watch.time("draft", [row.metrics for row in alive]):
-            draft = drafter.propose(rows, wanted, how)
-        if draft is None or costs is None or chosen == 1 or len(free) < len(alive):
-            return draft  # a single token may be a trial
-        return draft.narrowed(worth_verifying(beliefs, draft.counts[: len(free)], costs))
+        if drafter is None or not free:
+            return [row.num_wanted(0) for row in rows], None
+        pacer = self._pacers[drafter]
+        costs = pacer.costs(bucket(len(rows)), lambda: self._measure(rows, drafter, how))
+        chosen = pacer.count([pacer.belief(row) for row in free], costs)
+        return [row.num_wanted(chosen) for row in rows], costs
+
+    def _worth_verifying(self, alive: Sequence[Row], drafter: Drafter, draft: Draft, costs: Costs) -> Draft | None:
+        """What of a draft pays the pass that verifies it; None if nothing does. Fixed counts stay as they are."""
+        if any(row.drafting.num_tokens is not None for row in alive):
+            return draft
+        beliefs = [self._pacers[drafter].belief(row) for row in alive]
+        return draft.narrowed(worth_verifying(beliefs, draft.counts[: len(alive)], costs))
 
     def _measure(self, rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Costs:
         """What verifying for these rows costs and what drafting for them does.

@@ -7,10 +7,8 @@ none, nothing is drafted, and now and then one token is tried.
 """
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from stepspec.torch_engine.row import Row
 
@@ -26,27 +24,52 @@ CALL_FORGETTING, DRAFTER_FORGETTING = 0.97, 0.998
 FIRST_REST, LONGEST_REST = 16, 512
 """Rounds without drafting before one token is tried again; twice as many after each trial in vain."""
 
-COSTS_HOLD = 5000
-"""Rounds after which costs are measured again: texts grow, and machines get busy."""
+MARGIN = 1.1
+"""How many times as fast drafting has to be believed to be: both sides are estimates, and a tie costs work."""
+
+LONGEST_RUN = 32
+"""Rounds with drafting after which there is one without, to see what that costs by now."""
+
+LEARNING, MOST_OFF = 0.1, 4.0
+"""Weight of a round in what is learned of costs, and how many times off what is believed it may be taken to be."""
 
 
-@dataclass(frozen=True)
 class Costs:
-    """Measured seconds for so many rows: of verifying by the width of the pass, of drafting by the number of tokens."""
+    """What rounds of so many rows cost: measured beforehand one by one, and corrected by what rounds then take.
 
-    verify: Mapping[int, float]
-    draft: Mapping[int, float]
+    Repeated by itself a pass finds everything in the processor's caches, and in a round it does not, a wide one less
+    than a narrow one. So rounds with and without drafting are corrected each by a factor of their own.
+    """
 
-    @cached_property
+    def __init__(self, verify: Mapping[int, float], draft: Mapping[int, float]) -> None:
+        """Seconds of verifying by the width of the pass, and of drafting by the number of tokens."""
+        drafting = [0.0] + [between(draft, count) for count in range(1, MAX_TOKENS + 1)]
+        self._verify = [between(verify, count + 1) for count in range(MAX_TOKENS + 1)]
+        self._round = [draft + verify for draft, verify in zip(drafting, self._verify, strict=True)]
+        self._plain = self._drafted = 1.0
+
+    @property
     def verify_s(self) -> list[float]:
         """Seconds of verifying 0, 1, .. drafted tokens a row."""
-        return [between(self.verify, count + 1) for count in range(MAX_TOKENS + 1)]
+        return self._corrected(self._verify)
 
-    @cached_property
+    @property
     def round_s(self) -> list[float]:
         """Seconds of a round with 0, 1, .. drafted tokens a row."""
-        drafting = [0.0] + [between(self.draft, count) for count in range(1, MAX_TOKENS + 1)]
-        return [draft + verify for draft, verify in zip(drafting, self.verify_s, strict=True)]
+        return self._corrected(self._round)
+
+    def _corrected(self, seconds: Sequence[float]) -> list[float]:
+        plain, *drafted = seconds
+        return [plain * self._plain, *(self._drafted * each for each in drafted)]
+
+    def note(self, num_drafted: int, seconds: float) -> None:
+        """Takes what a round with so many drafted tokens a row has taken."""
+        believed = self.round_s[min(num_drafted, MAX_TOKENS)]
+        off = 1 + LEARNING * (min(max(seconds / believed, 1 / MOST_OFF), MOST_OFF) - 1)
+        if num_drafted:
+            self._drafted *= off
+        else:
+            self._plain *= off
 
 
 def between(points: Mapping[int, float], size: int) -> float:
@@ -75,7 +98,7 @@ def best_count(acceptances: Sequence[float], limits: Sequence[int], round_s: Seq
     """
     tokens = float(len(acceptances))
     gains = [1.0] * len(acceptances)
-    best, best_rate = 0, tokens / round_s[0]
+    best, best_rate = 0, MARGIN * tokens / round_s[0]
     for count in range(1, min(len(round_s) - 1, max(limits)) + 1):
         gains = [
             gain * acceptance * (count <= limit)
@@ -110,16 +133,14 @@ class Pacer:
 
     def __init__(self) -> None:
         self._costs: dict[int, Costs] = {}
-        self._rounds: Counter[int] = Counter()  # for which the costs have held
         self._seen = Belief()
         self._rows: weakref.WeakKeyDictionary[Row, Belief] = weakref.WeakKeyDictionary()
-        self._rest, self._rested = FIRST_REST, 0
+        self._rest, self._rested, self._run = FIRST_REST, 0, 0
 
     def costs(self, num_rows: int, measure: Callable[[], Costs]) -> Costs:
-        """What a round of about so many rows costs, measured now and then."""
-        if num_rows not in self._costs or self._rounds[num_rows] == COSTS_HOLD:
-            self._costs[num_rows], self._rounds[num_rows] = measure(), 0
-        self._rounds[num_rows] += 1
+        """What a round of about so many rows costs, measured when it is first asked."""
+        if num_rows not in self._costs:
+            self._costs[num_rows] = measure()
         return self._costs[num_rows]
 
     def belief(self, row: Row) -> Belief:
@@ -131,14 +152,17 @@ class Pacer:
     def count(self, beliefs: Sequence[Belief], costs: Costs) -> int:
         """How many tokens the rows of the next round draft."""
         count = best_count([each.acceptance for each in beliefs], [MAX_TOKENS] * len(beliefs), costs.round_s)
+        if count and self._run < LONGEST_RUN:
+            self._rest, self._rested, self._run = FIRST_REST, 0, self._run + 1
+            return count
+        self._run = 0
         if count:
-            self._rest, self._rested = FIRST_REST, 0
-        elif self._rested < self._rest:
+            return 0
+        if self._rested < self._rest:
             self._rested += 1
-        else:
-            self._rest, self._rested = min(2 * self._rest, LONGEST_REST), 0
-            return 1
-        return count
+            return 0
+        self._rest, self._rested = min(2 * self._rest, LONGEST_REST), 0
+        return 1
 
     def note(self, row: Row, num_drafted: int, num_accepted: int) -> None:
         """Takes what came of a row's draft."""

@@ -4,7 +4,7 @@ Agents repeat themselves from request to request. How far a guess goes follows f
 next, so that a rare continuation costs little.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -14,59 +14,57 @@ from stepspec.torch_engine.drafters.texts import Library
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import Samplers
 
-DEPTH = 8
-"""Most tokens of context that are compared."""
+SHORTEST, DEPTH = 2, 8
+"""Fewest and most tokens of context that are compared."""
+
+LATEST = 24
+"""Places of the text that are looked at, the latest ones where the context stands."""
 
 LEAST_SHARE = 0.1
 """A guess ends where the whole of it is less likely than this, by the frequencies."""
 
 MAX_PAST = 32_000
-"""Tokens of past outputs that are remembered; the oldest outputs go first."""
+"""Tokens of past outputs that are remembered; the oldest half goes first."""
 
 
-class Frequencies:
-    """How often each token followed each context of up to `DEPTH` tokens."""
+class Occurrences:
+    """Where in a growing text every two tokens stand: few objects, or Python's garbage collector finds them all."""
 
     def __init__(self) -> None:
-        self._tail: list[int] = []
-        self._follows: dict[tuple[int, ...], Counter[int]] = {}
+        self._ids: list[int] = []
+        self._places: dict[tuple[int, int], list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
 
     def append(self, ids: Sequence[int]) -> None:
-        """Takes further ids of the text."""
+        """Takes further ids."""
         for token in ids:
-            for size in range(1, len(self._tail) + 1):
-                self._follows.setdefault(tuple(self._tail[-size:]), Counter())[token] += 1
-            self._tail = [*self._tail[1 - DEPTH :], token]
+            if len(self._ids) >= SHORTEST:
+                self._places.setdefault((self._ids[-2], self._ids[-1]), []).append(len(self._ids))
+            self._ids.append(token)
 
-    def add(self, ids: Sequence[int]) -> None:
-        """Takes a text of its own."""
-        self._tail = []
-        self.append(ids)
-
-    def remove(self, ids: Sequence[int]) -> None:
-        """Takes back a text that was added."""
-        for end in range(1, len(ids)):
-            for size in range(1, min(DEPTH, end) + 1):
-                context = tuple(ids[end - size : end])
-                self._follows[context][ids[end]] -= 1
-                self._follows[context] += Counter()  # drops what fell to 0
-                if not self._follows[context]:
-                    del self._follows[context]
-
-    def after(self, context: Sequence[int]) -> Counter[int]:
-        """How often each token followed exactly this context."""
-        return self._follows.get(tuple(context)) or Counter()
+    def after(self, context: Sequence[int]) -> tuple[int, list[int]]:
+        """What followed where most of the context's end stands, and how many tokens that is; 0 if it is nowhere."""
+        longest, following = 0, list[int]()
+        for place in self._places.get((context[-2], context[-1]), [])[-LATEST:]:
+            length = SHORTEST
+            while length < min(len(context), place) and self._ids[place - length - 1] == context[-length - 1]:
+                length += 1
+            if length > longest:
+                longest, following = length, []
+            if length == longest:
+                following.append(self._ids[place])
+        return longest, following
 
 
 class Suffix(Drafter):
-    """Counts in the row's text and its hint, and in the outputs of calls that have ended."""
+    """Looks in the row's text and its hint, and in the outputs of calls that have ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._texts = Library(Frequencies, DEPTH)
-        self._past = Frequencies()
-        self._outputs: deque[list[int]] = deque()
-        self._num_past = 0
+        self._texts = Library(Occurrences, DEPTH)
+        self.forget()
 
     def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""
@@ -74,39 +72,29 @@ class Suffix(Drafter):
 
     def _guess(self, row: Row, count: int) -> list[int]:
         texts = self._texts.of(row)
+        sources = (texts.own, texts.buffer, *self._past)
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
-        while len(text) - start < count:
-            follows = self._following(text, (texts.own, texts.buffer, self._past))
-            if not follows:
+        while SHORTEST <= len(text) < start + count:
+            found = [source.after(text[-DEPTH:]) for source in sources]
+            longest = max(length for length, _ in found)
+            if longest == 0:
                 break
-            token, times = max(follows.items(), key=lambda item: (item[1], -item[0]))
-            share *= times / follows.total()
+            following = Counter(token for length, tokens in found if length == longest for token in tokens)
+            token, times = max(following.items(), key=lambda item: (item[1], -item[0]))
+            share *= times / following.total()
             if share < LEAST_SHARE:
                 break
             text.append(token)
         return text[start:]
 
-    def _following(self, text: Sequence[int], sources: Sequence[Frequencies]) -> Counter[int]:
-        """Frequencies behind the longest context that any source knows."""
-        for size in range(min(DEPTH, len(text)), 0, -1):
-            context = text[-size:]
-            if follows := sum((source.after(context) for source in sources), Counter[int]()):
-                return follows
-        return Counter()
-
     def release(self, row: Row) -> None:
         """See `Drafter.release`: what was written is remembered."""
         self._texts.close(row)
-        self._past.add(row.generated)
-        self._outputs.append(row.generated)
-        self._num_past += len(row.generated)
-        while self._num_past > MAX_PAST:
-            oldest = self._outputs.popleft()
-            self._past.remove(oldest)
-            self._num_past -= len(oldest)
+        self._past[-1].append(row.generated)
+        if len(self._past[-1]) > MAX_PAST // 2:
+            self._past = [self._past[-1], Occurrences()]
 
     def forget(self) -> None:
         """See `Drafter.forget`."""
-        self._past, self._num_past = Frequencies(), 0
-        self._outputs.clear()
+        self._past = [Occurrences()]

@@ -121,7 +121,8 @@ class Rounds:
             outcomes = outcome.tolist()
         self._watch.settle()
         if costs is not None and found == any(wanted):  # what is looked for in vain belongs to neither kind of round
-            costs.note(draft.tokens.shape[1], time.perf_counter() - started)
+            usual = drafter is not None and self._pacers[drafter].usual
+            costs.note(draft.tokens.shape[1], time.perf_counter() - started, usual=usual)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
             before = len(row.generated)
             num_accepted = row.emit(tokens[: num_kept + 1], num_kept)

@@ -14,14 +14,14 @@ from stepspec.torch_engine.row import Row
 
 MAX_TOKENS = 16
 
-PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.7, 2.0
-"""What is believed of a drafter before it has drafted, and how many drafted tokens a first belief counts for: few, as a
-useless drafter must be found out at once."""
+PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.7, 20.0
+"""What is believed of a drafter before it has drafted, and how many drafted tokens a first belief counts for: more, and
+a useless drafter is found out later; fewer, and a good one is given up after one bad guess."""
 
 CALL_FORGETTING, DRAFTER_FORGETTING = 0.97, 0.998
 """Weight of what was seen, from one round of a row to the next: acceptance changes within a text, and between texts."""
 
-FIRST_REST, LONGEST_REST = 16, 512
+FIRST_REST, LONGEST_REST = 16, 128
 """Rounds without drafting before one token is tried again; twice as many after each trial in vain."""
 
 MARGIN = 1.1
@@ -30,7 +30,7 @@ MARGIN = 1.1
 LONGEST_RUN = 32
 """Rounds with drafting after which there is one without, to see what that costs by now."""
 
-LEARNING, MOST_OFF = 0.1, 4.0
+LEARNING, MOST_OFF = 0.2, 2.0
 """Weight of a round in what is learned of costs, and how many times off what is believed it may be taken to be."""
 
 
@@ -38,7 +38,9 @@ class Costs:
     """What rounds of so many rows cost: measured beforehand one by one, and corrected by what rounds then take.
 
     Repeated by itself a pass finds everything in the processor's caches, and in a round it does not, a wide one less
-    than a narrow one. So rounds with and without drafting are corrected each by a factor of their own.
+    than a narrow one. Machines are faster and slower from one second to the next besides, and then all rounds are. So
+    what the usual rounds take says how fast the machine is; what one of the other kind takes in between, with drafting
+    or without, says how the two kinds compare.
     """
 
     def __init__(self, verify: Mapping[int, float], draft: Mapping[int, float]) -> None:
@@ -46,7 +48,8 @@ class Costs:
         drafting = [0.0] + [between(draft, count) for count in range(1, MAX_TOKENS + 1)]
         self._verify = [between(verify, count + 1) for count in range(MAX_TOKENS + 1)]
         self._round = [draft + verify for draft, verify in zip(drafting, self._verify, strict=True)]
-        self._plain = self._drafted = 1.0
+        self._slowness = 1.0  # of the machine
+        self._drafted = 1.0  # of rounds with drafting, beside those without
 
     @property
     def verify_s(self) -> list[float]:
@@ -60,16 +63,18 @@ class Costs:
 
     def _corrected(self, seconds: Sequence[float]) -> list[float]:
         plain, *drafted = seconds
-        return [plain * self._plain, *(self._drafted * each for each in drafted)]
+        return [self._slowness * plain, *(self._slowness * self._drafted * each for each in drafted)]
 
-    def note(self, num_drafted: int, seconds: float) -> None:
-        """Takes what a round with so many drafted tokens a row has taken."""
-        believed = self.round_s[min(num_drafted, MAX_TOKENS)]
-        off = 1 + LEARNING * (min(max(seconds / believed, 1 / MOST_OFF), MOST_OFF) - 1)
-        if num_drafted:
+    def note(self, num_drafted: int, seconds: float, *, usual: bool) -> None:
+        """Takes what a round with so many drafted tokens a row has taken, and whether that is the usual kind now."""
+        off = seconds / self.round_s[min(num_drafted, MAX_TOKENS)]
+        off = min(max(off, 1 / MOST_OFF), MOST_OFF) ** LEARNING
+        if usual:
+            self._slowness *= off
+        elif num_drafted:
             self._drafted *= off
         else:
-            self._plain *= off
+            self._drafted /= off
 
 
 def between(points: Mapping[int, float], size: int) -> float:
@@ -136,6 +141,8 @@ class Pacer:
         self._seen = Belief()
         self._rows: weakref.WeakKeyDictionary[Row, Belief] = weakref.WeakKeyDictionary()
         self._rest, self._rested, self._run = FIRST_REST, 0, 0
+        self.usual = True
+        """Whether the last count was what is best; else it is for comparison."""
 
     def costs(self, num_rows: int, measure: Callable[[], Costs]) -> Costs:
         """What a round of about so many rows costs, measured when it is first asked."""
@@ -152,14 +159,16 @@ class Pacer:
     def count(self, beliefs: Sequence[Belief], costs: Costs) -> int:
         """How many tokens the rows of the next round draft."""
         count = best_count([each.acceptance for each in beliefs], [MAX_TOKENS] * len(beliefs), costs.round_s)
+        self.usual = True
         if count and self._run < LONGEST_RUN:
             self._rest, self._rested, self._run = FIRST_REST, 0, self._run + 1
             return count
-        self._run = 0
-        if count:
+        if not count and self._rested < self._rest:
+            self._rested, self._run = self._rested + 1, 0
             return 0
-        if self._rested < self._rest:
-            self._rested += 1
+        self.usual = False
+        if count:
+            self._run = 0
             return 0
         self._rest, self._rested = min(2 * self._rest, LONGEST_REST), 0
         return 1

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stepspec.report import main as report_main
+
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 
 
@@ -45,6 +47,15 @@ def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> N
     assert all(each["differing"] == 0 for each in report["results"][0]["contenders"])
     assert not report["synthetic"]
     assert report["engine"]["name"] == "target"
+    readme = tmp_path / "README.md"
+    readme.write_text("Before.\n<!-- results:engine -->\nold\n<!-- /results -->\nAfter.\n")
+    assert report_main(["--readme", str(readme), str(file)]) == 0
+    text = readme.read_text()
+    assert text.startswith("Before.\n")
+    assert text.endswith("After.\n")
+    assert "old" not in text
+    assert all(f"| {each['name']} |" in text for each in report["results"][0]["contenders"])
+    assert "medians of 2 paired turns" in text
 
 
 def test_a_step_reads_nothing_again_however_long_the_text(tmp_path: Path) -> None:

@@ -108,21 +108,23 @@ class Rounds:
                 draft = drafter.propose(rows, wanted, how)
             if draft is not None and costs is not None and max(wanted) > 1:  # a single token may be a trial
                 draft = self._worth_verifying(alive, drafter, draft, costs)
-        found = draft is not None
         draft = draft or Draft.empty(len(rows), target.device)
+        num_tokens = draft.tokens.shape[1]
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
         table = [
             (row.slot.index, row.length - 1, row.last, count) for row, count in zip(rows, draft.counts, strict=True)
         ]
-        places, (last, counted) = frame(target, table, draft.tokens.shape[1] + 1)
+        places, (last, counted) = frame(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
             shown = draft._replace(counts=(), passes=0)  # of no interest to the device, and different every time
             outcome, hidden = self._verify(target, places, last, counted, shown, how)
             outcomes = outcome.tolist()
         self._watch.settle()
-        if costs is not None and found == any(wanted):  # what is looked for in vain belongs to neither kind of round
+        if costs is not None and (num_tokens > 0) == any(
+            wanted
+        ):  # what is looked for in vain belongs to neither kind of round
             usual = drafter is not None and self._pacers[drafter].usual
-            costs.note(draft.tokens.shape[1], time.perf_counter() - started, usual=usual)
+            costs.note(num_tokens, time.perf_counter() - started, usual=usual)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
             before = len(row.generated)
             num_accepted = row.emit(tokens[: num_kept + 1], num_kept)
@@ -153,8 +155,8 @@ class Rounds:
         chosen = pacer.count([pacer.belief(row) for row in free], costs)
         return [row.num_wanted(chosen) for row in rows], costs
 
-    def _worth_verifying(self, alive: Sequence[Row], drafter: Drafter, draft: Draft, costs: Costs) -> Draft | None:
-        """What of a draft pays the pass that verifies it; None if nothing does. Fixed counts stay as they are."""
+    def _worth_verifying(self, alive: Sequence[Row], drafter: Drafter, draft: Draft, costs: Costs) -> Draft:
+        """What of a draft pays the pass that verifies it, perhaps nothing. Fixed counts stay as they are."""
         if any(row.drafting.num_tokens is not None for row in alive):
             return draft
         beliefs = [self._pacers[drafter].belief(row) for row in alive]

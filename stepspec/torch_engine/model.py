@@ -93,7 +93,7 @@ class CausalModel:
         return self._twin(cache=SlotCache())
 
     def as_it_was(self) -> PreTrainedModel:
-        """The network with transformers' own attention, over the same weights."""
+        """The network with transformers' own attention, over the same weights, as they lie in memory here."""
         shared = {id(parameter): parameter for parameter in self.network.parameters()}
         network = copy.deepcopy(self.network, shared)
         network.set_attn_implementation("sdpa")

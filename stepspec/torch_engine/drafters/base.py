@@ -24,12 +24,10 @@ class Draft(NamedTuple):
         """No guess at all."""
         return cls(torch.zeros(num_rows, 0, dtype=torch.long, device=device), [0] * num_rows)
 
-    def narrowed(self, num_tokens: int) -> "Draft | None":
-        """At most so many tokens for each row; None if that is none."""
-        if num_tokens == 0:
-            return None
+    def narrowed(self, num_tokens: int) -> "Draft":
+        """At most so many tokens for each row; the passes that it took remain."""
         counts = [min(count, num_tokens) for count in self.counts]
-        laws = self.laws[:, :num_tokens] if self.laws is not None else None
+        laws = self.laws[:, :num_tokens] if self.laws is not None and num_tokens else None
         return self._replace(tokens=self.tokens[:, :num_tokens], counts=counts, laws=laws)
 
 

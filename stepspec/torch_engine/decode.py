@@ -120,9 +120,8 @@ class Rounds:
             outcome, hidden = self._verify(target, places, last, counted, shown, how)
             outcomes = outcome.tolist()
         self._watch.settle()
-        if costs is not None and (num_tokens > 0) == any(
-            wanted
-        ):  # what is looked for in vain belongs to neither kind of round
+        in_vain = num_tokens == 0 and any(wanted)  # such a round is of neither kind
+        if costs is not None and not in_vain:
             usual = drafter is not None and self._pacers[drafter].usual
             costs.note(num_tokens, time.perf_counter() - started, usual=usual)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 NAME = "stepspec_packed"
+BLIND = "stepspec_blind"
 
 
 def packed_attention(
@@ -50,4 +51,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scali
     return output.reshape(batch, heads, length, -1).transpose(1, 2)
 
 
+def look_at_nothing(query: Tensor, *_: object) -> Tensor:
+    """In the place of `attend`, to measure what the rest of a pass takes: [B, T, H, D] of query [B, H, T, D]."""
+    return query.transpose(1, 2)
+
+
+def blind_attention(_: torch.nn.Module | None, query: Tensor, *__: object, **___: object) -> tuple[Tensor, None]:
+    """`look_at_nothing` as transformers calls it."""
+    return look_at_nothing(query).contiguous(), None
+
+
 AttentionInterface.register(NAME, packed_attention)
+AttentionInterface.register(BLIND, blind_attention)

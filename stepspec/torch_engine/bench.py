@@ -22,7 +22,6 @@ from transformers import PreTrainedModel
 
 from stepspec.engine import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.metrics import Metrics
-from stepspec.torch_engine.attention import attend
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
 from stepspec.torch_engine.pace import expected_tokens
@@ -347,52 +346,31 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
     """What a step costs after so much text: proposed, judged by the target, refused, and written anew by it.
 
     `read_again` are the ids of the text that a step has the target read although it has read them before, and
-    `attention_ms` is what attention alone takes of it, measured apart.
+    `rest_ms` is what the same steps take, turn by turn, of a model whose layers look at no other position.
 
     Raises:
         ContextError: a length exceeds the context.
     """
-    engine, found = subject.engine, []
+    engine, blind, found = subject.engine, subject.engine.blind(), []
     for length in lengths:
         rng = random.Random(length)
         ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]
-        text = TokenBuffer(ids[:length])
-        await engine.verify(text, ids[:STEP_LENGTH])  # reads the text
-        seconds: list[float] = []
+        texts = {each: TokenBuffer(ids[:length]) for each in (engine, blind)}
+        for each, text in texts.items():
+            await each.verify(text, ids[:STEP_LENGTH])  # reads the text
+        milliseconds: dict[TorchEngine, list[float]] = {engine: [], blind: []}
         before = engine.metrics()
         for turn in range(turns):
             proposed = ids[length + turn * STEP_LENGTH :][:STEP_LENGTH]
-            started = time.perf_counter()
-            await engine.verify(text, proposed)
-            chunk = await collect(engine.generate(text, Sampling(), Stop(STEP_LENGTH)))
-            seconds.append(time.perf_counter() - started)
-            text.append(chunk.ids)
+            for each, text in texts.items():
+                started = time.perf_counter()
+                await each.verify(text, proposed)
+                chunk = await collect(each.generate(text, Sampling(), Stop(STEP_LENGTH)))
+                milliseconds[each].append((time.perf_counter() - started) * 1000)
+                text.append(chunk.ids)
         done = engine.metrics() - before
         again = (done.prompt_tokens - done.cached_tokens) / turns
-        attention = attention_s(subject.network, length, STEP_LENGTH + 1)
-        attention += STEP_LENGTH * attention_s(subject.network, length, 1)
-        costs = {"ms": statistics.median(seconds) * 1000, "attention_ms": attention * 1000, "read_again": again}
-        found.append({"context": length, **costs})
+        whole, rest = (statistics.median(milliseconds[each]) for each in (engine, blind))
+        found.append({"context": length, "ms": whole, "rest_ms": rest, "read_again": again})
+    await blind.aclose()
     return found
-
-
-@torch.inference_mode()
-def attention_s(network: PreTrainedModel, context: int, width: int) -> float:
-    """Seconds that all layers' attention takes from so many ids over so many positions, the median of several."""
-    text: Any = network.config.get_text_config()
-    heads, kv_heads = text.num_attention_heads, text.num_key_value_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
-
-    def random_heads(count: int, length: int) -> torch.Tensor:
-        return torch.randn(1, count, length, size, dtype=network.dtype, device=network.device)
-
-    query = random_heads(heads, width)
-    cached = [(random_heads(kv_heads, context), random_heads(kv_heads, context)) for _ in range(text.num_hidden_layers)]
-    seconds: list[float] = []
-    for _ in range(7):
-        started = time.perf_counter()
-        for keys, values in cached:
-            attended = attend(query, keys, values, None)
-        attended.sum().item()  # a device is waited for
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from stepspec.torch_engine.attention import attend, packed_bias
+from stepspec.torch_engine.attention import BLIND, attend, look_at_nothing, packed_bias
 from stepspec.torch_engine.cache import SlotCache
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
@@ -38,6 +38,10 @@ class Body(Protocol):
         """The same without its later layers."""
         ...
 
+    def blind(self) -> "Body":
+        """The same with layers that look at no other position."""
+        ...
+
 
 def make_body(network: PreTrainedModel) -> Body:
     """The network's layers, fused where that is known how."""
@@ -56,10 +60,22 @@ class ModuleBody:
         short._body = _shortened(self._body, num_layers)
         return short
 
+    def blind(self) -> "ModuleBody":
+        """The same with layers that look at no other position."""
+        blind = copy.copy(self)
+        blind._body = sharing_weights(self._body)
+        blind._body.set_attn_implementation(BLIND)
+        return blind
+
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
         return self._body(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state
+
+
+def sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
+    """A copy over the same weights, with a configuration of its own."""
+    return copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
 
 
 def _shortened(body: Any, num_layers: int) -> Any:
@@ -143,12 +159,19 @@ class FusedBody:
         self._signs[: self._size // 2].neg_()
         self._layers = [self._fused(layer) for layer in body.layers]
         self._norm = body.norm.weight
+        self._attend = attend
 
     def first_layers(self, num_layers: int) -> "FusedBody":
         """The same without its later layers."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
         return short
+
+    def blind(self) -> "FusedBody":
+        """The same with layers that look at no other position."""
+        blind = copy.copy(self)
+        blind._attend = look_at_nothing
+        return blind
 
     def _fused(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -193,7 +216,7 @@ class FusedBody:
             qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
             q, k = qk.transpose(1, 2).split([self._heads, self._kv_heads], 1)
             keys, values = cache.update(k, qkv[:, :, num_qk:].transpose(1, 2), index)
-            x = x + linear(attend(q, keys, values, bias).flatten(2), layer.out, layer.out_bias)
+            x = x + linear(self._attend(q, keys, values, bias).flatten(2), layer.out, layer.out_bias)
             h = rms_norm(x, width, layer.mlp_norm, epsilon)
             gate, up = linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + linear(silu(gate) * up, layer.down, layer.down_bias)

@@ -1,6 +1,5 @@
 """A Hugging Face causal LM behind one primitive, `extend`: prefill, decode, verification and step scoring alike."""
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from stepspec.errors import ModelError, UsageError
 from stepspec.torch_engine import attention
-from stepspec.torch_engine.body import make_body, make_head
+from stepspec.torch_engine.body import make_body, make_head, sharing_weights
 from stepspec.torch_engine.cache import SlotCache
 
 SMALL_MODEL = 100_000_000
@@ -94,8 +93,7 @@ class CausalModel:
 
     def as_it_was(self) -> PreTrainedModel:
         """The network with transformers' own attention, over the same weights, as they lie in memory here."""
-        shared = {id(parameter): parameter for parameter in self.network.parameters()}
-        network = copy.deepcopy(self.network, shared)
+        network = sharing_weights(self.network)
         network.set_attn_implementation("sdpa")
         return network
 
@@ -110,6 +108,10 @@ class CausalModel:
                 f"{self.name} has {self.num_layers} layers, so its first {num_layers} cannot draft for it."
             )
         return self._twin(_body=self._body.first_layers(num_layers))
+
+    def blind(self) -> "CausalModel":
+        """The model with layers that look at no other position, to measure what the rest of a pass takes."""
+        return self._twin(_body=self._body.blind(), cache=SlotCache())
 
     def _twin(self, **changes: Any) -> "CausalModel":
         twin = object.__new__(CausalModel)

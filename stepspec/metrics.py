@@ -61,12 +61,13 @@ class Metrics:
     def note_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """Takes what came of one row's round."""
         self.rounds += 1
-        self.drafts += num_drafted > 0
-        self.drafted += num_drafted
-        self.accepted += num_accepted
-        self.accepted_whole += 0 < num_drafted == num_accepted
-        self.accepted_at.update(range(num_accepted))
         self.generated += num_emitted
+        if num_drafted:
+            self.drafts += 1
+            self.drafted += num_drafted
+            self.accepted += num_accepted
+            self.accepted_whole += num_drafted == num_accepted
+            self.accepted_at.update(range(num_accepted))
 
     def __sub__(self, before: "Metrics") -> "Metrics":
         """What was done since then; memory as it is now."""

@@ -1,8 +1,9 @@
 """What computes a model's hidden states over the slot cache: the model's own modules, or the same layers fused.
 
 Fused, the layers of the Llama family (Llama, Mistral, Qwen2, Qwen3) take one product for queries, keys and values, one
-for gate and up, and no module calls: of a model with two layers of width 96 a token takes 0.27 ms in place of 0.88 on a
-CPU core. The weights are the model's own: its parameters become views of the joined ones, so nothing is held twice.
+for gate and up, and no module calls; rows are flat, [B * T, W], so that a product is a single operation, which adds a
+residual besides. Of a Qwen3 with two layers of width 96 a token takes 0.29 ms in place of 0.74 on a CPU core. The
+weights are the model's own: its parameters become views of the joined ones, so nothing is held twice.
 """
 
 import copy
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
@@ -128,18 +129,18 @@ def is_fusible(network: PreTrainedModel) -> bool:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The weights of one layer, those of parallel products joined."""
+    """The weights of one layer, those of parallel products joined; of products [in, out]."""
 
     attention_norm: Tensor  # [W]
-    qkv: Tensor  # [(H + 2 H_kv) D, W]
+    qkv: Tensor  # [W, (H + 2 H_kv) D]
     qkv_bias: Tensor | None
     qk_norm: Tensor | None  # [H + H_kv, D]
-    out: Tensor  # [W, H D]
+    out: Tensor  # [H D, W]
     out_bias: Tensor | None
     mlp_norm: Tensor  # [W]
-    gate_up: Tensor  # [2 F, W]
+    gate_up: Tensor  # [W, 2 F]
     gate_up_bias: Tensor | None
-    down: Tensor  # [W, F]
+    down: Tensor  # [F, W]
     down_bias: Tensor | None
 
 
@@ -151,7 +152,7 @@ class FusedBody:
         config = body.config
         self._heads, self._kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._size = getattr(config, "head_dim", None) or config.hidden_size // self._heads
-        self._epsilon = config.rms_norm_eps
+        self._rms_norm = RmsNorm(config.rms_norm_eps, network.device)
         self._embedding = body.embed_tokens.weight
         self._frequencies = body.rotary_emb.inv_freq.float().repeat(2)
         self._scale = body.rotary_emb.attention_scaling
@@ -202,25 +203,24 @@ class FusedBody:
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
         batch, length = ids.shape
-        num_qk, epsilon = self._heads + self._kv_heads, self._epsilon
+        num_qk, normed = self._heads + self._kv_heads, self._rms_norm
         cosine, sine = self._rotation(positions)
         bias = packed_bias(mask, self._heads // self._kv_heads, self._embedding.dtype)
-        x = self._embedding[ids]  # [B, T, W]
-        width = x.shape[-1:]
+        x = self._embedding[ids.flatten()]  # [B * T, W]
         for index, layer in enumerate(self._layers):
-            h = rms_norm(x, width, layer.attention_norm, epsilon)
-            qkv = linear(h, layer.qkv, layer.qkv_bias).view(batch, length, -1, self._size)
+            qkv = _product(normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
+            qkv = qkv.view(batch, length, -1, self._size)
             qk = qkv[:, :, :num_qk]
             if layer.qk_norm is not None:
-                qk = rms_norm(qk, qk.shape[-1:], None, epsilon) * layer.qk_norm
+                qk = normed(qk, layer.qk_norm)
             qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
             q, k = qk.transpose(1, 2).split([self._heads, self._kv_heads], 1)
             keys, values = cache.update(k, qkv[:, :, num_qk:].transpose(1, 2), index)
-            x = x + linear(self._attend(q, keys, values, bias).flatten(2), layer.out, layer.out_bias)
-            h = rms_norm(x, width, layer.mlp_norm, epsilon)
-            gate, up = linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + linear(silu(gate) * up, layer.down, layer.down_bias)
-        return rms_norm(x, width, self._norm, epsilon)
+            attended = self._attend(q, keys, values, bias).reshape(len(x), -1)
+            _add_product(x, attended, layer.out, layer.out_bias)
+            gate, up = _product(normed(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            _add_product(x, silu(gate).mul_(up), layer.down, layer.down_bias)
+        return normed(x, self._norm).view(batch, length, -1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, the first half of the sines negative, [B, T, 1, D] each (arXiv:2104.09864)."""
@@ -228,8 +228,37 @@ class FusedBody:
         return (angles.cos() * self._scale).to(self._norm.dtype), (angles.sin() * self._signs).to(self._norm.dtype)
 
 
+class RmsNorm:
+    """Root mean square normalisation of the last dimension (arXiv:1910.07467)."""
+
+    def __init__(self, epsilon: float, device: torch.device) -> None:
+        self._epsilon = epsilon
+        self._epsilons = torch.tensor(epsilon, device=device)
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            if weight.ndim == 1:
+                return rms_norm(x, weight.shape, weight, self._epsilon)
+            return rms_norm(x, x.shape[-1:], None, self._epsilon) * weight
+        # Half of the operations that torch's own takes on a CPU, which are too small to take longer than their launch.
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x * torch.addcmul(self._epsilons, norm, norm, value=1 / x.shape[-1]).rsqrt_()).mul_(weight)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of rows [N, in] and a weight [in, out]."""
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+
+
+def _add_product(total: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Adds `_product` to a total in its place."""
+    total.addmm_(x, weight)
+    if bias is not None:
+        total += bias
+
+
 def _joined(*products: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """The products' weights one below the other, and their biases; the products keep views of them."""
+    """The products' weights side by side, [in, out], and their biases; the products keep views of them."""
     names = ["weight"] if products[0].bias is None else ["weight", "bias"]
     joined: dict[str, Tensor] = {}
     for name in names:
@@ -240,4 +269,4 @@ def _joined(*products: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:
             joined[name] = joined[name].T.contiguous().T
         for parameter, part in zip(parameters, joined[name].split([len(each) for each in parameters]), strict=True):
             parameter.data = part
-    return joined["weight"], joined.get("bias")
+    return joined["weight"].T, joined.get("bias")

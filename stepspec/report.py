@@ -246,9 +246,9 @@ def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
 
 def speeds_block(speeds: EngineSpeeds) -> str:
     """What a README shows of a benchmark of the torch engine: the table and its conditions."""
-    plan, prompts = speeds.plan, "random ids" if speeds.synthetic else "gsm-mini"
+    plan, prompt = speeds.plan, "prompt" if speeds.synthetic else "prompt of gsm-mini"
     parts = [
-        f"greedy, at most {plan.max_tokens} tokens after each prompt ({prompts})",
+        f"greedy, at most {plan.max_tokens} tokens after each {prompt}",
         f"medians of {plan.turns} paired turns",
         _models({"target": speeds.engine, "draft": speeds.draft}),
         _hardware(speeds.hardware),

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from stepspec.report import read_results, with_results
+from stepspec.report import read_results, read_speeds, speeds_block, with_block, with_results
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -14,6 +14,11 @@ RESULTS = ROOT / "evals" / "results" / "gsm-mini"
 def test_the_table_and_the_headline_are_those_of_the_kept_results():
     run, summary = read_results(RESULTS)
     assert with_results(README, run, summary) == README
+
+
+def test_the_engines_table_is_that_of_the_kept_benchmark():
+    speeds = read_speeds(RESULTS.parent / "engine" / "mini.json")
+    assert with_block(README, "results", "engine", speeds_block(speeds)) == README
 
 
 def test_every_path_that_the_readme_links_to_exists():

@@ -310,7 +310,7 @@ async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) ->
             others["over_assisted"] = contenders[-1]
         if batch > 1:
             others["over_alone"] = Contender(ALONE, ours(engine, Drafting(), plan.max_tokens), Drafting(), batch=1)
-            contenders.append(others["over_alone"])
+            contenders.insert(1, others["over_alone"])  # next to plain decoding, as a machine's speed drifts
         await take_turns(engine, contenders, prompts, batch, plan.turns)
         found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:

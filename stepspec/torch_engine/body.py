@@ -203,9 +203,9 @@ class FusedBody:
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
         batch, length = ids.shape
-        num_qk, normed = self._heads + self._kv_heads, self._rms_norm
+        heads, num_qk, normed = self._heads, self._heads + self._kv_heads, self._rms_norm
         cosine, sine = self._rotation(positions)
-        bias = packed_bias(mask, self._heads // self._kv_heads, self._embedding.dtype)
+        bias = packed_bias(mask, heads // self._kv_heads, self._embedding.dtype)
         x = self._embedding[ids.flatten()]  # [B * T, W]
         for index, layer in enumerate(self._layers):
             qkv = _product(normed(x, layer.attention_norm), layer.qkv, layer.qkv_bias)
@@ -214,8 +214,8 @@ class FusedBody:
             if layer.qk_norm is not None:
                 qk = normed(qk, layer.qk_norm)
             qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
-            q, k = qk.transpose(1, 2).split([self._heads, self._kv_heads], 1)
-            keys, values = cache.update(k, qkv[:, :, num_qk:].transpose(1, 2), index)
+            q, k, v = (each.transpose(1, 2) for each in (qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:]))
+            keys, values = cache.update(k, v, index)
             attended = self._attend(q, keys, values, bias).reshape(len(x), -1)
             _add_product(x, attended, layer.out, layer.out_bias)
             gate, up = _product(normed(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)

@@ -133,8 +133,9 @@ class Rounds:
             for each in (self._metrics, row.metrics):
                 each.note_round(num_drafted, num_accepted, len(row.generated) - before)
         for each in (self._metrics, *(row.metrics for row in alive)):
-            each.passes["draft"] += draft.passes
             each.passes["verify"] += 1
+            if draft.passes:
+                each.passes["draft"] += draft.passes
         if drafter is not None:
             drafter.observe(alive, hidden)
 

@@ -21,8 +21,9 @@ a useless drafter is found out later; fewer, and a good one is given up after on
 CALL_FORGETTING, DRAFTER_FORGETTING = 0.97, 0.998
 """Weight of what was seen, from one round of a row to the next: acceptance changes within a text, and between texts."""
 
-FIRST_REST, LONGEST_REST = 16, 128
-"""Rounds without drafting before one token is tried again; twice as many after each trial in vain."""
+FIRST_REST, LONGEST_REST = 16, 512
+"""Rounds without drafting before one token is tried again; twice as many after each trial in vain. For a trial a draft
+model reads all that was written in the meantime."""
 
 MARGIN = 1.1
 """How many times as fast drafting has to be believed to be: both sides are estimates, and a tie costs work."""
@@ -39,8 +40,8 @@ class Costs:
 
     Repeated by itself a pass finds everything in the processor's caches, and in a round it does not, a wide one less
     than a narrow one. Machines are faster and slower from one second to the next besides, and then all rounds are. So
-    what the usual rounds take says how fast the machine is; what one of the other kind takes in between, with drafting
-    or without, says how the two kinds compare.
+    what the usual rounds take says how fast the machine is; what one without drafting takes in between says how the two
+    kinds compare. The trial of a drafter at rest says nothing: it has reading to catch up with.
     """
 
     def __init__(self, verify: Mapping[int, float], draft: Mapping[int, float]) -> None:
@@ -67,12 +68,12 @@ class Costs:
 
     def note(self, num_drafted: int, seconds: float, *, usual: bool) -> None:
         """Takes what a round with so many drafted tokens a row has taken, and whether that is the usual kind now."""
+        if num_drafted and not usual:
+            return
         off = seconds / self.round_s[min(num_drafted, MAX_TOKENS)]
         off = min(max(off, 1 / MOST_OFF), MOST_OFF) ** LEARNING
         if usual:
             self._slowness *= off
-        elif num_drafted:
-            self._drafted *= off
         else:
             self._drafted /= off
 
@@ -158,8 +159,11 @@ class Pacer:
 
     def count(self, beliefs: Sequence[Belief], costs: Costs) -> int:
         """How many tokens the rows of the next round draft."""
-        count = best_count([each.acceptance for each in beliefs], [MAX_TOKENS] * len(beliefs), costs.round_s)
         self.usual = True
+        if self._rested % FIRST_REST:  # at rest; what other rows have come since is looked at now and then
+            self._rested += 1
+            return 0
+        count = best_count([each.acceptance for each in beliefs], [MAX_TOKENS] * len(beliefs), costs.round_s)
         if count and self._run < LONGEST_RUN:
             self._rest, self._rested, self._run = FIRST_REST, 0, self._run + 1
             return count

@@ -146,7 +146,7 @@ def overrides(logits: Tensor, drafted: Tensor, first: Tensor, how: Samplers) -> 
     Typical acceptance (arXiv:2401.10774, section 2.3.1) keeps some, by the laws that logits [B, K + 1, V] give at
     temperature 1. Synthetic acceptance decides on all by lot. The first token of each row is at `first` [B].
     """
-    if how.tolerance is None and how.synthetic is None:
+    if drafted.shape[1] == 0 or (how.tolerance is None and how.synthetic is None):
         return None
     override = torch.zeros_like(drafted)
     if how.tolerance is not None:

@@ -107,19 +107,24 @@ def test_now_and_then_a_round_goes_without_drafting_even_where_that_pays() -> No
     assert {later - earlier for earlier, later in pairwise(plain)} == {LONGEST_RUN + 1}
 
 
-@pytest.mark.parametrize("drafting_is_usual", [True, False])
-def test_costs_follow_how_fast_the_machine_is_and_how_the_two_kinds_of_rounds_compare(drafting_is_usual: bool) -> None:
+def test_costs_follow_how_fast_the_machine_is_and_how_the_two_kinds_of_rounds_compare() -> None:
     costs = Costs(verify={1: 1.0, 9: 1.4}, draft={1: 0.1, 4: 0.4})
     for number in range(4000):
-        if (number % 20 == 0) != drafting_is_usual:
-            costs.note(4, 2.4, usual=drafting_is_usual)
+        if number % 20:
+            costs.note(4, 2.4, usual=True)
         else:
-            costs.note(0, 0.8, usual=not drafting_is_usual)
+            costs.note(0, 0.8, usual=False)
     assert costs.round_s[0] == costs.verify_s[0] == pytest.approx(0.8, rel=0.02)
     assert costs.round_s[4] == pytest.approx(2.4, rel=0.02)
     assert costs.round_s[2] == pytest.approx(1.875 * 0.8 * 1.3, rel=0.04)
     costs.note(0, 1000.0, usual=True)
     assert costs.round_s[0] < 1.0, "one round that something held up says little"
+
+
+def test_a_trial_says_nothing_about_costs() -> None:
+    costs = Costs(verify={1: 1.0, 9: 1.4}, draft={1: 0.1, 4: 0.4})
+    costs.note(1, 1000.0, usual=False)
+    assert costs.round_s == FLAT.round_s
 
 
 def test_a_machine_that_slows_down_does_not_change_what_is_best() -> None:

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -351,26 +351,26 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
     Raises:
         ContextError: a length exceeds the context.
     """
-    engine, blind, found = subject.engine, subject.engine.blind(), []
-    for length in lengths:
-        rng = random.Random(length)
-        ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]
-        texts = {each: TokenBuffer(ids[:length]) for each in (engine, blind)}
-        for each, text in texts.items():
-            await each.verify(text, ids[:STEP_LENGTH])  # reads the text
-        milliseconds: dict[TorchEngine, list[float]] = {engine: [], blind: []}
-        before = engine.metrics()
-        for turn in range(turns):
-            proposed = ids[length + turn * STEP_LENGTH :][:STEP_LENGTH]
+    engine, found = subject.engine, list[dict[str, float]]()
+    async with aclosing(engine.blind()) as blind:
+        for length in lengths:
+            rng = random.Random(length)
+            ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]
+            texts = {each: TokenBuffer(ids[:length]) for each in (engine, blind)}
             for each, text in texts.items():
-                started = time.perf_counter()
-                await each.verify(text, proposed)
-                chunk = await collect(each.generate(text, Sampling(), Stop(STEP_LENGTH)))
-                milliseconds[each].append((time.perf_counter() - started) * 1000)
-                text.append(chunk.ids)
-        done = engine.metrics() - before
-        again = (done.prompt_tokens - done.cached_tokens) / turns
-        whole, rest = (statistics.median(milliseconds[each]) for each in (engine, blind))
-        found.append({"context": length, "ms": whole, "rest_ms": rest, "read_again": again})
-    await blind.aclose()
+                await each.verify(text, ids[:STEP_LENGTH])  # reads the text
+            milliseconds: dict[TorchEngine, list[float]] = {engine: [], blind: []}
+            before = engine.metrics()
+            for turn in range(turns):
+                proposed = ids[length + turn * STEP_LENGTH :][:STEP_LENGTH]
+                for each, text in texts.items():
+                    started = time.perf_counter()
+                    await each.verify(text, proposed)
+                    chunk = await collect(each.generate(text, Sampling(), Stop(STEP_LENGTH)))
+                    milliseconds[each].append((time.perf_counter() - started) * 1000)
+                    text.append(chunk.ids)
+            done = engine.metrics() - before
+            again = (done.prompt_tokens - done.cached_tokens) / turns
+            whole, rest = (statistics.median(milliseconds[each]) for each in (engine, blind))
+            found.append({"context": length, "ms": whole, "rest_ms": rest, "read_again": again})
     return found

@@ -89,8 +89,6 @@ class SlotTable:
         """
         if self.model.framed:  # captured passes gather in any case
             return
-        if [slot.index for slot in slots] == list(range(slots[0].index, slots[0].index + len(slots))):
-            return
         first = Counter(slot.index - place for place, slot in enumerate(slots)).most_common(1)[0][0]
         first = min(max(first, 0), len(self._slots) - len(slots))
         for place, slot in enumerate(slots, first):

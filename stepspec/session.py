@@ -60,7 +60,7 @@ def load_pair(target: str | None = None, draft: str | None = None, *, needs_draf
         UsageError: a spec string is not one, or only the draft is named.
         ModelError: a model cannot be loaded or served, or the two do not share a vocabulary.
     """
-    titles = ("embedded target", "embedded draft") if target is None else (None, None)
+    titles = titles_of(target)
     target, draft = named_models(target, draft)
     if draft is None and needs_draft:
         raise UsageError(NO_DRAFT)
@@ -69,6 +69,11 @@ def load_pair(target: str | None = None, draft: str | None = None, *, needs_draf
     if draft_engine is None:
         return Pair(target_engine, None)
     return Pair(target_engine.drafted_by(draft_engine), draft_engine)
+
+
+def titles_of(target: str | None) -> tuple[str | None, str | None]:
+    """What results call target and draft: something else than their names if they are the embedded pair."""
+    return ("embedded target", "embedded draft") if target is None else (None, None)
 
 
 def named_models(target: str | None, draft: str | None) -> tuple[str, str | None]:

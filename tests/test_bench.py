@@ -46,7 +46,7 @@ def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> N
     report = json.loads(file.read_text())
     assert all(each["differing"] == 0 for each in report["results"][0]["contenders"])
     assert not report["synthetic"]
-    assert report["engine"]["name"] == "target"
+    assert report["engine"]["name"] == "embedded target"
     readme = tmp_path / "README.md"
     readme.write_text("Before.\n<!-- results:engine -->\nold\n<!-- /results -->\nAfter.\n")
     assert report_main(["--readme", str(readme), str(file)]) == 0

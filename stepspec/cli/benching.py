@@ -20,7 +20,7 @@ from stepspec.engine import DrafterName
 from stepspec.errors import StepSpecError, UsageError, unknown_name
 from stepspec.metrics import Metrics
 from stepspec.records import Record
-from stepspec.session import named_models
+from stepspec.session import named_models, titles_of
 from stepspec.speed import ContextCosts, EngineSpeeds, costs_table, speeds_table
 
 if TYPE_CHECKING:
@@ -136,8 +136,9 @@ def _load(target: str | None, draft: str | None, shape: str | None, dtype: str |
         if len(names) > 2:
             raise UsageError(f"--shape {shape} names {len(names)} shapes; give one, or two for a target and its draft.")
         return kind.random(*names, dtype=dtype)
+    titles = titles_of(target)
     target, draft = named_models(target, draft)
-    return kind.load(_folder_of(target), _folder_of(draft) if draft is not None else None, dtype)
+    return kind.load(_folder_of(target), _folder_of(draft) if draft is not None else None, dtype, titles)
 
 
 def _folder_of(model: str) -> str:

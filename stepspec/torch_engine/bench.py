@@ -258,17 +258,23 @@ class Subject:
     """Random weights: nothing that is written means anything."""
 
     @classmethod
-    def load(cls, target: str, draft: str | None = None, dtype: str | None = None) -> "Subject":
-        """Models by folder or hub name.
+    def load(
+        cls,
+        target: str,
+        draft: str | None = None,
+        dtype: str | None = None,
+        titles: tuple[str | None, str | None] = (None, None),
+    ) -> "Subject":
+        """Models by folder or hub name; results call them by `titles`, else by their own names.
 
         Raises:
             ModelError: one cannot be loaded, or they do not share a vocabulary.
         """
         chosen = getattr(torch, dtype) if dtype else None
-        engine = TorchEngine.load(target, dtype=chosen)
+        engine = TorchEngine.load(target, dtype=chosen, title=titles[0])
         if draft is None:
             return cls(engine, *engine.networks())
-        drafter = TorchEngine.load(draft, dtype=chosen)
+        drafter = TorchEngine.load(draft, dtype=chosen, title=titles[1])
         engine = engine.drafted_by(drafter)
         return cls(engine, *engine.networks(), drafter.describe())
 

@@ -18,7 +18,7 @@ from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from stepspec.torch_engine.attention import BLIND, attend, look_at_nothing, packed_bias
+from stepspec.torch_engine.attention import BLIND, attend_in_runs, look_at_nothing, packed_bias
 from stepspec.torch_engine.cache import SlotCache
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
@@ -160,7 +160,7 @@ class FusedBody:
         self._signs[: self._size // 2].neg_()
         self._layers = [self._fused(layer) for layer in body.layers]
         self._norm = body.norm.weight
-        self._attend = attend
+        self._attend = attend_in_runs
 
     def first_layers(self, num_layers: int) -> "FusedBody":
         """The same without its later layers."""
@@ -216,7 +216,7 @@ class FusedBody:
             qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
             q, k, v = (each.transpose(1, 2) for each in (qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:]))
             keys, values = cache.update(k, v, index)
-            attended = self._attend(q, keys, values, bias).reshape(len(x), -1)
+            attended = self._attend(q, keys, values, bias, cache.runs).reshape(len(x), -1)
             _add_product(x, attended, layer.out, layer.out_bias)
             gate, up = _product(normed(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             _add_product(x, silu(gate).mul_(up), layer.down, layer.down_bias)

@@ -30,14 +30,18 @@ class SlotCache:
         self._rows = torch.empty(0, 1, dtype=torch.long)  # the slots as a tensor, [B, 1]
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
         self._span = 0
+        self.runs: Sequence[tuple[int, int]] = ()
+        """What the pass may make of rows that are of different lengths (`attention.runs_of_like_length`)."""
 
-    def begin(self, slots: Sequence[int] | Tensor, positions: Tensor, span: int) -> None:
+    def begin(
+        self, slots: Sequence[int] | Tensor, positions: Tensor, span: int, runs: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """Announces a pass that writes to `positions` [B, T] of `slots` and reads the first `span` positions.
 
         Slots given as numbers make a pass of its own; of a single one the pass then writes the last of the span. Slots
         given as a tensor [B] make a pass that can be captured and replayed with others; `reserve` must have made room.
         """
-        self._slots, self._positions, self._span = slots, positions, span
+        self._slots, self._positions, self._span, self.runs = slots, positions, span, runs
         if not isinstance(slots, Tensor):
             self.reserve(max(slots) + 1, span)
             self._rows = torch.tensor(slots, device=positions.device)[:, None]

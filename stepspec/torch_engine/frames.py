@@ -33,7 +33,8 @@ def frame(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int) -> tup
     table = torch.tensor(rows)
     if not model.framed:
         table = table.to(model.device)
-        return Places([row[0] for row in rows], table[:, 1], top), table[:, 2:].T
+        runs = model.runs_of([row[1] for row in rows])
+        return Places([row[0] for row in rows], table[:, 1], top, runs), table[:, 2:].T
     if model.device.type == "cuda":
         table = table.pin_memory().to(model.device, non_blocking=True)
     end = top + beyond - 1

@@ -13,12 +13,16 @@ from transformers.utils import logging as transformers_logging
 
 from stepspec.errors import ModelError, UsageError
 from stepspec.torch_engine import attention
+from stepspec.torch_engine.attention import runs_of_like_length
 from stepspec.torch_engine.body import make_body, make_head, sharing_weights
 from stepspec.torch_engine.cache import SlotCache
 
 SMALL_MODEL = 100_000_000
 """Parameters below which a CPU runs faster on one thread: the threads' meetings cost more than the arithmetic."""
 
+
+CALL_BYTES = 120_000
+"""Keys and values of a layer that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
 
 PIECE = 512
 """Ids of prompts that one pass reads; a step to be judged is read whole, however long."""
@@ -30,10 +34,11 @@ class Places(NamedTuple):
     slots: Sequence[int] | Tensor  # a tensor [B] in frames that are captured
     starts: Tensor  # position of the first id that the pass reads, [B]
     span: int  # positions that a pass over one id may see; a framed pass sees as many however long it is
+    runs: Sequence[tuple[int, int]] = ()  # `attention.runs_of_like_length` of the rows
 
     def further(self, count: int) -> "Places":
         """Behind so many ids."""
-        return Places(self.slots, self.starts + count, self.span_of(count + 1))
+        return self._replace(starts=self.starts + count, span=self.span_of(count + 1))
 
     def span_of(self, width: int) -> int:
         """Positions that a pass over so many ids may see."""
@@ -77,6 +82,10 @@ class CausalModel:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return 2 * self.num_layers * heads * size * self.network.dtype.itemsize
+
+    def runs_of(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
+        """What attention had better make of rows that are so many positions long."""
+        return runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
 
     @property
     def read_bytes(self) -> int:
@@ -123,11 +132,11 @@ class CausalModel:
 
         `branches` is what `_branch_columns` makes of branches.
         """
-        slots, starts, _ = places
+        slots, starts, _, runs = places
         width = ids.shape[1]
         span = places.span_of(width)
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
-        self.cache.begin(slots, cells, span)
+        self.cache.begin(slots, cells, span, runs)
         positions, mask = cells, None
         if width > 1 or len(ids) > 1 or isinstance(slots, Tensor):
             mask = torch.arange(span, device=self.device) <= cells[:, :, None]  # [B, T, S]
@@ -167,7 +176,8 @@ class CausalModel:
         columns_of = None
         if branches is not None and any(map(sum, branches)):
             columns_of = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
-        hidden = self.read(Places(slots, inputs[:, 0], max(starts) + 1), inputs[:, 1:], columns_of)
+        places = Places(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
+        hidden = self.read(places, inputs[:, 1:], columns_of)
         for slot, start, row in zip(slots, starts, ids, strict=True):
             self.cache.lengths[slot] = start + len(row)
         columns = [range(len(row)) for row in ids] if keep is None else keep

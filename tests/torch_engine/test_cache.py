@@ -1,11 +1,17 @@
 """The cache: forgetting is arithmetic on a length, growing keeps what was read, rows see only themselves."""
 
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_models import FAMILIES, make_config, make_model, make_network, random_ids, slow_logits
 from transformers import PreTrainedModel
 
 from stepspec.errors import UsageError
+from stepspec.torch_engine.attention import runs_of_like_length
 from stepspec.torch_engine.cache import FIRST_CAPACITY
 from stepspec.torch_engine.model import CausalModel
 
@@ -91,6 +97,42 @@ def test_ragged_rows_give_what_each_gives_alone(network: PreTrainedModel, model:
     for row, prompt, step in zip(logits, prompts, steps, strict=True):
         expected = slow_logits(network, prompt + step)[len(prompt) :]
         assert torch.allclose(row, expected, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_of_very_different_lengths_give_what_each_gives_alone(
+    network: PreTrainedModel, model: CausalModel, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepspec.torch_engine.model.CALL_BYTES", 600)
+    lengths = [3, 90, 5, 4, 70, 71]
+    assert len(model.runs_of(lengths)) == 4
+    texts = [random_ids(length + count, length) for length in lengths]
+    slots = range(len(lengths))
+    for slot, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+        model.extend([slot], [text[:length]], keep=[[]])
+    together = model.extend(slots, [text[length:] for text, length in zip(texts, lengths, strict=True)])
+    model.cache.check()
+    for text, logits in zip(texts, together, strict=True):
+        assert torch.allclose(logits, slow_logits(network, text)[-count:], atol=ROUNDING)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.floats(0.5, 60))
+def test_runs_of_like_length_are_the_cheapest(lengths: list[int], call_cost: float) -> None:
+    def cost(counts: Sequence[int]) -> float:
+        ends = list(accumulate(counts))
+        runs = [lengths[end - count : end] for end, count in zip(ends, counts, strict=True)]
+        return sum(call_cost + len(run) * max(run) for run in runs)
+
+    runs = runs_of_like_length(lengths, call_cost) or [(len(lengths), 0)]
+    counts = [count for count, _ in runs]
+    assert sum(counts) == len(lengths)
+    first = 0
+    for count, fewer in runs:
+        assert max(lengths[first : first + count]) == max(lengths) - fewer
+        first += count
+    cuts = [each for size in range(len(lengths)) for each in combinations(range(1, len(lengths)), size)]
+    ways = [[end - start for start, end in pairwise([0, *each, len(lengths)])] for each in cuts]
+    assert cost(counts) == pytest.approx(min(map(cost, ways)))
 
 
 def test_growing_in_slots_and_in_length_keeps_what_was_read(network: PreTrainedModel, model: CausalModel) -> None:

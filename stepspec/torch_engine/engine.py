@@ -22,8 +22,9 @@ from stepspec.stops import StopWatch
 from stepspec.torch_engine.calls import Call, Generation, Scoring, engine_error
 from stepspec.torch_engine.drafters import Drafters
 from stepspec.torch_engine.drafters.medusa import MedusaHeads, load_heads
+from stepspec.torch_engine.matrix import SMALL_MODEL
 from stepspec.torch_engine.memory import free_bytes, room_for
-from stepspec.torch_engine.model import SMALL_MODEL, CausalModel, load_network, weights_hash
+from stepspec.torch_engine.model import CausalModel, load_network, weights_hash
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.scheduler import Scheduler
 from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer

@@ -17,10 +17,6 @@ from stepspec.torch_engine.attention import runs_of_like_length
 from stepspec.torch_engine.body import make_body, make_head, sharing_weights
 from stepspec.torch_engine.cache import SlotCache
 
-SMALL_MODEL = 100_000_000
-"""Parameters below which a CPU runs faster on one thread: the threads' meetings cost more than the arithmetic."""
-
-
 CALL_BYTES = 120_000
 """Keys and values of a layer that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
 

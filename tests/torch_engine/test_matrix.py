@@ -1,0 +1,59 @@
+"""Products come out the same in either layout of a weight, and which one is taken depends on their size alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepspec.torch_engine import matrix
+from stepspec.torch_engine.matrix import FEW_PRODUCTS, SMALL_MODEL, Matrix, packing_pays
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    rows=st.integers(1, 70),
+    width=st.sampled_from([32, 96, 192]),
+    out=st.sampled_from([48, 320, 1024]),
+    bias=st.booleans(),
+)
+def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bias: bool) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randn(out, width, generator=generator).T
+    bias_of_both = torch.randn(out, generator=generator) if bias else None
+    x, total = torch.randn(rows, width, generator=generator), torch.randn(rows, out, generator=generator)
+    with torch.inference_mode():
+        plain, packed = (Matrix(weight, bias_of_both, packed=packed) for packed in (False, True))
+        assert torch.allclose(plain.product(x), packed.product(x), atol=1e-4)
+        sums = [total.clone(), total.clone()]
+        for each, kept in zip((plain, packed), sums, strict=True):
+            each.add_product(kept, x)
+        assert torch.allclose(*sums, atol=1e-4)
+
+
+def test_few_products_are_left_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    def product(x: torch.Tensor, *_: object) -> torch.Tensor:
+        taken.append(len(x))
+        return x.new_zeros(len(x), 1000)
+
+    monkeypatch.setattr(matrix, "_packed_product", product)
+    weight = Matrix(torch.zeros(100, 1000), packed=True)
+    enough = FEW_PRODUCTS // 100_000
+    for rows in (1, enough - 1, enough, enough + 1):
+        weight.product(torch.zeros(rows, 100))
+    assert taken == [enough, enough + 1]
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_only_small_models_in_float32_hold_weights_twice(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "_onednn_is_faster", lambda: pays)
+    assert packing_pays(torch.zeros(1), 1000) is pays
+    assert not packing_pays(torch.zeros(1, dtype=torch.bfloat16), 1000)
+    assert not packing_pays(torch.zeros(1), SMALL_MODEL)
+
+
+def test_a_trial_decides_once() -> None:
+    assert matrix._onednn_is_faster() is matrix._onednn_is_faster()

@@ -5,11 +5,14 @@ speculation inside whatever the target writes, is the engine's business. The dra
 text by itself: where it wants to, the target's own choice there decides, and the answer is always the target's.
 """
 
+import asyncio
+import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from stepspec.breaker import Breaker
 from stepspec.engine import Drafting, Engine, Sampling, Stop, Verification, collect
 from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.judges import Panel
@@ -20,6 +23,9 @@ from stepspec.transcript import Transcript
 
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target never draw with the same numbers."""
+
+SURE = math.log(0.5)
+"""A token above this log-probability is the most likely one, whatever the others are."""
 
 
 @dataclass
@@ -33,6 +39,8 @@ class Controller:
     think_end: int | None
     sampling: Sampling
     ledger: Ledger
+    breaker: Breaker = field(default_factory=Breaker)
+    """Of the draft, for all requests together."""
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
@@ -98,16 +106,22 @@ class Controller:
             self.end_where_the_target_would(proposal, verification, verdict)
 
     async def propose(self, draft: Engine) -> Proposal | None:
-        """The draft's next step; None if the draft failed, which costs the request its speed and nothing else."""
+        """The draft's next step; None if it failed or took too long, which costs the request its speed alone."""
+        if not self.breaker.allows():
+            return None
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
         stop = self.transcript.rest_of_step(self.ledger.remaining)
         drafted: list[int] = []
         try:
             with self.ledger.time("draft"):
-                chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
-        except (EngineError, ContextError):
+                async with asyncio.timeout(self.policy.step.draft_deadline_s):
+                    chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
+        except (EngineError, ContextError, TimeoutError) as error:
             self.ledger.abandoned(len(drafted))
+            if not isinstance(error, ContextError):
+                self.breaker.failed()
             return None
+        self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
         num_written = len(chunk.ids) - (chunk.end == "token")
         return Proposal(chunk.ids, self.tokenizer.decode(chunk.ids[:num_written]), num_written)
@@ -122,6 +136,7 @@ class Controller:
                 self.transcript.buffer,
                 proposal.ids[: proposal.num_written],
                 () if refused else self.panel.probes,
+                scores=self.policy.needs_scores,
             )
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.add(target_passes=verification.passes)
@@ -156,7 +171,7 @@ class Controller:
         self.ledger.drafted(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
         self.transcript.extend(proposal.ids[:kept])
         free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
-        if free and self.ledger.remaining > 0:
+        if free and verification.choices is not None and self.ledger.remaining > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.wrote("regenerated", 1)
             self.transcript.extend([choices[kept]])
@@ -240,8 +255,10 @@ class Controller:
 
 def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: float) -> int:
     """How many leading tokens of a step the target agrees with: its own choices, or at least that probable to it."""
+    logprobs, choices = verification.logprobs, verification.choices
+    assert logprobs is not None, "policies that salvage are refused where the target gives no scores"
     for index in range(proposal.num_written):
-        own_choice = proposal.ids[index] == verification.choices[index]
-        if not own_choice and verification.logprobs[index] < min_logprob:
+        own_choice = logprobs[index] > SURE if choices is None else proposal.ids[index] == choices[index]
+        if not own_choice and logprobs[index] < min_logprob:
             return index
     return proposal.num_written

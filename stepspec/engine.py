@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from stepspec.errors import EngineError, UsageError
 from stepspec.metrics import Metrics
@@ -153,19 +153,27 @@ class Verification:
 
     `logprobs`, `choices` and `entropies` have n entries: the log-probability of each token, the model's own most likely
     token in its place, and the entropy of the law there in nats. `next_choice` is the most likely token after the
-    continuation. For each probe, `probe_logprobs` holds the log-probabilities of its labels among the whole vocabulary,
-    and `probe_choices` the most likely token there, a label or not.
+    continuation. For each probe, `probe_logprobs` holds the log-probabilities of its labels among the whole vocabulary
+    (of a label that a server does not show, -inf), and `probe_choices` the most likely token there, a label or not.
+    What an engine cannot give, or was not asked for, is None; `probe_logprobs` is then empty.
     """
 
-    logprobs: tuple[float, ...]
-    choices: tuple[int, ...]
-    entropies: tuple[float, ...]
+    logprobs: tuple[float, ...] | None
+    choices: tuple[int, ...] | None
+    entropies: tuple[float, ...] | None
     next_choice: int
     probe_logprobs: tuple[tuple[float, ...], ...] = ()
     probe_choices: tuple[int, ...] = ()
     queue_s: float = 0.0
     passes: int = 1
     cached: int = 0
+
+
+Ability = Literal["scores", "choices", "label laws"]
+"""What not every engine's `verify` can give: log-probabilities of a continuation, the model's own choices beside its
+tokens, the law over a probe's labels."""
+
+EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
 
 class Tokenizer(Protocol):
@@ -195,6 +203,10 @@ class Tokenizer(Protocol):
         """Text of a single token."""
         ...
 
+    def same_vocabulary(self, other: Any) -> bool:
+        """Whether another tokenizer gives every token the same id."""
+        ...
+
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end the text."""
@@ -217,6 +229,17 @@ class Engine(Protocol):
         """Most tokens that a prompt and what follows it may have together."""
         ...
 
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What `verify` can give besides the next token and the choices at probes."""
+        ...
+
+    @property
+    def drafters(self) -> Sequence[DrafterName] | None:
+        """What can draft tokens inside a call; None for an engine that speculates as it was started to, or not at all,
+        whatever a call asks for."""
+        ...
+
     def generate(
         self,
         prompt: TokenBuffer,
@@ -237,9 +260,11 @@ class Engine(Protocol):
         ...
 
     async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = ()
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """Scores `continuation` after `prompt`, and each probe after both, in one pass; probes do not see each other.
+        """Scores `continuation` after `prompt`, and each probe after both; probes do not see each other.
+
+        Without `scores` nobody asks for what a continuation of n tokens gives n of, which may save a server work.
 
         Raises:
             ContextError: prompt, continuation and probes exceed the context.

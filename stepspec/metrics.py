@@ -31,6 +31,10 @@ class Metrics:
     """Of the prompts' tokens those that did not have to be read again."""
     passes: Counter[PassKind] = field(default_factory=Counter[PassKind])
     seconds: dict[PassKind, float] = field(default_factory=dict[PassKind, float])
+    requests: int = 0
+    """To a server, as are the bytes."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict[str, int])
     """Of weights and caches, by model."""
 

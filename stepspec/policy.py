@@ -65,6 +65,8 @@ class StepTable(FileModel):
 
     delimiter: str = Field(default="\n\n", min_length=1)
     max_step_tokens: int = Field(default=512, ge=1)
+    draft_deadline_s: float = Field(default=60.0, gt=0)
+    """A draft that has not ended its step by then is left out for the rest of the request."""
 
 
 class TokenTable(FileModel):
@@ -126,6 +128,16 @@ class Policy(FileModel):
     def needs_draft(self) -> bool:
         """Whether any of it uses the draft model."""
         return self.family != "target" or self.token.drafter == "draft-model"
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether any of it looks at the target's law over a proposed step's own tokens."""
+        return self.salvage is not None or any(judge.kind == "likelihood" for judge in self.judges)
+
+    @property
+    def needs_label_laws(self) -> bool:
+        """Whether any of it looks at the law over a probe's labels, and not only at the target's choice."""
+        return any(judge.kind == "rating" and judge.readout == "expected" for judge in self.judges)
 
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:

@@ -11,10 +11,11 @@ import hashlib
 import importlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from stepspec.breaker import Breaker
 from stepspec.controller import Controller
 from stepspec.engine import Engine, Sampling
 from stepspec.errors import ContextError, StepSpecError, UsageError, unknown_name
@@ -24,8 +25,15 @@ from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import encode_request, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
+from stepspec.translation import TranslatedDraft
 
-ENGINES: Mapping[str, tuple[str, str, str]] = {"torch": ("stepspec.torch_engine", "TorchEngine", "torch")}
+REMOTE = ("stepspec.remote", "RemoteEngine", "remote")
+ENGINES: Mapping[str, tuple[str, str, str]] = {
+    "torch": ("stepspec.torch_engine", "TorchEngine", "torch"),
+    "vllm": ("stepspec.vllm_engine", "VllmEngine", "vllm"),
+    "http": REMOTE,
+    "https": REMOTE,
+}
 """Engine kinds: module, class, and the extra that installs what it needs."""
 
 DEFAULT_MAX_TOKENS = 1024
@@ -38,6 +46,10 @@ class Pair:
 
     target: Engine
     draft: Engine | None
+    one_vocabulary: bool = True
+    """Whether the two give every token the same id."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """Keeps a draft that has died out of the way of all sessions."""
 
     @property
     def hash(self) -> str:
@@ -54,11 +66,14 @@ class Pair:
 
 
 def load_pair(target: str | None = None, draft: str | None = None, *, needs_draft: bool = True) -> Pair:
-    """Loads target and draft by spec string (`torch:FOLDER_OR_NAME`); the embedded pair if both are left out.
+    """Loads target and draft by spec string; the embedded pair if both are left out.
+
+    A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME` or the address of a server, `http://HOST:PORT/v1#MODEL`.
+    One is loaded after the other, as the second may have to fit into what the first leaves of a device.
 
     Raises:
         UsageError: a spec string is not one, or only the draft is named.
-        ModelError: a model cannot be loaded or served, or the two do not share a vocabulary.
+        ModelError: a model cannot be loaded or served.
     """
     titles = titles_of(target)
     target, draft = named_models(target, draft)
@@ -68,7 +83,10 @@ def load_pair(target: str | None = None, draft: str | None = None, *, needs_draf
     draft_engine = _load_engine(draft, titles[1]) if draft is not None else None
     if draft_engine is None:
         return Pair(target_engine, None)
-    return Pair(target_engine.drafted_by(draft_engine), draft_engine)
+    one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
+    if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
+        target_engine = target_engine.drafted_by(draft_engine)
+    return Pair(target_engine, draft_engine, one_vocabulary)
 
 
 def titles_of(target: str | None) -> tuple[str | None, str | None]:
@@ -98,11 +116,44 @@ def _load_engine(spec: str, title: str | None = None) -> Any:
         raise UsageError(unknown_name("engine kind", kind, ENGINES))
     module, engine, extra = ENGINES[kind]
     try:
+        name = spec if ENGINES[kind] is REMOTE else name  # of an address the scheme is a part
         return getattr(importlib.import_module(module), engine).load(name, title=title)
     except ModuleNotFoundError as error:
         raise StepSpecError(
             f"The {kind} engine needs {error.name}, which is not installed: pip install 'stepspec[{extra}]'."
         ) from error
+
+
+def check_abilities(policy: Policy, pair: Pair) -> None:
+    """Whether these engines can do what the policy asks of them.
+
+    Raises:
+        UsageError: they cannot; the message says what to change.
+    """
+    target, drafter = pair.target, policy.token.drafter
+    if policy.family == "score" and policy.needs_scores and "scores" not in target.abilities:
+        raise UsageError(
+            f"The policy judges or salvages by the log-probabilities of proposed tokens, which {target.name} does not "
+            "give. Choose a policy with a rating judge alone, such as 'specreason', or serve the target with vLLM."
+        )
+    if policy.needs_label_laws and "label laws" not in target.abilities:
+        raise UsageError(
+            f"The policy rates by the expected digit, but {target.name} gives no log-probabilities. "
+            'Set readout = "greedy" in its rating judge.'
+        )
+    if target.drafters is None:
+        if policy.token.tolerance:
+            raise UsageError(
+                f"The policy has a token-level tolerance, which cannot be set for {target.name} from here."
+            )
+    elif drafter not in ("none", *target.drafters):
+        why = "has another vocabulary than" if not pair.one_vocabulary else "is not served by the engine of"
+        raise UsageError(
+            f"The policy drafts tokens by {drafter!r}, but {target.name} can do so only by "
+            f"{', '.join(target.drafters) or 'nothing'}"
+            + (f": the draft {why} the target" if drafter == "draft-model" and pair.draft is not None else "")
+            + ". Choose another drafter in the policy's [token] table."
+        )
 
 
 class StepSpec:
@@ -126,6 +177,7 @@ class StepSpec:
         self.pair = pair or load_pair(target, draft, needs_draft=self.policy.needs_draft)
         if self.policy.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
+        check_abilities(self.policy, self.pair)
         self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)
 
     async def __aenter__(self) -> "StepSpec":
@@ -168,7 +220,8 @@ class StepSpec:
         if max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
         target = self.pair.target
-        ids = encode_request(target.tokenizer, problem_prompt(prompt).format(question=question))
+        asked = problem_prompt(prompt).format(question=question)
+        ids = encode_request(target.tokenizer, asked)
         if len(ids) >= target.max_context:
             raise ContextError(
                 f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "
@@ -177,15 +230,23 @@ class StepSpec:
         controller = Controller(
             policy=self.policy,
             target=target,
-            draft=self.pair.draft,
+            draft=self._draft_of(asked, len(ids)),
             panel=self._panel,
             think_end=think_end_id(target.tokenizer),
             sampling=sampling,
             ledger=ledger,
+            breaker=self.pair.breaker,
         )
         async with aclosing(controller.run(ids)) as events:
             async for event in events:
                 yield event
+
+    def _draft_of(self, asked: str, num_ids: int) -> Engine | None:
+        """The draft for one request, in the target's ids."""
+        draft, target = self.pair.draft, self.pair.target
+        if draft is None or self.pair.one_vocabulary:
+            return draft
+        return TranslatedDraft(draft, encode_request(draft.tokenizer, asked), target.tokenizer, num_ids)
 
     async def generate(
         self,

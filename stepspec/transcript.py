@@ -8,12 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from stepspec.engine import Stop, TokenBuffer, Tokenizer
 from stepspec.step import AnswerDelta, Origin, Step, StepCommitted, StepEnd
 from stepspec.stops import StopWatch
-
-CONTEXT_IDS = 4
-"""Ids decoded in front of new ones, for tokenizers whose tokens read differently at the start of a text."""
-
-MAX_HELD_IDS = 3
-"""A character has up to four bytes, so no more ids than these can be the beginning of one."""
+from stepspec.text import TextReader
 
 
 class Transcript:
@@ -27,7 +22,7 @@ class Transcript:
         self.ended = False
         self.open_ids: list[int] = []
         """Ids of the step that is not closed yet."""
-        self._num_read = len(prompt)  # ids whose text has been given out
+        self._reader = TextReader(tokenizer, self.buffer, len(prompt))
         self._tokenizer = tokenizer
         self._step_stop = step_stop
         self._think_end = think_end
@@ -67,14 +62,14 @@ class Transcript:
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
         if ids:
-            text = self._read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
+            text = self._reader.read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
             yield StepCommitted(step)
         self.thinking = end not in ("thinking", "text")
         self.ended = end == "text"
         if not self.thinking:
-            self._num_read = len(self.buffer)
+            self._reader.position = len(self.buffer)
         self.open_ids, self._watch, self._step_end = [], self._new_watch(), None
 
     def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerDelta]:
@@ -96,23 +91,7 @@ class Transcript:
     def _answer(self, ids: Sequence[int]) -> Iterator[AnswerDelta]:
         self.buffer.append(ids)
         self.ended = ids[-1] in self._tokenizer.end_ids
-        text = self._read(len(self.buffer) - self.ended, to_the_end=self.ended)
+        text = self._reader.read(len(self.buffer) - self.ended, to_the_end=self.ended)
         if text:
             self.answer += text
             yield AnswerDelta(text)
-
-    def _read(self, end: int, *, to_the_end: bool) -> str:
-        """Text of what lies before position `end` and was not given out yet.
-
-        The beginning of a character is held back until the rest of it has come, unless none will come.
-        """
-        start = max(0, self._num_read - CONTEXT_IDS)
-        ids = self.buffer.since(start)[: end - start]
-        num_before = len(self._tokenizer.decode(ids[: self._num_read - start]))
-        text, num_held = "", 0
-        for num_held in range(min(MAX_HELD_IDS, end - self._num_read) + 1):
-            text = self._tokenizer.decode(ids[: len(ids) - num_held])[num_before:]
-            if to_the_end or not text.endswith("\ufffd"):
-                break
-        self._num_read = end - num_held
-        return text

@@ -9,13 +9,25 @@ import itertools
 import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import get_args
 from weakref import WeakKeyDictionary
 
 import jinja2
 
 from stepspec.controller import Controller
-from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.engine import (
+    EVERYTHING,
+    Ability,
+    Chunk,
+    DrafterName,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+)
 from stepspec.errors import ContextError, StepSpecError, UsageError
 from stepspec.judges import Panel
 from stepspec.ledger import Ledger
@@ -72,6 +84,9 @@ class WordTokenizer:
 
     def piece(self, token: int) -> str:
         return self._pieces[token].decode("utf-8", "replace")
+
+    def same_vocabulary(self, other: "WordTokenizer") -> bool:
+        return self is other
 
     def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
         try:
@@ -138,6 +153,8 @@ NO_DRAFTING = Drafting()
 class ScriptedEngine:
     """Plays its replies and opinions one after the other, and remembers what it was asked."""
 
+    drafters: Sequence[DrafterName] | None = get_args(DrafterName)
+
     def __init__(
         self,
         tokenizer: WordTokenizer,
@@ -146,8 +163,10 @@ class ScriptedEngine:
         *,
         name: str = "scripted",
         max_context: int = 100_000,
+        abilities: frozenset[Ability] = EVERYTHING,
     ) -> None:
         self.name = name
+        self.abilities = abilities
         self.tokenizer = tokenizer
         self.max_context = max_context
         self.calls: list[Call] = []
@@ -199,7 +218,7 @@ class ScriptedEngine:
             self.num_open -= 1
 
     async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = ()
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
         self._check_room(len(prompt) + len(continuation) + sum(len(probe.ids) for probe in probes))
         text, decode = self._read(prompt), self.tokenizer.decode
@@ -218,7 +237,17 @@ class ScriptedEngine:
                 raise opinion.fails
         finally:
             self.num_open -= 1
-        return self._verification(opinion, continuation, probes)
+        return self._able(self._verification(opinion, continuation, probes))
+
+    def _able(self, seen: Verification) -> Verification:
+        """What of a verification this engine can give."""
+        return replace(
+            seen,
+            logprobs=seen.logprobs if "scores" in self.abilities else None,
+            entropies=seen.entropies if "scores" in self.abilities else None,
+            choices=seen.choices if "choices" in self.abilities else None,
+            probe_logprobs=seen.probe_logprobs if "label laws" in self.abilities else (),
+        )
 
     def _verification(self, opinion: Opinion, continuation: Sequence[int], probes: Sequence[Probe]) -> Verification:
         anything = self.tokenizer.encode("?" * (len(continuation) + 1))

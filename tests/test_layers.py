@@ -17,11 +17,11 @@ PACKAGE = Path(__file__).parent.parent / "stepspec"
 LAYERS = [
     {"errors", "files", "step"},
     {"engine", "metrics", "policy", "prompts", "stops"},
-    {"judges", "ledger", "transcript"},
+    {"breaker", "judges", "ledger", "text", "transcript", "translation"},
     {"controller"},
     {"session"},
     {"records", "grade", "stats", "speed", "report"},
-    {"evaluate"},
+    {"evaluate", "overhead"},
     {"calibrate", "replay", "advise"},
     {"stepspec"},  # the package's own `__init__`, which gathers the public names
     {"langchain", "serve", "cli"},
@@ -29,17 +29,18 @@ LAYERS = [
 ]
 DEPTH = {part: depth for depth, layer in enumerate(LAYERS) for part in layer}
 
-FOR_EDGES = LAYERS[0] | LAYERS[1]
+FOR_EDGES = LAYERS[0] | LAYERS[1] | {"text"}
 EDGES = {
-    "torch_engine": FOR_EDGES,
-    "vllm_engine": FOR_EDGES,
-    "remote": FOR_EDGES,
+    "hugging_face": FOR_EDGES,
+    "torch_engine": FOR_EDGES | {"hugging_face"},
+    "vllm_engine": FOR_EDGES | {"hugging_face"},
+    "remote": FOR_EDGES | {"hugging_face"},
     "mini": FOR_EDGES | {"torch_engine", "judges", "grade", "stats", "report"},
 }
 # The problem generator of the embedded pair is plain Python, and benchmarks are made from it.
 ALLOWED_BESIDES = {("cli", "stepspec.mini.problems"), ("evaluate", "stepspec.mini.problems")}
 
-HEAVY = ["torch", "transformers", "vllm", "langchain_core", "fastapi", "numpy"]
+HEAVY = ["torch", "transformers", "vllm", "langchain_core", "fastapi", "numpy", "httpx"]
 
 
 def module_name(path: Path) -> str:

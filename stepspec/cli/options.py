@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-MODEL_HELP = "as KIND:NAME, for instance torch:FOLDER; the embedded pair if both are left out."
+MODEL_HELP = "as torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME; the embedded pair if both are left out."
 
 TargetOption = Annotated[str | None, typer.Option("--target", help=f"The target model {MODEL_HELP}")]
 DraftOption = Annotated[str | None, typer.Option("--draft", help=f"The draft model {MODEL_HELP}")]

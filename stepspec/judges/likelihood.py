@@ -20,6 +20,7 @@ class LikelihoodJudge:
     def score(self, verification: Verification, probe_index: int) -> float | None:
         """The statistic over the step; None for a step of no tokens."""
         logprobs = verification.logprobs
+        assert logprobs is not None, "the policy is refused where the target gives no scores"
         if not logprobs:
             return None
         return min(logprobs) if self._spec.statistic == "min" else sum(logprobs) / len(logprobs)

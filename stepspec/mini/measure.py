@@ -111,6 +111,7 @@ class Judge:
 
     async def _scores(self, transcript: TokenBuffer, ids: Sequence[int]) -> dict[str, float]:
         seen = await self.target.verify(transcript, ids, [*self.ratings.values(), self.yes_no])
+        assert seen.logprobs is not None
         scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
         *ratings, yes_no = seen.probe_logprobs
         for name, law in zip(self.ratings, ratings, strict=True):

@@ -15,8 +15,20 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from stepspec.engine import MAX_DRAFTED, Chunk, DrafterName, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.engine import (
+    EVERYTHING,
+    MAX_DRAFTED,
+    Chunk,
+    DrafterName,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+)
 from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
 from stepspec.torch_engine.calls import Call, Generation, Scoring, engine_error
@@ -24,10 +36,9 @@ from stepspec.torch_engine.drafters import Drafters
 from stepspec.torch_engine.drafters.medusa import MedusaHeads, load_heads
 from stepspec.torch_engine.matrix import SMALL_MODEL
 from stepspec.torch_engine.memory import free_bytes, room_for
-from stepspec.torch_engine.model import CausalModel, load_network, weights_hash
+from stepspec.torch_engine.model import CausalModel, load_network
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.scheduler import Scheduler
-from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer, load_tokenizer
 
 MAX_SLOTS = 64
 
@@ -40,6 +51,8 @@ TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
 
 class TorchEngine:
     """Serves one model. With a `drafter`, `generate` can speculate on tokens inside a call, exactly."""
+
+    abilities = EVERYTHING
 
     def __init__(
         self,
@@ -185,9 +198,9 @@ class TorchEngine:
             call.cancelled = True
 
     async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = ()
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`."""
+        """See `Engine.verify`; scores are given in any case, as they cost nothing here."""
         self._check_room(len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         loop = asyncio.get_running_loop()
         call = Scoring(

@@ -1,6 +1,5 @@
 """A Hugging Face causal LM behind one primitive, `extend`: prefill, decode, verification and step scoring alike."""
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -296,16 +295,3 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, such as {missing[0]}.")
     return network.to(device)
-
-
-def weights_hash(name: str) -> str | None:
-    """SHA-256 over the weight files of a model folder; None for a model that is not a folder."""
-    files = sorted(Path(name).glob("model*.safetensors")) if Path(name).is_dir() else []
-    if not files:
-        return None
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

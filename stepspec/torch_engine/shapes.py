@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
 from stepspec.errors import UsageError, unknown_name
-from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer
+from stepspec.hugging_face import HuggingFaceTokenizer
 
 
 class Shape(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from stepspec.hugging_face import HuggingFaceTokenizer
 from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import collate
 from stepspec.mini.oracle import Oracle
@@ -22,7 +23,6 @@ from stepspec.prompts import (
     YES_NO_PROMPT,
     render_probe,
 )
-from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer
 
 NUM_PROBLEMS = 60
 

@@ -9,11 +9,11 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from stepspec.engine import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.hugging_face import load_tokenizer
 from stepspec.mini import WEIGHTS
 from stepspec.mini.problems import load_split
 from stepspec.torch_engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.anyio
 

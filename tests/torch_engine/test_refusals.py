@@ -31,8 +31,9 @@ from transformers import (
 )
 
 from stepspec.errors import ModelError
+from stepspec.hugging_face import weights_hash
 from stepspec.torch_engine.engine import TorchEngine
-from stepspec.torch_engine.model import CausalModel, weights_hash
+from stepspec.torch_engine.model import CausalModel
 
 SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 TRAINED = {"initializer_range": 0.3}  # weights so large that attention matters, as in a trained model

@@ -22,10 +22,10 @@ from transformers import (
 )
 
 from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.hugging_face import HuggingFaceTokenizer
 from stepspec.torch_engine.drafters.medusa import MedusaHeads
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.tokenizer import HuggingFaceTokenizer
 
 VOCAB_SIZE = 48
 CONTEXT = 512

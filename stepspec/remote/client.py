@@ -1,0 +1,135 @@
+"""The wire to one server: pooled connections, bounded retries, streams, and what goes over it, counted."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+from httpx_retries import Retry, RetryTransport
+from httpx_sse import EventSource, SSEError
+
+from stepspec.remote.address import Address
+from stepspec.remote.problems import not_json, refused, unreachable
+
+RETRIED_STATUSES = (408, 409, 429, *range(500, 600))
+RETRIED_ERRORS = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.ReadError,
+    httpx.WriteError,
+    httpx.RemoteProtocolError,
+)
+MAX_WAIT_S = 30.0
+"""Longest wait for one retry, whatever `Retry-After` says; all of a call may take twice that."""
+CONNECT_S = 10.0
+MAX_CONNECTIONS = 512
+DONE = "[DONE]"
+
+
+@dataclass
+class Traffic:
+    """What went over the wire."""
+
+    requests: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass
+class Wire:
+    """One server, from any number of event loops; each loop has a pool of connections of its own."""
+
+    address: Address
+    traffic: Traffic = field(default_factory=Traffic)
+    _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = field(
+        default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]
+    )
+
+    async def ask(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[Any, httpx.Headers]:
+        """The decoded JSON of an answer, and its headers.
+
+        Raises:
+            EngineError: there was none; the message names the server and what to do.
+            ContextError: the prompt is too long for the server.
+        """
+        async with self._sent(url, body, headers) as response:
+            text = await response.aread()
+            self.traffic.bytes_received += len(text)
+            return self._decoded(response, text), response.headers
+
+    @asynccontextmanager
+    async def stream(
+        self, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[AsyncGenerator[Any, None], httpx.Headers], None]:
+        """The decoded events of an answer as they come, and its headers. Leaving early tells the server to stop.
+
+        Raises:
+            EngineError, ContextError: as `ask`, at the beginning or in the middle.
+        """
+        async with self._sent(url, body, headers) as response:
+            if "text/event-stream" not in response.headers.get("content-type", ""):
+                raise not_json(self.address, response.headers.get("content-type", ""), await response.aread())
+            events = self._events(response)
+            try:
+                yield events, response.headers
+            finally:
+                await events.aclose()
+
+    async def _events(self, response: httpx.Response) -> AsyncGenerator[Any, None]:
+        try:
+            async for event in EventSource(response).aiter_sse():
+                if event.data == DONE:
+                    return
+                self.traffic.bytes_received += len(event.data)
+                yield self._decoded(response, event.data.encode())
+        except SSEError as error:
+            raise unreachable(self.address, error) from error
+
+    def _decoded(self, response: httpx.Response, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise not_json(self.address, response.headers.get("content-type", ""), text) from None
+
+    @asynccontextmanager
+    async def _sent(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response, None]:
+        """An answer without an error status, its body not read yet."""
+        self.traffic.requests += 1
+        self.traffic.bytes_sent += len(body)
+        client = self._client()
+        headers = {**self.address.headers(), "Content-Type": "application/json", **headers}
+        try:
+            async with client.stream("POST", url, content=body, headers=headers) as response:
+                if response.is_error:
+                    raise refused(self.address, response.status_code, await response.aread())
+                yield response
+        except httpx.HTTPError as error:
+            raise unreachable(self.address, error) from error
+
+    def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+            retry = Retry(
+                self.address.retries,
+                allowed_methods=["POST"],
+                status_forcelist=RETRIED_STATUSES,
+                retry_on_exceptions=RETRIED_ERRORS,
+                backoff_factor=0.25,
+                max_backoff_wait=MAX_WAIT_S,
+                total_timeout=2 * MAX_WAIT_S,
+            )
+            self._clients[loop] = httpx.AsyncClient(
+                transport=RetryTransport(httpx.AsyncHTTPTransport(http2=True, limits=limits), retry),
+                timeout=httpx.Timeout(self.address.timeout, connect=min(CONNECT_S, self.address.timeout)),
+            )
+        return self._clients[loop]
+
+    async def aclose(self) -> None:
+        """Closes the connections of the running event loop."""
+        if client := self._clients.pop(asyncio.get_running_loop(), None):
+            await client.aclose()

@@ -1,0 +1,47 @@
+"""What is kept of one request between its calls: the growing prompt as JSON, and the headers that hold it together."""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+
+from stepspec.engine import TokenBuffer, Tokenizer
+from stepspec.remote.address import Address
+from stepspec.text import TextReader
+
+
+class Conversation:
+    """One request. A prompt is written as JSON once, and then only what was appended."""
+
+    def __init__(self, address: Address, tokenizer: Tokenizer, buffer: TokenBuffer, *, as_ids: bool) -> None:
+        self.headers: dict[str, str] = {address.session_header: uuid.uuid4().hex}
+        self._replayed = [name.strip() for name in address.replay_headers.split(",") if name.strip()]
+        self._reader = TextReader(tokenizer, buffer)
+        self._as_ids = as_ids
+        self._json = bytearray()
+
+    def replay(self, headers: Mapping[str, str]) -> None:
+        """Takes from an answer what a router wants to have back."""
+        self.headers |= {name: headers[name] for name in self._replayed if name in headers}
+
+    def body(
+        self, buffer: TokenBuffer, further: Sequence[int], fields: Mapping[str, object], name: str = "prompt"
+    ) -> bytes:
+        """The body of a call: under that name the prompt with further ids behind it, and other fields."""
+        rest = json.dumps(fields)[1:]
+        if self._as_ids:
+            if new := buffer.since(self._reader.position):
+                self._json += b"".join((b"," if self._json else b"", _listed(new)))
+                self._reader.position += len(new)
+            behind = (b"," if self._json and further else b"") + _listed(further)
+            return b"".join((b'{"', name.encode(), b'":[', self._json, behind, b"],", rest.encode()))
+        self._json += _escaped(self._reader.read(len(buffer), to_the_end=False))
+        behind = _escaped(self._reader.rest(further))
+        return b"".join((b'{"', name.encode(), b'":"', self._json, behind, b'",', rest.encode()))
+
+
+def _listed(ids: Sequence[int]) -> bytes:
+    return ",".join(map(str, ids)).encode()
+
+
+def _escaped(text: str) -> bytes:
+    return json.dumps(text)[1:-1].encode()

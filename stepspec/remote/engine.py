@@ -1,0 +1,320 @@
+"""The remote engine: a model behind an OpenAI-compatible server, asked through `/v1/completions`.
+
+Where the server takes and gives token ids, ids go over the wire, and what is committed is never encoded again. Where it
+knows text alone, text goes, and what comes back is encoded once, piece by piece, and cut where a step ends. Nothing is
+found out while a request runs: what the server can do is asked when the engine is loaded.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from stepspec.engine import Ability, Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
+from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.hugging_face import HuggingFaceTokenizer, context_of, load_tokenizer, weights_hash
+from stepspec.metrics import Metrics
+from stepspec.remote.address import Address
+from stepspec.remote.answers import Choice, Completion, Usage, checked_ids, label_logprobs
+from stepspec.remote.client import Wire
+from stepspec.remote.conversation import Conversation
+from stepspec.remote.problems import nonsense
+from stepspec.remote.server import Server, generate_fields, one_token_fields
+from stepspec.stops import StopWatch
+
+UNKNOWN_CONTEXT = 1 << 20
+"""Tokens, where nobody says how long a text may be: the server will refuse what is too long."""
+
+ENDED = {"stop", "length"}
+"""Known reasons for which a server ends a text."""
+
+
+class RemoteEngine:
+    """One model on one server. Calls share its batches as it sees fit."""
+
+    drafters = None
+
+    def __init__(
+        self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer, title: str | None = None
+    ) -> None:
+        self.name = title or server.model
+        self.tokenizer = tokenizer
+        self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
+        scores: list[Ability] = ["scores", "choices"] if server.scores else []
+        laws: list[Ability] = ["label laws"] if server.num_logprobs else []
+        self.abilities = frozenset([*scores, *laws])
+        self._address = address
+        self._server = server
+        self._wire = Wire(address)
+        self._metrics = Metrics()
+        self._conversations: WeakKeyDictionary[TokenBuffer, Conversation] = WeakKeyDictionary()
+
+    @classmethod
+    def load(cls, spec: str, title: str | None = None) -> "RemoteEngine":
+        """Asks the server at an address (`stepspec.remote.address`) what it can do, and loads the model's tokenizer.
+
+        Raises:
+            UsageError: the address is none.
+            ModelError: the server does not answer, does not have the model, or nobody knows its tokenizer.
+        """
+        address = Address.parsed(spec)
+        server = Server.found(address)
+        name = address.tokenizer or server.folder
+        try:
+            tokenizer = load_tokenizer(name)
+        except ModelError as error:
+            raise ModelError(f"{error} Name one that is here in the address, http://...?tokenizer=NAME.") from error
+        return cls(address, server, tokenizer, title)
+
+    def describe(self) -> dict[str, str | None]:
+        """What results say of the model."""
+        where = f"{self._server.kind} at {self._address.base}"
+        return {"name": self.name, "weights": weights_hash(self._server.folder), "dtype": None, "device": where}
+
+    def metrics(self) -> Metrics:
+        """What was asked of the server so far, all calls together."""
+        return replace(self._metrics.copied(), **vars(self._wire.traffic))
+
+    async def generate(
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = Drafting(),
+        hint: Sequence[int] = (),
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. Tokens are drafted as the server was started to do; a hint has no way to it."""
+        self._check_room(len(prompt), 1)
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        conversation = self._conversation(prompt)
+        body = conversation.body(prompt, (), self._fields(sampling, stop))
+        pieces = _Pieces(self._address, self._server, self.tokenizer)
+        total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
+        async with self._wire.stream(f"{self._address.base}/completions", body, conversation.headers) as (
+            events,
+            headers,
+        ):
+            conversation.replay(headers)
+            async for found in events:
+                event = Completion.read(self._address, found)
+                usage = event.usage or usage
+                if event.metrics is not None:
+                    total = _with_metrics(total, event)
+                if not event.choices:
+                    continue
+                choice = event.only_choice(self._address)
+                finish = choice.finish_reason or finish
+                ids = pieces.of(choice)
+                end, count = _fed(watch, ids)
+                total = replace(total, passes=total.passes + bool(ids))
+                self._metrics.generated += count
+                if end is not None:
+                    unfinished = False
+                    total = replace(total, ids=tuple(ids[:count]), end=end)
+                    if not finish:  # it would write on: leaving tells it to stop
+                        break
+                elif ids and unfinished:
+                    yield Chunk(tuple(ids))
+        if unfinished:
+            total = replace(total, ids=self._last_ids(finish, watch), end="token" if finish == "stop" else "length")
+        self._note(prompt, usage)
+        yield replace(total, cached=usage.cached)
+
+    def _last_ids(self, finish: str | None, watch: StopWatch) -> tuple[int, ...]:
+        """What a text ends with that its server ended by itself: an end token, which it does not show, or nothing."""
+        if finish is None:
+            raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
+        if finish not in ENDED:
+            raise nonsense(self._address, f"a text that ended for the unknown reason {finish!r}")
+        if finish == "length":
+            return ()
+        if self.tokenizer.end_id is None:
+            raise nonsense(self._address, "the end of a text, of which the tokenizer has no token")
+        watch.feed(self.tokenizer.end_id)
+        return (self.tokenizer.end_id,)
+
+    def _fields(self, sampling: Sampling, stop: Stop) -> dict[str, Any]:
+        """What a call for text says besides the prompt; nothing that is the usual anyway, as servers differ there."""
+        fields: dict[str, Any] = {
+            "model": self._server.model,
+            "max_tokens": stop.max_tokens,
+            "temperature": sampling.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._server.extended:
+            fields["skip_special_tokens"] = False
+        if self._server.gives_ids:
+            fields["return_token_ids"] = True
+            fields |= {"stop": list(stop.delimiters), "include_stop_str_in_output": True}
+            fields |= {"stop_token_ids": sorted(stop.token_ids)}
+        if sampling.temperature > 0:
+            fields["seed"] = sampling.seed
+        usual = Sampling()
+        for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
+            if getattr(sampling, name) != getattr(usual, name):
+                fields[name] = getattr(sampling, name)
+        if sampling.logit_bias:
+            fields["logit_bias"] = {str(id): amount for id, amount in sampling.logit_bias}
+        if sampling.allowed is not None:
+            fields["allowed_token_ids"] = sorted(sampling.allowed)
+        return fields
+
+    async def verify(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
+    ) -> Verification:
+        """See `Engine.verify`. One call for the continuation and one for every probe, side by side; each writes one
+        token, and reads of the prompt what is not in the server's prefix cache."""
+        self._check_room(len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        ask = self._scored if scores and self._server.scores else self._next
+        try:
+            async with asyncio.TaskGroup() as group:
+                own = group.create_task(ask(prompt, continuation))
+                asked = [group.create_task(self._probed(prompt, continuation, probe)) for probe in probes]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # one tells what is wrong
+        labelled = [task.result() for task in asked]
+        return replace(
+            own.result(),
+            probe_choices=tuple(choice for choice, _ in labelled),
+            probe_logprobs=tuple(law for _, law in labelled if law is not None),
+            passes=1 + len(probes),
+        )
+
+    async def _next(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
+        """The token after a continuation, and no scores."""
+        choice, usage = await self._one_token(prompt, continuation, self._one_token_fields(0))
+        return Verification(None, None, None, self._token_of(choice), cached=usage.cached)
+
+    async def _scored(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
+        """A continuation's log-probabilities and the model's own choices beside them."""
+        if self._server.scores == "generate":
+            return await self._scored_by_generate(prompt, continuation)
+        fields = self._one_token_fields(0) | {"prompt_logprobs": 1}
+        choice, usage = await self._one_token(prompt, continuation, fields)
+        rows = (choice.prompt_logprobs or [])[len(prompt) :]
+        try:
+            laws = [{int(id): entry for id, entry in (row or {}).items()} for row in rows]
+            logprobs = tuple(float(law[id]["logprob"]) for law, id in zip(laws, continuation, strict=True))
+            choices = tuple(next(id for id, entry in law.items() if entry["rank"] == 1) for law in laws)
+        except (KeyError, ValueError, TypeError, StopIteration):
+            raise nonsense(self._address, "prompt log-probabilities that do not fit the prompt") from None
+        return Verification(logprobs, choices, None, self._token_of(choice), cached=usage.cached)
+
+    async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
+        """The same by SGLang's own path."""
+        conversation = self._conversation(prompt)
+        body = conversation.body(prompt, continuation, generate_fields(len(prompt)), "input_ids")
+        found, headers = await self._wire.ask(f"{self._address.root}/generate", body, conversation.headers)
+        conversation.replay(headers)
+        try:
+            meta, count = found["meta_info"], len(continuation)
+            rows = meta["input_token_logprobs"][-count:] if count else []
+            tops = meta["input_top_logprobs"][-count:] if count else []
+            logprobs = tuple(float(logprob) for logprob, *_ in rows)
+            choices = tuple(int(top[0][1]) for top in tops)
+            own = int(found["output_ids"][0])
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise nonsense(self._address, "log-probabilities in an unknown form") from None
+        if len(logprobs) != count or len(choices) != count:
+            raise nonsense(self._address, "log-probabilities that do not fit the prompt")
+        self._note(prompt, Usage())
+        return Verification(logprobs, choices, None, own, cached=int(meta.get("cached_tokens") or 0))
+
+    async def _probed(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probe: Probe
+    ) -> tuple[int, tuple[float, ...] | None]:
+        """The most likely token at the end of a probe, and the law over its labels if the server shows one."""
+        fields = self._one_token_fields(self._server.num_logprobs)
+        choice, _ = await self._one_token(prompt, [*continuation, *probe.ids], fields)
+        if not self._server.num_logprobs:
+            return self._token_of(choice), None
+        tops = choice.top_logprobs()
+        if tops is None:
+            raise nonsense(self._address, "no log-probabilities, although it gave them before")
+        return self._token_of(choice), label_logprobs(tops, probe.labels, self.tokenizer)
+
+    async def _one_token(
+        self, prompt: TokenBuffer, further: Sequence[int], fields: dict[str, Any]
+    ) -> tuple[Choice, Usage]:
+        conversation = self._conversation(prompt)
+        body = conversation.body(prompt, further, fields)
+        found, headers = await self._wire.ask(f"{self._address.base}/completions", body, conversation.headers)
+        conversation.replay(headers)
+        answer = Completion.read(self._address, found)
+        usage = answer.usage or Usage()
+        self._note(prompt, usage)
+        return answer.only_choice(self._address), usage
+
+    def _one_token_fields(self, num_logprobs: int) -> dict[str, Any]:
+        return one_token_fields(self._server.model, num_logprobs, extended=self._server.extended)
+
+    def _token_of(self, choice: Choice) -> int:
+        """The only token of an answer; the end of the text where nothing was written."""
+        if ids := _Pieces(self._address, self._server, self.tokenizer).of(choice, whole=True):
+            return ids[0]
+        return self._last_ids(choice.finish_reason, StopWatch(Stop(2), self.tokenizer.piece, frozenset()))[0]
+
+    def _conversation(self, prompt: TokenBuffer) -> Conversation:
+        if prompt not in self._conversations:
+            as_ids = self._server.takes_ids
+            self._conversations[prompt] = Conversation(self._address, self.tokenizer, prompt, as_ids=as_ids)
+        return self._conversations[prompt]
+
+    def _note(self, prompt: TokenBuffer, usage: Usage) -> None:
+        self._metrics.prompt_tokens += usage.prompt_tokens or len(prompt)
+        self._metrics.cached_tokens += usage.cached
+
+    def _check_room(self, prompt_length: int, wanted: int) -> None:
+        if prompt_length == 0:
+            raise UsageError("The prompt is empty; a model needs at least one token to continue.")
+        if prompt_length + wanted > self.max_context:
+            raise ContextError(
+                f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {self.name} has a context "
+                f"of {self.max_context}. Shorten the prompt or choose a model with a longer context."
+            )
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        await self._wire.aclose()
+
+
+class _Pieces:
+    """The ids of what a server writes, piece by piece."""
+
+    def __init__(self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer) -> None:
+        self._address = address
+        self._server = server
+        self._tokenizer = tokenizer
+        self._held = ""
+
+    def of(self, choice: Choice, *, whole: bool = False) -> Sequence[int]:
+        """Those of the next piece. Of text the beginning of what may be a tag is held back, unless it is `whole`."""
+        if self._server.gives_ids:
+            if choice.token_ids is None:
+                raise nonsense(self._address, "text without token ids, although it gave them before")
+            return checked_ids(self._address, choice.token_ids, self._tokenizer.num_ids)
+        text, self._held = self._held + choice.text, ""
+        start = text.rfind("<")
+        if start >= 0 and ">" not in text[start:] and not whole and choice.finish_reason is None:
+            text, self._held = text[:start], text[start:]
+        return self._tokenizer.encode(text)
+
+
+def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:
+    """What ends the text among these ids, and how many belong to it."""
+    for count, id in enumerate(ids, 1):
+        if (end := watch.feed(id)) is not None:
+            return end, count
+    return None, len(ids)
+
+
+def _with_metrics(chunk: Chunk, event: Completion) -> Chunk:
+    """A chunk with what the server says of its call."""
+    assert event.metrics is not None
+    speculation = event.metrics.speculative_decoding
+    if speculation is not None:
+        chunk = replace(chunk, drafted=speculation.num_draft_tokens, accepted=speculation.num_accepted_draft_tokens)
+    return replace(chunk, queue_s=event.metrics.queue_time or 0.0)

@@ -1,0 +1,111 @@
+"""SpecReason's published procedure as a client, to compare with: arXiv:2504.07891 and its released code of July 2025.
+
+Everything goes through the chat API as text: the conversation is sent anew, put through the template and encoded again
+at every call, the models are listed before each of them, and one request runs at a time. A step stops before a blank
+line, which is put back whatever ended it. The target rates each step in a chat of four messages, and a step rated below
+the threshold is dropped and written again by the target.
+"""
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from stepspec.prompts import RATING_PROMPTS, THINK_END, THINK_OPEN
+from stepspec.remote.address import Address
+from stepspec.remote.client import Traffic
+from stepspec.remote.problems import refused, unreachable
+
+DELIMITER = "\n\n"
+MAX_STEP_TOKENS = 512
+NUM_LOGPROBS = 10
+THRESHOLD = 7
+ANSWERED = re.compile(r"\\boxed|Answer:|ANSWER:")
+
+
+@dataclass
+class PublishedProcedure:
+    """One pair of servers, asked as the published code asks them; greedily, to be compared with greedy runs."""
+
+    target: Address
+    draft: Address
+    max_tokens: int
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        self._client = httpx.Client(timeout=max(self.target.timeout, self.draft.timeout))
+        self._rating = RATING_PROMPTS["specreason"]
+
+    def solve(self, question: str) -> tuple[str, float]:
+        """The text that comes of a question, and the seconds it took."""
+        started = time.perf_counter()
+        steps: list[str] = []
+        num_tokens = 0
+        while num_tokens < self.max_tokens:
+            step, step_tokens = self._step(self.draft, question, steps)
+            if self._rated(question, [*steps, step]) < THRESHOLD:
+                step, step_tokens = self._step(self.target, question, steps)
+            num_tokens += step_tokens
+            if THINK_END in step and not ANSWERED.search(step):
+                step = step.replace(THINK_END, "")
+            finished = bool(ANSWERED.search(step)) or (bool(steps) and step == steps[-1])
+            steps.append(step)
+            if finished or not step:
+                break
+        return DELIMITER.join(steps), time.perf_counter() - started
+
+    def _step(self, address: Address, question: str, steps: list[str]) -> tuple[str, int]:
+        """The next step of one model, and its tokens."""
+        thought = f"{THINK_OPEN}\n" + "".join(step + DELIMITER for step in steps)
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": thought}]
+        fields = {"messages": messages, "max_tokens": MAX_STEP_TOKENS, "stop": [DELIMITER], "temperature": 0.0}
+        answer = self._asked(address, fields | {"skip_special_tokens": False})
+        return answer["choices"][0]["message"]["content"] or "", answer["usage"]["completion_tokens"]
+
+    def _rated(self, question: str, steps: list[str]) -> int:
+        """The target's digit for the last step; 0 where it writes none."""
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": f"{THINK_OPEN}\n" + DELIMITER.join(steps)},
+            {"role": "user", "content": self._rating.user},
+            {"role": "assistant", "content": self._rating.prefill},
+        ]
+        fields = {"messages": messages, "max_tokens": 1, "temperature": 0.0}
+        answer = self._asked(self.target, fields | {"logprobs": True, "top_logprobs": NUM_LOGPROBS})
+        written = (answer["choices"][0]["message"]["content"] or "").strip()
+        return int(written) if written.isdigit() else 0
+
+    def _asked(self, address: Address, fields: dict[str, Any]) -> Any:
+        """One call, after the list of models that comes before each."""
+        model = self._sent("GET", address, "/models")["data"][0]["id"]
+        fields = {"model": model, **fields, "continue_final_message": True, "add_generation_prompt": False}
+        return self._sent("POST", address, "/chat/completions", fields)
+
+    def _sent(self, method: str, address: Address, path: str, fields: dict[str, Any] | None = None) -> Any:
+        try:
+            response = self._client.request(method, address.base + path, json=fields, headers=address.headers())
+        except httpx.HTTPError as error:
+            raise unreachable(address, error) from error
+        if response.is_error:
+            raise refused(address, response.status_code, response.content)
+        self.traffic.requests += 1
+        self.traffic.bytes_sent += len(response.request.content)
+        self.traffic.bytes_received += len(response.content)
+        return response.json()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+
+def prefix_counters(address: Address) -> tuple[float, float]:
+    """Prompt tokens that vLLM has looked up in its prefix cache so far, and those it found there."""
+    text = httpx.get(f"{address.root}/metrics", timeout=address.timeout).text
+    found = [0.0, 0.0]
+    for line in text.splitlines():
+        for index, name in enumerate(("queries", "hits")):
+            if line.startswith(f"vllm:prefix_cache_{name}_total"):
+                found[index] += float(line.rpartition(" ")[2])
+    return found[0], found[1]

@@ -1,0 +1,80 @@
+"""Run by the second environment's Python: the vLLM engine in process on the embedded pair, reported as JSON."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.errors import StepSpecError
+from stepspec.vllm_engine import VllmEngine
+
+OPTIONS = "dtype=float32&max_model_len=1024&max_num_seqs=16&enforce_eager=true"
+
+
+async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    drafting = {"method": "draft_model", "model": str(weights / "draft"), "num_speculative_tokens": 3}
+    target = VllmEngine.load(f"{weights / 'target'}?{OPTIONS}&speculative_config={quote(json.dumps(drafting))}")
+    found: dict[str, Any] = {"described": target.describe(), "abilities": sorted(target.abilities)}
+    found["context"] = target.max_context
+
+    async def write(ids: list[int]) -> list[int]:
+        stop = Stop(asked["max_tokens"], tuple(asked["delimiters"]))
+        return list((await collect(target.generate(TokenBuffer(ids), Sampling(), stop))).ids)
+
+    found["texts"] = await asyncio.gather(*map(write, asked["prompts"]))
+    seen = []
+    for ids, step in zip(asked["prompts"], asked["steps"], strict=True):
+        probes = [Probe(tuple(probe), tuple(asked["labels"])) for probe in asked["probes"]]
+        verification = await target.verify(TokenBuffer(ids), step, probes)
+        less = await target.verify(TokenBuffer(ids), step, scores=False)
+        seen.append(
+            {
+                "logprobs": verification.logprobs,
+                "choices": verification.choices,
+                "next": verification.next_choice,
+                "probe_choices": verification.probe_choices,
+                "laws": [[x if x > float("-inf") else None for x in law] for law in verification.probe_logprobs],
+                "less": [less.logprobs, less.next_choice],
+            }
+        )
+    found["seen"] = seen
+    buffer = TokenBuffer(asked["prompts"][0] * 3)
+    cached = []
+    for _ in range(3):
+        chunk = await collect(target.generate(buffer, Sampling(), Stop(24)))
+        buffer.append(chunk.ids)
+        cached.append([chunk.cached, len(buffer)])
+    found["cached"] = cached
+    hot = Sampling(temperature=1.2, seed=3)
+    found["hot"] = [(await collect(target.generate(TokenBuffer(asked["prompts"][0]), hot, Stop(30)))).ids for _ in "ab"]
+    leaving = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(500))
+    await anext(leaving)
+    await leaving.aclose()
+    metrics = target.metrics()
+    found["metrics"] = {"drafts": metrics.drafts, "drafted": metrics.drafted, "accepted": metrics.accepted}
+    found["from_other_loop"] = await asyncio.to_thread(lambda: asyncio.run(write(asked["prompts"][0])))
+    errors = []
+    for spec in (
+        f"{weights / 'target'}?max_model_length=7",
+        str(weights / "nothing"),
+        f"{weights / 'target'}?dtype=int3",
+    ):
+        try:
+            VllmEngine.load(spec)
+        except StepSpecError as error:
+            errors.append([type(error).__name__, str(error)])
+    found["errors"] = errors
+    await target.aclose()
+    try:
+        await write(asked["prompts"][0])
+    except StepSpecError as error:
+        found["closed"] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    folder, question, answer = map(Path, sys.argv[1:])
+    answer.write_text(json.dumps(asyncio.run(report(folder, json.loads(question.read_text())))))

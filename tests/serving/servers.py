@@ -1,0 +1,63 @@
+"""Real vLLM servers of the embedded pair, from the second environment that `make test` prepares."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from stepspec.mini import WEIGHTS
+
+VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+START_S = 240.0
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+DRAFTED = {"method": "draft_model", "model": str(WEIGHTS / "draft"), "num_speculative_tokens": 3}
+
+needs_vllm = pytest.mark.skipif(
+    not VLLM_PYTHON.exists(), reason="there is no .venv-vllm: `make test` makes it where vLLM has a CPU build"
+)
+
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+
+
+def environment() -> dict[str, str]:
+    """For processes that run vLLM."""
+    return {**os.environ, **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@contextmanager
+def vllm_server(role: str, folder: Path, *options: str) -> Iterator[int]:
+    """A server of one of the embedded models on a free port; its log is kept in the folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS / role)]
+    command += ["--served-model-name", role, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"]
+    command += ["--max-model-len", "1024", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details"]
+    log = folder / f"{role}-{port}.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, *options], env=environment(), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while True:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"vLLM did not start:\n{log.read_text()[-4000:]}")
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        yield port
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)

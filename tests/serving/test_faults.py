@@ -1,0 +1,205 @@
+"""Faults between stepspec and real servers: nothing wrong is committed, nothing is lost in silence, nothing hangs."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from proxy import Call, Fault, Proxy, serving
+from servers import needs_vllm
+
+from stepspec import Pair, StepSpec, load_pair
+from stepspec.breaker import Breaker
+from stepspec.engine import TokenBuffer
+from stepspec.errors import EngineError, TargetError
+from stepspec.mini import WEIGHTS
+from stepspec.mini.problems import load_split
+from stepspec.policy import load_policy
+from stepspec.prompts import encode_request
+from stepspec.remote import RemoteEngine
+from stepspec.step import Result
+from stepspec.torch_engine import TorchEngine
+
+pytestmark = [pytest.mark.anyio, needs_vllm]
+
+NUM_REQUESTS = 200
+CONCURRENT = 8
+DEADLINE_S = 60.0
+ROUNDING = 2e-3
+FAULTS = (
+    Fault("late", delay_s=0.2),
+    Fault("slow", slow=True),
+    Fault("error", status=500),
+    Fault("full", status=429, headers=(("Retry-After", "1"),)),
+    Fault("refused", cut_after=0, reset=True),
+    Fault("reset", cut_after=700, reset=True),
+    Fault("half", cut_after=700),
+    Fault("page", status=200, body=b"<html></html>", content_type="text/html"),
+    Fault("garbage", status=200, body=b'{"choices": [{"te'),
+    Fault("silent", hangs=True),
+)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Weather:
+    """What happens to calls: nothing for most of them, and nothing at all until it begins."""
+
+    def __init__(self, seed: int, share: float) -> None:
+        self._rng = random.Random(seed)
+        self.share = share
+        self.on = False
+
+    def __call__(self, call: Call) -> Fault:
+        return self._rng.choice(FAULTS) if self.on and self._rng.random() < self.share else Fault()
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[TorchEngine]:
+    engine = TorchEngine.load(str(WEIGHTS / "target"))
+    yield engine
+    engine._close()
+
+
+class Remembering(RemoteEngine):
+    """Keeps the ids of the requests that it was asked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.buffers: dict[TokenBuffer, int] = {}
+
+    def _conversation(self, prompt: TokenBuffer) -> Any:
+        self.buffers.setdefault(prompt, len(prompt))
+        return super()._conversation(prompt)
+
+    def written_after(self, prompt: list[int]) -> list[int]:
+        (written,) = (
+            buffer.since(length) for buffer, length in self.buffers.items() if buffer.since(0)[: len(prompt)] == prompt
+        )
+        return written
+
+
+async def assert_right(
+    prompt: list[int], written: list[int], result: Result, checker: TorchEngine, threshold: float
+) -> None:
+    """Every committed step is either the draft's with a score that passes, or token for token the target's own."""
+    buffer = TokenBuffer(prompt)
+    position = 0
+    for step in result.steps:
+        ids = written[position : position + step.num_tokens]
+        position += step.num_tokens
+        assert checker.tokenizer.decode(ids) == step.text
+        seen = await checker.verify(buffer, ids)
+        assert seen.logprobs is not None
+        assert seen.choices is not None
+        if step.origin == "draft":
+            assert min(seen.logprobs) >= threshold - ROUNDING, step
+        else:  # the draft's part of a salvaged step was at least probable to the target
+            num = step.num_from_draft
+            assert all(logprob >= -1.0 - ROUNDING for logprob in seen.logprobs[:num]), step
+            assert tuple(ids[num:]) == seen.choices[num:], step
+        buffer.append(ids)
+    if result.finish_reason == "stop":
+        assert result.answer
+
+
+@pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("target", 0.4, 0.0), ("stepspec", 0.04, 0.15)])
+async def test_faults_cost_time_or_an_error_and_nothing_else(
+    policy: str, target_share: float, draft_share: float, target_port: int, draft_port: int, checker: TorchEngine
+) -> None:
+    problems = [each.question for _, each in zip(range(NUM_REQUESTS // 2), load_split("test"), strict=False)]
+    threshold = min((getattr(judge, "threshold", 0) for judge in load_policy(policy)[0].judges), default=0)
+    target_weather, draft_weather = Weather(1, target_share), Weather(2, draft_share)
+    with serving(Proxy(target_port, target_weather)) as target, serving(Proxy(draft_port, draft_weather)) as draft:
+        options = "?timeout=3&retries=3"
+        served = Remembering.load(target.url + options)
+        assert isinstance(served, Remembering)
+        pair = Pair(served, RemoteEngine.load(draft.url + options))
+        target_weather.on = draft_weather.on = True
+        spec, places = StepSpec(policy=policy, pair=pair), asyncio.Semaphore(CONCURRENT)
+
+        async def answer(question: str) -> Result | TargetError:
+            async with places, asyncio.timeout(DEADLINE_S):
+                try:
+                    return await spec.generate(question, max_tokens=400)
+                except TargetError as error:
+                    return error
+
+        outcomes = await asyncio.gather(*map(answer, problems))
+        await pair.aclose()
+    met = target.met + draft.met
+    assert all(met[fault.name] for fault in FAULTS), met
+    results = [
+        (question, found) for question, found in zip(problems, outcomes, strict=True) if isinstance(found, Result)
+    ]
+    errors = [found for found in outcomes if isinstance(found, TargetError)]
+    assert len(results) + len(errors) == len(problems)
+    assert len(results) > len(problems) / 3, [str(error) for error in errors[:5]]
+    assert all(target.url in str(error) for error in errors), "every error names the server"
+    for question, result in results:
+        prompt = encode_request(checker.tokenizer, question)
+        await assert_right(prompt, served.written_after(prompt), result, checker, threshold)
+
+
+async def test_a_dead_draft_costs_speed_alone_and_comes_back(target_port: int, draft_port: int) -> None:
+    question = next(iter(load_split("test"))).question
+    weather = Weather(3, 1.0)
+    with serving(Proxy(draft_port, lambda call: Fault("error", status=500) if weather.on else Fault())) as draft:
+        target = RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1")
+        now = 0.0
+        breaker = Breaker(max_failures=3, recovery_s=10, clock=lambda: now)
+        pair = Pair(target, RemoteEngine.load(draft.url + "?retries=0"), breaker=breaker)
+        spec = StepSpec(policy="stepspec", pair=pair)
+        whole = await spec.generate(question)
+        alone = await StepSpec(policy="target", pair=pair).generate(question)
+        weather.on = True
+        calls_before = len(draft.calls)
+        for _ in range(6):
+            result = await spec.generate(question)
+            assert (result.reasoning, result.answer) == (alone.reasoning, alone.answer)
+        assert len(draft.calls) - calls_before == 3, "then the breaker opens"
+        weather.on, now = False, 10.0
+        again = await spec.generate(question)
+        assert [step.origin for step in again.steps] == [step.origin for step in whole.steps]
+        await pair.aclose()
+
+
+async def test_a_draft_that_hangs_is_left_out_at_its_deadline(target_port: int, draft_port: int) -> None:
+    question = next(iter(load_split("test"))).question
+    hanging = False
+    with serving(Proxy(draft_port, lambda call: Fault("silent", hangs=hanging))) as draft:
+        pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), RemoteEngine.load(draft.url))
+        policy, _ = load_policy("stepspec")
+        step = policy.step.model_copy(update={"draft_deadline_s": 0.5})
+        spec = StepSpec(policy=policy.model_copy(update={"step": step}), pair=pair)
+        hanging = True
+        started = time.monotonic()
+        result = await spec.generate(question)
+        assert time.monotonic() - started < 30
+        assert result.finish_reason == "stop"
+        assert all(step.origin == "target" for step in result.steps)
+        await pair.aclose()
+
+
+async def test_a_target_that_dies_is_an_error_with_what_was_committed(target_port: int, draft_port: int) -> None:
+    question = next(iter(load_split("test"))).question
+    count = 0
+
+    def dying(call: Call) -> Fault:
+        nonlocal count
+        count += 1
+        return Fault("error", status=500) if count > 7 else Fault()
+
+    with serving(Proxy(target_port, dying)) as target:
+        draft = f"http://127.0.0.1:{draft_port}/v1"
+        pair = load_pair(target.url + "?retries=0", draft)
+        with pytest.raises(TargetError, match=r"made to fail.*Committed until then") as caught:
+            await StepSpec(policy="stepspec", pair=pair).generate(question)
+        assert caught.value.committed.endswith("\n\n")
+        assert isinstance(caught.value, EngineError)
+        await pair.aclose()

@@ -1,0 +1,77 @@
+"""vLLM in process, in the second environment, beside the torch engine on the same weights."""
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import VLLM_PYTHON, environment, needs_vllm
+
+from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.mini import WEIGHTS
+from stepspec.mini.problems import load_split
+from stepspec.prompts import encode_request
+from stepspec.torch_engine import TorchEngine
+
+pytestmark = [pytest.mark.anyio, needs_vllm]
+
+ROUNDING = 2e-3
+NUM_TEXTS = 5
+INSIDE = Path(__file__).with_name("inside_vllm.py")
+DELIMITERS, MAX_TOKENS = ("\n\n",), 60
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> None:
+    torch_engine = TorchEngine.load(str(WEIGHTS / "target"))
+    tokenizer = torch_engine.tokenizer
+    prompts = [
+        encode_request(tokenizer, each.question) for _, each in zip(range(NUM_TEXTS), load_split("test"), strict=False)
+    ]
+    stop = Stop(MAX_TOKENS, DELIMITERS)
+    texts = [(await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))).ids for ids in prompts]
+    steps = [(*ids[:4], ids[2], *ids[4:]) for ids in texts]  # somewhere else than the model would go
+    labels = [tokenizer.encode(str(digit))[-1] for digit in range(10)]
+    probes = [tokenizer.encode(text) for text in ("Rating: ", " so it is ")]
+    asked = {"prompts": prompts, "steps": steps, "labels": labels, "probes": probes}
+    asked |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS}
+    question, answer = tmp_path / "asked.json", tmp_path / "found.json"
+    question.write_text(json.dumps(asked))
+    command = [str(VLLM_PYTHON), str(INSIDE), str(WEIGHTS), str(question), str(answer)]
+    done = await asyncio.to_thread(
+        subprocess.run, command, env=environment(), capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(answer.read_text())
+    assert [tuple(ids) for ids in found["texts"]] == texts
+    for ids, step, seen in zip(prompts, steps, found["seen"], strict=True):
+        own = await torch_engine.verify(
+            TokenBuffer(ids), step, [Probe(tuple(probe), tuple(labels)) for probe in probes]
+        )
+        assert seen["logprobs"] == pytest.approx(own.logprobs, abs=ROUNDING)
+        assert tuple(seen["choices"]) == own.choices
+        assert (seen["next"], tuple(seen["probe_choices"])) == (own.next_choice, own.probe_choices)
+        assert seen["less"] == [None, own.next_choice]
+        for law, whole in zip(seen["laws"], own.probe_logprobs, strict=True):
+            shown = [index for index, logprob in enumerate(law) if logprob is not None]
+            assert shown
+            assert [law[index] for index in shown] == pytest.approx([whole[index] for index in shown], abs=ROUNDING)
+    await torch_engine.aclose()
+    assert found["abilities"] == ["choices", "label laws", "scores"]
+    assert found["context"] == 1024
+    assert found["described"]["device"] == "vLLM on cpu, drafting by draft_model, 3 tokens"
+    assert all(found["hot"])
+    assert found["cached"][-1][0] > found["cached"][0][0], "what was written is read from the prefix cache"
+    assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
+    assert found["from_other_loop"] == found["texts"][0]
+    unknown, nowhere, wrong = found["errors"]
+    assert unknown[0] == "UsageError"
+    assert "Did you mean 'max_model_len'" in unknown[1]
+    assert nowhere[0] == wrong[0] == "ModelError"
+    assert "closed" in found["closed"]

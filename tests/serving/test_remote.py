@@ -1,0 +1,250 @@
+"""The remote engine against real vLLM servers of the embedded pair, beside the torch engine on the same weights."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from proxy import Call, Fault, Proxy, serving
+from servers import needs_vllm
+
+from stepspec import Pair, StepSpec, load_pair
+from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.errors import EngineError, UsageError
+from stepspec.hugging_face import HuggingFaceTokenizer
+from stepspec.mini import WEIGHTS
+from stepspec.mini.problems import load_split
+from stepspec.policy import Policy
+from stepspec.prompts import encode_request
+from stepspec.remote import RemoteEngine
+from stepspec.torch_engine import TorchEngine
+
+pytestmark = [pytest.mark.anyio, needs_vllm]
+
+NUM_TEXTS = 6
+BLOCK = 128
+"""Tokens of a block of vLLM's prefix cache on a CPU."""
+
+ROUNDING = 2e-3
+"""Of log-probabilities, between two programs in float32."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def torch_engine() -> Iterator[TorchEngine]:
+    engine = TorchEngine.load(str(WEIGHTS / "target"))
+    yield engine
+    engine._close()
+
+
+@pytest.fixture(scope="module")
+def remote(target_port: int) -> RemoteEngine:
+    return RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1#target")
+
+
+@pytest.fixture(autouse=True)
+async def _closed(remote: RemoteEngine) -> AsyncIterator[None]:
+    yield
+    await remote.aclose()
+
+
+def prompts(tokenizer: HuggingFaceTokenizer) -> list[list[int]]:
+    return [
+        encode_request(tokenizer, each.question) for _, each in zip(range(NUM_TEXTS), load_split("test"), strict=False)
+    ]
+
+
+async def test_what_the_server_can_do_is_found_out(remote: RemoteEngine) -> None:
+    server = remote._server
+    assert (server.takes_ids, server.gives_ids, server.names_ids, server.extended) == (True, True, True, True)
+    assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
+    assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote._address.base}"
+
+
+@pytest.mark.parametrize("stop", [Stop(60, ("\n\n",)), Stop(200), Stop(7)])
+async def test_it_writes_what_the_torch_engine_writes(
+    remote: RemoteEngine, torch_engine: TorchEngine, stop: Stop
+) -> None:
+    for ids in prompts(remote.tokenizer):
+        theirs = await collect(remote.generate(TokenBuffer(ids), Sampling(), stop))
+        ours = await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))
+        assert (theirs.ids, theirs.end) == (ours.ids, ours.end)
+
+
+async def test_a_tag_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
+    (tag,) = remote.tokenizer.encode("</think>")
+    stop = Stop(300, token_ids=frozenset({tag}))
+    for ids in prompts(remote.tokenizer)[:3]:
+        theirs = await collect(remote.generate(TokenBuffer(ids), Sampling(), stop))
+        ours = await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))
+        assert theirs.ids == ours.ids
+        assert theirs.ids[-1] == tag
+
+
+async def test_it_judges_as_the_torch_engine_does(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
+    tokenizer = remote.tokenizer
+    labels = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
+    probes = [Probe(tuple(tokenizer.encode(text)), labels) for text in ("Rating: ", " so it is ")]
+    for ids in prompts(tokenizer)[:3]:
+        step = (await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",))))).ids
+        step = (*step[:4], step[2], *step[4:])  # somewhere else than the model would go
+        theirs = await remote.verify(TokenBuffer(ids), step, probes)
+        ours = await torch_engine.verify(TokenBuffer(ids), step, probes)
+        assert theirs.logprobs == pytest.approx(ours.logprobs, abs=ROUNDING)
+        assert (theirs.choices, theirs.next_choice) == (ours.choices, ours.next_choice)
+        assert theirs.probe_choices == ours.probe_choices
+        for law, own in zip(theirs.probe_logprobs, ours.probe_logprobs, strict=True):
+            shown = [index for index, logprob in enumerate(law) if logprob > float("-inf")]
+            assert [law[index] for index in shown] == pytest.approx([own[index] for index in shown], abs=ROUNDING)
+        less = await remote.verify(TokenBuffer(ids), step, scores=False)
+        assert (less.logprobs, less.choices, less.next_choice) == (None, None, ours.next_choice)
+
+
+async def test_sampling_is_the_server_s_and_a_seed_repeats_it(draft_port: int) -> None:
+    remote = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
+    ids = prompts(remote.tokenizer)[0]
+    hot = Sampling(temperature=1.5, top_p=0.95, top_k=50, min_p=0.01, repetition_penalty=1.1, seed=3)
+    texts = [(await collect(remote.generate(TokenBuffer(ids), hot, Stop(40)))).ids for _ in range(2)]
+    other = await collect(remote.generate(TokenBuffer(ids), Sampling(temperature=1.5, seed=4), Stop(40)))
+    assert texts[0] == texts[1] != other.ids
+    biased = Sampling(logit_bias=((ids[0], 100.0),))
+    assert set((await collect(remote.generate(TokenBuffer(ids), biased, Stop(3)))).ids) == {ids[0]}
+    await remote.aclose()
+
+
+async def test_what_the_server_cannot_sample_it_says(remote: RemoteEngine) -> None:
+    ids = prompts(remote.tokenizer)[0]
+    with pytest.raises(EngineError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"):
+        await collect(remote.generate(TokenBuffer(ids), Sampling(temperature=1.0, min_p=0.1), Stop(40)))
+    allowed = frozenset(remote.tokenizer.encode("0123456789"))
+    masked = await collect(remote.generate(TokenBuffer(ids), Sampling(allowed=allowed), Stop(5)))
+    assert set(masked.ids) <= allowed
+
+
+async def test_a_growing_prompt_is_served_from_the_prefix_cache(remote: RemoteEngine) -> None:
+    buffer = TokenBuffer(prompts(remote.tokenizer)[1] * 3)
+    before = remote.metrics()
+    for _ in range(4):
+        chunk = await collect(remote.generate(buffer, Sampling(), Stop(24)))
+        buffer.append(chunk.ids)
+    done = remote.metrics() - before
+    assert chunk.cached >= (len(buffer) - 24) // BLOCK * BLOCK > 0, "all whole blocks"
+    assert (done.requests, done.generated) == (4, 96)
+    assert done.cached_tokens > 0
+    assert done.bytes_sent > 0 < done.bytes_received
+
+
+async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> None:
+    ids = prompts(remote.tokenizer)[2]
+    chunk = await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(150)))
+    assert chunk.drafted >= chunk.accepted > 0
+    assert chunk.passes < len(chunk.ids), "some messages bring several tokens"
+
+
+async def test_leaving_early_aborts_at_the_server(remote: RemoteEngine, target_port: int) -> None:
+    chunks = remote.generate(TokenBuffer(prompts(remote.tokenizer)[3]), Sampling(), Stop(600, token_ids=frozenset()))
+    await anext(chunks)
+    await chunks.aclose()
+
+    async def running() -> float:
+        async with httpx.AsyncClient() as client:
+            text = (await client.get(f"http://127.0.0.1:{target_port}/metrics")).text
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in text.splitlines()
+            if line.startswith("vllm:num_requests_running{")
+        )
+
+    for _ in range(100):
+        if not await running():
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("it is still being written")
+
+
+def only_text(call: Call) -> Fault:
+    """A server that takes no ids."""
+    return Fault(status=400, name="ids") if isinstance(call.fields.get("prompt"), list) else Fault()
+
+
+def without_extras(call: Call) -> None:
+    """And that ignores what OpenAI's API does not have, but for special tokens, which it shows."""
+    if call.body:
+        fields = call.fields
+        for name in ("return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"):
+            fields.pop(name, None)
+        if fields.get("logprobs"):
+            fields["logprobs"] = 5
+        call.body = json.dumps(fields).encode()
+
+
+@asynccontextmanager
+async def text_server(port: int) -> AsyncIterator[RemoteEngine]:
+    with serving(Proxy(port, only_text, without_extras)) as proxy:
+        engine = RemoteEngine.load(proxy.url)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()
+
+
+async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:
+    async with text_server(target_port) as remote:
+        server = remote._server
+        assert (server.takes_ids, server.gives_ids, server.names_ids) == (False, False, False)
+        assert (server.scores, remote.abilities) == (None, {"label laws"})
+        (tag,) = remote.tokenizer.encode("</think>")
+        for stop in (Stop(60, ("\n\n",)), Stop(200, token_ids=frozenset({tag}))):
+            for ids in prompts(remote.tokenizer)[:3]:
+                buffer = TokenBuffer(ids)
+                theirs = await collect(remote.generate(buffer, Sampling(), stop))
+                ours = await collect(torch_engine.generate(buffer, Sampling(), stop))
+                assert remote.tokenizer.decode(theirs.ids) == remote.tokenizer.decode(ours.ids)
+                assert theirs.end == ours.end
+        seen = await remote.verify(buffer, ours.ids[:6], scores=False)
+        own = await torch_engine.verify(buffer, ours.ids[:6])
+        assert seen.next_choice == own.next_choice
+
+
+async def test_it_is_judged_by_the_text_of_labels(target_port: int) -> None:
+    async with text_server(target_port) as remote:
+        pair = Pair(remote, TorchEngine.load(str(WEIGHTS / "draft")))
+        result = await StepSpec(policy="specreason", pair=pair).generate(next(iter(load_split("test"))).question)
+        assert result.counts.steps_judged > 0
+        assert all(0 <= (score or 0) <= 9 for step in result.steps for score in step.scores.values())
+        assert any(step.scores for step in result.steps)
+        await pair.aclose()
+
+
+@pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])
+async def test_any_pair_of_engines_answers_alike(
+    policy: str, target_port: int, draft_port: int, torch_engine: TorchEngine
+) -> None:
+    questions = [each.question for _, each in zip(range(NUM_TEXTS), load_split("test"), strict=False)]
+    served = f"http://127.0.0.1:{target_port}/v1#target", f"http://127.0.0.1:{draft_port}/v1#draft"
+    reference = load_pair()
+    expected = [await StepSpec(policy=policy, pair=reference).generate(each) for each in questions]
+    await reference.aclose()
+    for draft in (served[1], f"torch:{WEIGHTS / 'draft'}"):
+        pair = load_pair(served[0], draft)
+        assert pair.one_vocabulary
+        found = [await StepSpec(policy=policy, pair=pair).generate(each) for each in questions]
+        await pair.aclose()
+        assert [each.answer for each in found] == [each.answer for each in expected]
+        assert [each.reasoning for each in found] == [each.reasoning for each in expected]
+        assert [[step.origin for step in each.steps] for each in found] == [
+            [step.origin for step in each.steps] for each in expected
+        ]
+
+
+async def test_what_cannot_be_set_from_here_is_refused(target_port: int) -> None:
+    tolerant = {"version": 1, "summary": "a test", "family": "target", "token": {"tolerance": 0.1}}
+    pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
+    with pytest.raises(UsageError, match="tolerance"):
+        StepSpec(policy=Policy.model_validate(tolerant), pair=pair)

@@ -116,6 +116,31 @@ class ContextCosts(Conditions):
     results: list[ContextCost]
 
 
+class ControllerCost(Record):
+    """What the controller takes for a step, over engines that answer at once."""
+
+    context: int
+    """Tokens of the prompt."""
+    concurrent: int
+    steps: int
+    """Measured, of all requests together."""
+    ms: float
+    """Of the controller's own time a step."""
+    memory_bytes: float
+    """At most, for each request, its prompt included."""
+    transport_ms: float | None = None
+    """For writing the prompts of a step's two calls as JSON, apart from `ms`; None where nobody would."""
+    transport_bytes: float | None = None
+
+
+class ControllerCosts(Conditions):
+    """The file that `stepspec bench controller --json` writes."""
+
+    version: Literal[1] = 1
+    policy: str
+    results: list[ControllerCost]
+
+
 @dataclass(frozen=True)
 class _Column:
     title: str
@@ -157,6 +182,19 @@ def costs_table(costs: ContextCosts) -> Table:
         table.add_column(name, justify="right")
     for each in costs.results:
         table.add_row(f"{each.context:,}", *(f"{value:.1f}" for value in (each.ms, each.rest_ms, each.read_again)))
+    return table
+
+
+def controller_table(costs: ControllerCosts) -> Table:
+    """What steps cost the controller, for a terminal."""
+    table = plain_table("the controller's share of a step", synthetic=False)
+    for name in ("context", "at once", "ms", "KiB a request", "transport ms", "transport KiB"):
+        table.add_column(name, justify="right")
+    for each in costs.results:
+        kib = None if each.transport_bytes is None else each.transport_bytes / 1024
+        figures = ((each.ms, ".3f"), (each.memory_bytes / 1024, ",.0f"), (each.transport_ms, ".3f"), (kib, ",.1f"))
+        cells = (_written(value, form) for value, form in figures)
+        table.add_row(f"{each.context:,}", str(each.concurrent), *cells)
     return table
 
 

@@ -21,7 +21,14 @@ from stepspec.errors import StepSpecError, UsageError, unknown_name
 from stepspec.metrics import Metrics
 from stepspec.records import Record
 from stepspec.session import named_models, titles_of
-from stepspec.speed import ContextCosts, EngineSpeeds, costs_table, speeds_table
+from stepspec.speed import (
+    ContextCosts,
+    ControllerCosts,
+    EngineSpeeds,
+    controller_table,
+    costs_table,
+    speeds_table,
+)
 
 if TYPE_CHECKING:
     from stepspec.torch_engine.bench import Subject
@@ -115,6 +122,50 @@ def bench_context(
     described = {"engine": subject.engine.describe(), "synthetic": subject.synthetic, "turns": turns}
     costs = ContextCosts.model_validate({**conditions, **described, "results": results})
     _finish([costs_table(costs)], costs, json_file)
+
+
+@app.command("controller")
+def bench_controller(
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of the prompt; 100, 1000, 8000 and 32000 if left out.")
+    ] = None,
+    concurrent: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; 1, 16 and 256 if left out.")
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time the controller itself over an engine that answers at once, and apart from it the writing of requests."""
+    from stepspec.overhead import POLICY, controller_cost
+
+    tokenizer, transport = _embedded_tokenizer(), _http_transport()
+    conditions = _conditions()
+    found = [
+        asyncio.run(controller_cost(tokenizer, length, count, transport(tokenizer)))
+        for length in context or (100, 1000, 8000, 32000)
+        for count in concurrent or (1, 16, 256)
+    ]
+    costs = ControllerCosts.model_validate({**conditions, "policy": POLICY, "results": found})
+    _finish([controller_table(costs)], costs, json_file)
+
+
+def _embedded_tokenizer() -> Any:
+    target, _ = named_models(None, None)
+    return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
+
+
+def _http_transport() -> Any:
+    """How the remote engine writes a request, by tokenizer."""
+    conversation = importlib.import_module("stepspec.remote.conversation").Conversation
+    address = importlib.import_module("stepspec.remote.address").Address("http://localhost/v1")
+
+    def of(tokenizer: Any) -> Any:
+        def begin(buffer: Any) -> Any:
+            kept = conversation(address, tokenizer, buffer, as_ids=True)
+            return lambda: len(kept.body(buffer, (), {}))
+
+        return begin
+
+    return of
 
 
 def _bench() -> Any:

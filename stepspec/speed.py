@@ -141,6 +141,33 @@ class ControllerCosts(Conditions):
     results: list[ControllerCost]
 
 
+class WireCost(Record):
+    """What one way of asking two servers took for the same problems, one at a time; means of a problem."""
+
+    name: str
+    seconds: float
+    requests: float
+    bytes_sent: float
+    bytes_received: float
+    prefix_hits: float
+    """Share of prompt tokens that the servers found in their prefix caches."""
+    correct: float
+    """Share of problems."""
+
+
+class WireCosts(Conditions):
+    """The file that `stepspec bench wire --json` writes."""
+
+    version: Literal[1] = 1
+    target: str
+    draft: str
+    problems: int
+    seconds_ratio: float
+    """Of the published procedure to ours, sums over the same problems."""
+    seconds_ratio_ci: tuple[float, float] | None
+    results: list[WireCost]
+
+
 @dataclass(frozen=True)
 class _Column:
     title: str
@@ -195,6 +222,18 @@ def controller_table(costs: ControllerCosts) -> Table:
         figures = ((each.ms, ".3f"), (each.memory_bytes / 1024, ",.0f"), (each.transport_ms, ".3f"), (kib, ",.1f"))
         cells = (_written(value, form) for value, form in figures)
         table.add_row(f"{each.context:,}", str(each.concurrent), *cells)
+    return table
+
+
+def wire_table(costs: WireCosts) -> Table:
+    """What two ways of asking servers took, for a terminal."""
+    table = plain_table(f"{costs.problems} problems, one at a time; means of a problem", synthetic=False)
+    for name in ("", "seconds", "requests", "KiB sent", "KiB received", "prefix hits", "correct"):
+        table.add_column(name, justify="right" if name else "left")
+    for each in costs.results:
+        kib = (f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received))
+        shares = (f"{share:.1%}" for share in (each.prefix_hits, each.correct))
+        table.add_row(each.name, f"{each.seconds:.3f}", f"{each.requests:.1f}", *kib, *shares)
     return table
 
 

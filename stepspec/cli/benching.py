@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import random
 import sys
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -20,14 +20,17 @@ from stepspec.engine import DrafterName
 from stepspec.errors import StepSpecError, UsageError, unknown_name
 from stepspec.metrics import Metrics
 from stepspec.records import Record
-from stepspec.session import named_models, titles_of
+from stepspec.session import StepSpec, load_pair, named_models, titles_of
 from stepspec.speed import (
     ContextCosts,
     ControllerCosts,
     EngineSpeeds,
+    WireCost,
+    WireCosts,
     controller_table,
     costs_table,
     speeds_table,
+    wire_table,
 )
 
 if TYPE_CHECKING:
@@ -148,6 +151,75 @@ def bench_controller(
     _finish([controller_table(costs)], costs, json_file)
 
 
+@app.command("wire")
+def bench_wire(
+    target: Annotated[str, typer.Option(help="The target's server, as http://HOST:PORT/v1#NAME; vLLM.")],
+    draft: Annotated[str, typer.Option(help="The draft's server.")],
+    limit: Annotated[int, typer.Option(min=1, help="Problems of gsm-mini.")] = 50,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a problem.")] = 640,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare SpecReason's published procedure with the policy `specreason` on the same two vLLM servers."""
+    from stepspec.mini.problems import load_split
+
+    published = importlib.import_module("stepspec.remote.published")
+    problems = list(islice(load_split("test"), limit))
+    conditions = _conditions()
+    with asyncio.Runner() as runner:
+        pair = load_pair(target, draft)
+        engines: list[Any] = [pair.target, pair.draft]
+        if not all(hasattr(engine, "address") for engine in engines):
+            raise UsageError("Both models must be behind servers: http://HOST:PORT/v1#NAME.")
+        servers: list[Any] = [engine.address for engine in engines]
+        procedure = published.PublishedProcedure(*servers, max_tokens)
+        spec = StepSpec(policy="specreason", pair=pair)
+
+        def ours(question: str) -> str:
+            result = runner.run(spec.generate(question, max_tokens=max_tokens))
+            return result.reasoning + result.answer
+
+        def our_traffic() -> Metrics:
+            return engines[0].metrics() + engines[1].metrics()
+
+        ways = [
+            published.Measured("published procedure", procedure.solve, lambda: procedure.traffic, servers),
+            published.Measured("stepspec, the same policy", ours, our_traffic, servers),
+        ]
+        published.compare(ways, [each.question for each in problems])
+        runner.run(pair.aclose())
+    answers = [str(each.answer) for each in problems]
+    described = {"target": servers[0].base, "draft": servers[1].base, "problems": len(problems)}
+    costs = _wire_costs(ways, answers, {**conditions, **described})
+    _finish([wire_table(costs), f"Published over ours: {costs.seconds_ratio:.2f} times the seconds."], costs, json_file)
+
+
+def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[str, Any]) -> WireCosts:
+    import numpy
+
+    from stepspec.grade import grade_integer
+    from stepspec.stats import ratio_of_sums
+
+    count, results = len(answers), list[WireCost]()
+    for way in ways:
+        traffic, num_runs = way.traffic(), count + 1  # the one that warmed up too
+        correct = sum(grade_integer(text, gold)[0] == "correct" for text, gold in zip(way.texts, answers, strict=True))
+        results.append(
+            WireCost(
+                name=way.name,
+                seconds=sum(way.seconds) / count,
+                requests=traffic.requests / num_runs,
+                bytes_sent=traffic.bytes_sent / num_runs,
+                bytes_received=traffic.bytes_received / num_runs,
+                prefix_hits=way.hits / way.looked_up if way.looked_up else 0.0,
+                correct=correct / count,
+            )
+        )
+    ratio, interval = ratio_of_sums(ways[0].seconds, ways[1].seconds, numpy.random.default_rng(0))
+    return WireCosts.model_validate(
+        {**described, "seconds_ratio": ratio, "seconds_ratio_ci": interval, "results": results}
+    )
+
+
 def _embedded_tokenizer() -> Any:
     target, _ = named_models(None, None)
     return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
@@ -161,7 +233,7 @@ def _http_transport() -> Any:
     def of(tokenizer: Any) -> Any:
         def begin(buffer: Any) -> Any:
             kept = conversation(address, tokenizer, buffer, as_ids=True)
-            return lambda: len(kept.body(buffer, (), {}))
+            return lambda: len(kept.body(buffer, {}))
 
         return begin
 

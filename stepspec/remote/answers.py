@@ -51,6 +51,7 @@ class CallMetrics(BaseModel):
 class Choice(BaseModel):
     """A piece of text, or all of it."""
 
+    index: int = 0
     text: str = ""
     token_ids: list[int] | None = None
     finish_reason: str | None = None

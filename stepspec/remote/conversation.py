@@ -24,19 +24,30 @@ class Conversation:
         self.headers |= {name: headers[name] for name in self._replayed if name in headers}
 
     def body(
-        self, buffer: TokenBuffer, further: Sequence[int], fields: Mapping[str, object], name: str = "prompt"
+        self,
+        buffer: TokenBuffer,
+        fields: Mapping[str, object],
+        furthers: Sequence[Sequence[int]] = ((),),
+        name: str = "prompt",
     ) -> bytes:
-        """The body of a call: under that name the prompt with further ids behind it, and other fields."""
-        rest = json.dumps(fields)[1:]
+        """The body of a call: under that name the prompt with further ids behind it, and other fields.
+
+        For several `furthers` it is as many prompts.
+        """
+        open_, close = (b"[", b"]") if self._as_ids else (b'"', b'"')
         if self._as_ids:
             if new := buffer.since(self._reader.position):
                 self._json += b"".join((b"," if self._json else b"", _listed(new)))
                 self._reader.position += len(new)
-            behind = (b"," if self._json and further else b"") + _listed(further)
-            return b"".join((b'{"', name.encode(), b'":[', self._json, behind, b"],", rest.encode()))
-        self._json += _escaped(self._reader.read(len(buffer), to_the_end=False))
-        behind = _escaped(self._reader.rest(further))
-        return b"".join((b'{"', name.encode(), b'":"', self._json, behind, b'",', rest.encode()))
+            comma = b"," if self._json else b""
+            behind = [comma + _listed(further) if further else b"" for further in furthers]
+        else:
+            self._json += _escaped(self._reader.read(len(buffer), to_the_end=False))
+            behind = [_escaped(self._reader.rest(further)) for further in furthers]
+        prompts = b",".join(b"".join((open_, self._json, each, close)) for each in behind)
+        if len(behind) > 1:
+            prompts = b"[" + prompts + b"]"
+        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps(fields)[1:].encode()))
 
 
 def _listed(ids: Sequence[int]) -> bytes:

@@ -6,7 +6,8 @@ found out while a request runs: what the server can do is asked when the engine 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,7 +45,7 @@ class RemoteEngine:
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
         laws: list[Ability] = ["label laws"] if server.num_logprobs else []
         self.abilities = frozenset([*scores, *laws])
-        self._address = address
+        self.address = address
         self._server = server
         self._wire = Wire(address)
         self._metrics = Metrics()
@@ -69,7 +70,7 @@ class RemoteEngine:
 
     def describe(self) -> dict[str, str | None]:
         """What results say of the model."""
-        where = f"{self._server.kind} at {self._address.base}"
+        where = f"{self._server.kind} at {self.address.base}"
         return {"name": self.name, "weights": weights_hash(self._server.folder), "dtype": None, "device": where}
 
     def metrics(self) -> Metrics:
@@ -89,22 +90,17 @@ class RemoteEngine:
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, (), self._fields(sampling, stop))
-        pieces = _Pieces(self._address, self._server, self.tokenizer)
+        body = conversation.body(prompt, self._fields(sampling, stop))
+        pieces = _Pieces(self.address, self._server, self.tokenizer)
         total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
-        async with self._wire.stream(f"{self._address.base}/completions", body, conversation.headers) as (
-            events,
-            headers,
-        ):
-            conversation.replay(headers)
-            async for found in events:
-                event = Completion.read(self._address, found)
-                usage = event.usage or usage
-                if event.metrics is not None:
-                    total = _with_metrics(total, event)
-                if not event.choices:
+        async with aclosing(self._answers(conversation, body, in_one_piece=self._in_one_piece(stop))) as answers:
+            async for answer in answers:
+                usage = answer.usage or usage
+                if answer.metrics is not None:
+                    total = _with_metrics(total, answer)
+                if not answer.choices:
                     continue
-                choice = event.only_choice(self._address)
+                choice = answer.only_choice(self.address)
                 finish = choice.finish_reason or finish
                 ids = pieces.of(choice)
                 end, count = _fed(watch, ids)
@@ -119,19 +115,40 @@ class RemoteEngine:
                     yield Chunk(tuple(ids))
         if unfinished:
             total = replace(total, ids=self._last_ids(finish, watch), end="token" if finish == "stop" else "length")
+        if self._in_one_piece(stop):
+            total = replace(total, passes=usage.completion_tokens - total.accepted)
         self._note(prompt, usage)
         yield replace(total, cached=usage.cached)
+
+    async def _answers(
+        self, conversation: Conversation, body: bytes, *, in_one_piece: bool
+    ) -> AsyncGenerator[Completion, None]:
+        """What the server writes, as it comes or in one piece."""
+        url = f"{self.address.base}/completions"
+        if in_one_piece:
+            found, headers = await self._wire.ask(url, body, conversation.headers)
+            conversation.replay(headers)
+            yield Completion.read(self.address, found)
+            return
+        async with self._wire.stream(url, body, conversation.headers) as (events, headers):
+            conversation.replay(headers)
+            async for found in events:
+                yield Completion.read(self.address, found)
+
+    def _in_one_piece(self, stop: Stop) -> bool:
+        """Whether a text is not streamed: a step, of which nobody sees a part, if the server itself knows its end."""
+        return bool(stop.delimiters) and self._server.gives_ids
 
     def _last_ids(self, finish: str | None, watch: StopWatch) -> tuple[int, ...]:
         """What a text ends with that its server ended by itself: an end token, which it does not show, or nothing."""
         if finish is None:
-            raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
+            raise EngineError(f"{self.address.base} ended its answer in the middle. See its log.")
         if finish not in ENDED:
-            raise nonsense(self._address, f"a text that ended for the unknown reason {finish!r}")
+            raise nonsense(self.address, f"a text that ended for the unknown reason {finish!r}")
         if finish == "length":
             return ()
         if self.tokenizer.end_id is None:
-            raise nonsense(self._address, "the end of a text, of which the tokenizer has no token")
+            raise nonsense(self.address, "the end of a text, of which the tokenizer has no token")
         watch.feed(self.tokenizer.end_id)
         return (self.tokenizer.end_id,)
 
@@ -141,9 +158,9 @@ class RemoteEngine:
             "model": self._server.model,
             "max_tokens": stop.max_tokens,
             "temperature": sampling.temperature,
-            "stream": True,
-            "stream_options": {"include_usage": True},
         }
+        if not self._in_one_piece(stop):
+            fields |= {"stream": True, "stream_options": {"include_usage": True}}
         if self._server.extended:
             fields["skip_special_tokens"] = False
         if self._server.gives_ids:
@@ -165,49 +182,66 @@ class RemoteEngine:
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`. One call for the continuation and one for every probe, side by side; each writes one
-        token, and reads of the prompt what is not in the server's prefix cache."""
+        """See `Engine.verify`. Every question is one token that the server writes behind what is in its prefix cache; all
+        go in one call where it takes several prompts, but for scores, which have a call of their own."""
         self._check_room(len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
-        ask = self._scored if scores and self._server.scores else self._next
-        try:
-            async with asyncio.TaskGroup() as group:
-                own = group.create_task(ask(prompt, continuation))
-                asked = [group.create_task(self._probed(prompt, continuation, probe)) for probe in probes]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # one tells what is wrong
-        labelled = [task.result() for task in asked]
+        ends = [[*continuation, *probe.ids] for probe in probes]
+        if scores and self._server.scores:
+            own, asked = await _side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
+        else:
+            first, *asked = await self._tokens_after(prompt, [continuation, *ends])
+            own = Verification(None, None, None, self._token_of(first))
+        laws = [self._law(choice, probe.labels) for choice, probe in zip(asked, probes, strict=True)]
         return replace(
-            own.result(),
-            probe_choices=tuple(choice for choice, _ in labelled),
-            probe_logprobs=tuple(law for _, law in labelled if law is not None),
+            own,
+            probe_choices=tuple(map(self._token_of, asked)),
+            probe_logprobs=tuple(law for law in laws if law is not None),
             passes=1 + len(probes),
         )
 
-    async def _next(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
-        """The token after a continuation, and no scores."""
-        choice, usage = await self._one_token(prompt, continuation, self._one_token_fields(0))
-        return Verification(None, None, None, self._token_of(choice), cached=usage.cached)
+    async def _tokens_after(self, prompt: TokenBuffer, furthers: Sequence[Sequence[int]]) -> Sequence[Choice]:
+        """The most likely token behind the prompt and each of these."""
+        if not furthers:
+            return []
+        fields = self._one_token_fields(self._server.num_logprobs)
+        if len(furthers) == 1 or self._server.several_prompts:
+            answer = await self._asked(prompt, fields, furthers)
+            if len(answer.choices) != len(furthers):
+                raise nonsense(self.address, f"{len(answer.choices)} choices where {len(furthers)} were asked for")
+            return sorted(answer.choices, key=lambda choice: choice.index)
+        answers = await _side_by_side(*(self._asked(prompt, fields, [further]) for further in furthers))
+        return [answer.only_choice(self.address) for answer in answers]
+
+    def _law(self, choice: Choice, labels: Sequence[int]) -> tuple[float, ...] | None:
+        """The law over labels, if the server shows one."""
+        if not self._server.num_logprobs:
+            return None
+        tops = choice.top_logprobs()
+        if tops is None:
+            raise nonsense(self.address, "no log-probabilities, although it gave them before")
+        return label_logprobs(tops, labels, self.tokenizer)
 
     async def _scored(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
         """A continuation's log-probabilities and the model's own choices beside them."""
         if self._server.scores == "generate":
             return await self._scored_by_generate(prompt, continuation)
         fields = self._one_token_fields(0) | {"prompt_logprobs": 1}
-        choice, usage = await self._one_token(prompt, continuation, fields)
+        answer = await self._asked(prompt, fields, [continuation])
+        choice = answer.only_choice(self.address)
         rows = (choice.prompt_logprobs or [])[len(prompt) :]
         try:
             laws = [{int(id): entry for id, entry in (row or {}).items()} for row in rows]
             logprobs = tuple(float(law[id]["logprob"]) for law, id in zip(laws, continuation, strict=True))
             choices = tuple(next(id for id, entry in law.items() if entry["rank"] == 1) for law in laws)
         except (KeyError, ValueError, TypeError, StopIteration):
-            raise nonsense(self._address, "prompt log-probabilities that do not fit the prompt") from None
-        return Verification(logprobs, choices, None, self._token_of(choice), cached=usage.cached)
+            raise nonsense(self.address, "prompt log-probabilities that do not fit the prompt") from None
+        return Verification(logprobs, choices, None, self._token_of(choice))
 
     async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
         """The same by SGLang's own path."""
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, continuation, generate_fields(len(prompt)), "input_ids")
-        found, headers = await self._wire.ask(f"{self._address.root}/generate", body, conversation.headers)
+        body = conversation.body(prompt, generate_fields(len(prompt)), [continuation], "input_ids")
+        found, headers = await self._wire.ask(f"{self.address.root}/generate", body, conversation.headers)
         conversation.replay(headers)
         try:
             meta, count = found["meta_info"], len(continuation)
@@ -217,50 +251,36 @@ class RemoteEngine:
             choices = tuple(int(top[0][1]) for top in tops)
             own = int(found["output_ids"][0])
         except (KeyError, IndexError, ValueError, TypeError):
-            raise nonsense(self._address, "log-probabilities in an unknown form") from None
+            raise nonsense(self.address, "log-probabilities in an unknown form") from None
         if len(logprobs) != count or len(choices) != count:
-            raise nonsense(self._address, "log-probabilities that do not fit the prompt")
+            raise nonsense(self.address, "log-probabilities that do not fit the prompt")
         self._note(prompt, Usage())
         return Verification(logprobs, choices, None, own, cached=int(meta.get("cached_tokens") or 0))
 
-    async def _probed(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probe: Probe
-    ) -> tuple[int, tuple[float, ...] | None]:
-        """The most likely token at the end of a probe, and the law over its labels if the server shows one."""
-        fields = self._one_token_fields(self._server.num_logprobs)
-        choice, _ = await self._one_token(prompt, [*continuation, *probe.ids], fields)
-        if not self._server.num_logprobs:
-            return self._token_of(choice), None
-        tops = choice.top_logprobs()
-        if tops is None:
-            raise nonsense(self._address, "no log-probabilities, although it gave them before")
-        return self._token_of(choice), label_logprobs(tops, probe.labels, self.tokenizer)
-
-    async def _one_token(
-        self, prompt: TokenBuffer, further: Sequence[int], fields: dict[str, Any]
-    ) -> tuple[Choice, Usage]:
+    async def _asked(
+        self, prompt: TokenBuffer, fields: Mapping[str, Any], furthers: Sequence[Sequence[int]]
+    ) -> Completion:
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, further, fields)
-        found, headers = await self._wire.ask(f"{self._address.base}/completions", body, conversation.headers)
+        body = conversation.body(prompt, fields, furthers)
+        found, headers = await self._wire.ask(f"{self.address.base}/completions", body, conversation.headers)
         conversation.replay(headers)
-        answer = Completion.read(self._address, found)
-        usage = answer.usage or Usage()
-        self._note(prompt, usage)
-        return answer.only_choice(self._address), usage
+        answer = Completion.read(self.address, found)
+        self._note(prompt, answer.usage or Usage())
+        return answer
 
     def _one_token_fields(self, num_logprobs: int) -> dict[str, Any]:
         return one_token_fields(self._server.model, num_logprobs, extended=self._server.extended)
 
     def _token_of(self, choice: Choice) -> int:
         """The only token of an answer; the end of the text where nothing was written."""
-        if ids := _Pieces(self._address, self._server, self.tokenizer).of(choice, whole=True):
+        if ids := _Pieces(self.address, self._server, self.tokenizer).of(choice, whole=True):
             return ids[0]
         return self._last_ids(choice.finish_reason, StopWatch(Stop(2), self.tokenizer.piece, frozenset()))[0]
 
     def _conversation(self, prompt: TokenBuffer) -> Conversation:
         if prompt not in self._conversations:
             as_ids = self._server.takes_ids
-            self._conversations[prompt] = Conversation(self._address, self.tokenizer, prompt, as_ids=as_ids)
+            self._conversations[prompt] = Conversation(self.address, self.tokenizer, prompt, as_ids=as_ids)
         return self._conversations[prompt]
 
     def _note(self, prompt: TokenBuffer, usage: Usage) -> None:
@@ -301,6 +321,16 @@ class _Pieces:
         if start >= 0 and ">" not in text[start:] and not whole and choice.finish_reason is None:
             text, self._held = text[:start], text[start:]
         return self._tokenizer.encode(text)
+
+
+async def _side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What several calls come to that run at the same time; if one fails the others are given up."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # one tells what is wrong
+    return [task.result() for task in tasks]
 
 
 def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:

@@ -8,6 +8,7 @@ the threshold is dropped and written again by the target.
 
 import re
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +39,8 @@ class PublishedProcedure:
         self._client = httpx.Client(timeout=max(self.target.timeout, self.draft.timeout))
         self._rating = RATING_PROMPTS["specreason"]
 
-    def solve(self, question: str) -> tuple[str, float]:
-        """The text that comes of a question, and the seconds it took."""
-        started = time.perf_counter()
+    def solve(self, question: str) -> str:
+        """The text that comes of a question."""
         steps: list[str] = []
         num_tokens = 0
         while num_tokens < self.max_tokens:
@@ -54,11 +54,11 @@ class PublishedProcedure:
             steps.append(step)
             if finished or not step:
                 break
-        return DELIMITER.join(steps), time.perf_counter() - started
+        return DELIMITER.join(steps)
 
     def _step(self, address: Address, question: str, steps: list[str]) -> tuple[str, int]:
         """The next step of one model, and its tokens."""
-        thought = f"{THINK_OPEN}\n" + "".join(step + DELIMITER for step in steps)
+        thought = THINK_OPEN + "".join(step + DELIMITER for step in steps)
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": thought}]
         fields = {"messages": messages, "max_tokens": MAX_STEP_TOKENS, "stop": [DELIMITER], "temperature": 0.0}
         answer = self._asked(address, fields | {"skip_special_tokens": False})
@@ -68,7 +68,7 @@ class PublishedProcedure:
         """The target's digit for the last step; 0 where it writes none."""
         messages = [
             {"role": "user", "content": question},
-            {"role": "assistant", "content": f"{THINK_OPEN}\n" + DELIMITER.join(steps)},
+            {"role": "assistant", "content": THINK_OPEN + DELIMITER.join(steps)},
             {"role": "user", "content": self._rating.user},
             {"role": "assistant", "content": self._rating.prefill},
         ]
@@ -102,10 +102,47 @@ class PublishedProcedure:
 
 def prefix_counters(address: Address) -> tuple[float, float]:
     """Prompt tokens that vLLM has looked up in its prefix cache so far, and those it found there."""
-    text = httpx.get(f"{address.root}/metrics", timeout=address.timeout).text
+    try:
+        text = httpx.get(f"{address.root}/metrics", timeout=address.timeout).text
+    except httpx.HTTPError as error:
+        raise unreachable(address, error) from error
     found = [0.0, 0.0]
     for line in text.splitlines():
         for index, name in enumerate(("queries", "hits")):
             if line.startswith(f"vllm:prefix_cache_{name}_total"):
                 found[index] += float(line.rpartition(" ")[2])
     return found[0], found[1]
+
+
+@dataclass
+class Measured:
+    """One way of asking, over the same problems as another; one entry for each problem."""
+
+    name: str
+    solve: Callable[[str], str]
+    """Gives the text that comes of a question."""
+    traffic: Callable[[], Traffic]
+    servers: Sequence[Address]
+    texts: list[str] = field(default_factory=list[str])
+    seconds: list[float] = field(default_factory=list[float])
+    looked_up: float = 0.0
+    hits: float = 0.0
+
+    def take(self, question: str) -> None:
+        """Solves one problem and notes what it took."""
+        before = [prefix_counters(server) for server in self.servers]
+        started = time.perf_counter()
+        self.texts.append(self.solve(question))
+        self.seconds.append(time.perf_counter() - started)
+        for (queries, hits), (old_queries, old_hits) in zip(map(prefix_counters, self.servers), before, strict=True):
+            self.looked_up += queries - old_queries
+            self.hits += hits - old_hits
+
+
+def compare(ways: Sequence[Measured], questions: Sequence[str]) -> None:
+    """Both ways over the same problems, problem by problem, each first in every other one; the first one warms up."""
+    for index, question in enumerate([questions[0], *questions]):
+        for way in ways if index % 2 else reversed(ways):
+            way.take(question)
+    for way in ways:
+        del way.texts[0], way.seconds[0]

@@ -43,6 +43,8 @@ class Server:
     """Most likely tokens whose log-probabilities it gives; 0 if none."""
     names_ids: bool
     """Whether it calls these tokens by their ids."""
+    several_prompts: bool
+    """Whether one call may have several prompts."""
     scores: ScoreRoute | None
 
     @classmethod
@@ -53,7 +55,8 @@ class Server:
             ModelError: there is no such server or model, or it does not complete text.
         """
         timeout = httpx.Timeout(max(address.timeout, FIRST_CALLS_S), connect=CONNECT_S)
-        with httpx.Client(timeout=timeout, headers=address.headers()) as client:
+        one_call_each = httpx.Limits(max_keepalive_connections=0)  # some servers drop a connection after an error
+        with httpx.Client(timeout=timeout, limits=one_call_each, headers=address.headers()) as client:
             try:
                 return _Asking(address, client).server()
             except httpx.HTTPError as error:
@@ -92,6 +95,7 @@ class _Asking:
             gives_ids=bool(choice.token_ids),
             num_logprobs=trial.num_logprobs if tops else 0,
             names_ids=bool(tops) and all(name.startswith(TOKEN_ID) for name in tops),
+            several_prompts=self._takes_several(model, trial),
             scores=self._score_route(model) if trial.prompt is TRIAL_IDS else None,
         )
 
@@ -100,6 +104,8 @@ class _Asking:
         url = f"{self.address.base}/models"
         response = self.client.get(url)
         if response.is_error:
+            if self.address.model is not None and response.status_code not in (401, 403):
+                return {"id": self.address.model}  # some do not list them
             raise refused(self.address, response.status_code, response.content)
         cards = self._json(response).get("data")
         if not isinstance(cards, list) or not all(isinstance(card, dict) and "id" in card for card in cards):
@@ -130,6 +136,15 @@ class _Asking:
             if trial.prompt is TRIAL_TEXT or num_read in (0, len(TRIAL_IDS)):  # else it took ids for something else
                 return trial, answer.only_choice(self.address)
         raise refusal or EngineError(f"{self.address.base} completes neither ids nor text.")
+
+    def _takes_several(self, model: str, trial: "_Trial") -> bool:
+        fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": [trial.prompt] * 2}
+        response = self.client.post(f"{self.address.base}/completions", json=fields)
+        try:
+            choices = response.json()["choices"] if response.is_success else []
+            return sorted(choice["index"] for choice in choices) == [0, 1]
+        except (ValueError, KeyError, TypeError):
+            return False
 
     def _score_route(self, model: str) -> ScoreRoute | None:
         fields = {"model": model, "prompt": TRIAL_IDS, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,7 +16,6 @@ from stepspec.mini import WEIGHTS
 VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 START_S = 240.0
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-DRAFTED = {"method": "draft_model", "model": str(WEIGHTS / "draft"), "num_speculative_tokens": 3}
 
 needs_vllm = pytest.mark.skipif(
     not VLLM_PYTHON.exists(), reason="there is no .venv-vllm: `make test` makes it where vLLM has a CPU build"
@@ -30,25 +29,43 @@ def environment() -> dict[str, str]:
     return {**os.environ, **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
-@contextmanager
-def vllm_server(role: str, folder: Path, *options: str) -> Iterator[int]:
-    """A server of one of the embedded models on a free port; its log is kept in the folder."""
+def free_port() -> int:
+    """One that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def vllm_server(role: str, folder: Path, *options: str) -> AbstractContextManager[int]:
+    """A vLLM server of one of the embedded models on a free port."""
     command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS / role)]
-    command += ["--served-model-name", role, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"]
-    command += ["--max-model-len", "1024", "--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details"]
-    log = folder / f"{role}-{port}.log"
+    command += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "16"]
+    return _serving([*command, "--enforce-eager", "--enable-prompt-tokens-details", *options], folder / f"{role}.log")
+
+
+def transformers_server(role: str, folder: Path) -> AbstractContextManager[int]:
+    """The same behind `transformers serve`."""
+    command = [str(VLLM_PYTHON.with_name("transformers")), "serve", str(WEIGHTS / role), "--dtype", "float32"]
+    return _serving([*command, "--device", "cpu"], folder / f"{role}.log")
+
+
+@contextmanager
+def _serving(command: list[str], log: Path) -> Iterator[int]:
+    """A server's port, from when it is healthy until it has ended."""
+    port = free_port()
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, *options], env=environment(), stdout=output, stderr=output, start_new_session=True
+            [*command, "--port", str(port), "--host", "127.0.0.1"],
+            env=environment(),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + START_S
         while True:
             if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"vLLM did not start:\n{log.read_text()[-4000:]}")
+                pytest.fail(f"the server did not start:\n{log.read_text()[-4000:]}")
             try:
                 if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
                     break

@@ -4,11 +4,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 from proxy import Call, Fault, Proxy, serving
-from servers import needs_vllm
+from servers import needs_vllm, transformers_server
 
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
@@ -64,7 +65,7 @@ async def test_what_the_server_can_do_is_found_out(remote: RemoteEngine) -> None
     server = remote._server
     assert (server.takes_ids, server.gives_ids, server.names_ids, server.extended) == (True, True, True, True)
     assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
-    assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote._address.base}"
+    assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote.address.base}"
 
 
 @pytest.mark.parametrize("stop", [Stop(60, ("\n\n",)), Stop(200), Stop(7)])
@@ -220,6 +221,22 @@ async def test_it_is_judged_by_the_text_of_labels(target_port: int) -> None:
         assert all(0 <= (score or 0) <= 9 for step in result.steps for score in step.scores.values())
         assert any(step.scores for step in result.steps)
         await pair.aclose()
+
+
+async def test_another_real_server_is_asked_in_text(tmp_path: Path, torch_engine: TorchEngine) -> None:
+    with transformers_server("target", tmp_path) as port:
+        remote = RemoteEngine.load(f"http://127.0.0.1:{port}/v1#{WEIGHTS / 'target'}")
+        server = remote._server
+        assert (server.takes_ids, server.gives_ids, server.extended, server.num_logprobs) == (False, False, False, 0)
+        assert remote.abilities == set()
+        for ids in prompts(remote.tokenizer)[:3]:
+            buffer, stop = TokenBuffer(ids), Stop(60, ("\n\n",))
+            theirs = await collect(remote.generate(buffer, Sampling(), stop))
+            ours = await collect(torch_engine.generate(buffer, Sampling(), stop))
+            assert (remote.tokenizer.decode(theirs.ids), theirs.end) == (remote.tokenizer.decode(ours.ids), ours.end)
+            seen, own = [await each.verify(buffer, ours.ids[:5], scores=False) for each in (remote, torch_engine)]
+            assert seen.next_choice == own.next_choice
+        await remote.aclose()
 
 
 @pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])

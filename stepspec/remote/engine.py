@@ -182,7 +182,7 @@ class RemoteEngine:
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`. Every question is one token that the server writes behind what is in its prefix cache; all
+        """See `Engine.verify`. Every question is one token that the server writes behind what it has cached; they all
         go in one call where it takes several prompts, but for scores, which have a call of their own."""
         self._check_room(len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         ends = [[*continuation, *probe.ids] for probe in probes]

@@ -1,5 +1,6 @@
 """What is asked of a model: three verbs on token ids. An engine knows token ids and laws, not steps or judges."""
 
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ class TokenBuffer:
     __slots__ = ("__weakref__", "_ids")
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = list(ids)
+        self._ids = array(
+            "i", ids
+        )  # no list: Python's garbage collector would walk through all the ids of all requests
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -30,7 +33,7 @@ class TokenBuffer:
 
     def since(self, start: int) -> list[int]:
         """The ids from position `start` on, as a new list."""
-        return self._ids[start:]
+        return self._ids[start:].tolist()
 
 
 @dataclass(frozen=True)

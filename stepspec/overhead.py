@@ -33,7 +33,7 @@ from stepspec.speed import ControllerCost
 from stepspec.step import Done, Result
 
 POLICY = "stepspec"
-STEPS = 40
+STEPS = 120
 """Of one request."""
 REFUSED_EVERY = 4
 SENTENCE = "so there are {number} apples in the basket and we go on from there to the next person in the story"

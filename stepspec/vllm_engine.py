@@ -60,6 +60,7 @@ class VllmEngine:
         self.tokenizer = tokenizer
         config: Any = llm.model_config
         self.max_context = int(config.max_model_len)
+        self._served = config.served_model_name
         self._dtype = str(config.dtype).removeprefix("torch.")
         self._folder = folder
         self._llm = llm
@@ -110,10 +111,9 @@ class VllmEngine:
 
         found = self._metrics.copied()
         names = {"num_drafts": "drafts", "num_draft_tokens": "drafted", "num_accepted_tokens": "accepted"}
-        served = self._llm.model_config.served_model_name
         for metric in get_metrics_snapshot():
             name = metric.name.removeprefix("vllm:spec_decode_")
-            if metric.labels.get("model_name") != served or name == metric.name:
+            if metric.labels.get("model_name") != self._served or name == metric.name:
                 continue
             if name in names:
                 setattr(found, names[name], int(metric.value))  # type: ignore[attr-defined]
@@ -282,6 +282,7 @@ class VllmEngine:
             self._closed = True
             await asyncio.to_thread(self._llm.shutdown)
             self._loop.close()
+            del self._llm  # or it would be shut down once more when Python itself is half gone
 
 
 class _Loop:

@@ -94,3 +94,21 @@ def test_a_model_and_a_shape_together_are_refused_for_contexts_too() -> None:
     done = bench("context", "--shape", "mini", "--target", "torch:x")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--shape makes its own models" in done.stderr
+
+
+def test_the_controller_is_timed_apart_from_the_writing_of_requests(tmp_path: Path) -> None:
+    file = tmp_path / "controller.json"
+    done = bench("controller", "--context", "100", "--context", "2000", "--concurrent", "3", "--json", file)
+    assert done.returncode == 0, done.stderr
+    short, long = json.loads(file.read_text())["results"]
+    assert (short["context"], long["context"], short["concurrent"]) == (100, 2000, 3)
+    assert short["steps"] == long["steps"] > 100
+    for each in (short, long):
+        assert all(each[figure] > 0 for figure in ("ms", "memory_bytes", "transport_ms"))
+    assert long["transport_bytes"] > short["transport_bytes"], "a server is sent the whole prompt"
+
+
+def test_two_ways_of_asking_need_two_servers() -> None:
+    done = bench("wire", "--target", "torch:nowhere", "--draft", "torch:nowhere")
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr

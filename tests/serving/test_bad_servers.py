@@ -148,7 +148,7 @@ def test_an_address_that_is_none_is_refused(spec: str, sentence: str) -> None:
 
 
 async def written(engine: RemoteEngine, max_tokens: int = 8) -> tuple[int, ...]:
-    chunk = await collect(engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(max_tokens, ("\n\n",))))
+    chunk = await collect(engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(max_tokens)))
     await engine.aclose()
     return chunk.ids
 
@@ -253,3 +253,13 @@ async def test_a_policy_that_needs_what_the_server_does_not_give_is_refused(serv
         StepSpec(policy="stepspec", pair=pair)
     StepSpec(policy="specreason", pair=pair)
     await pair.aclose()
+
+
+async def test_a_step_comes_in_one_piece(server: ServerFixture) -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
+    whole = said({**piece(8, 9, 10, finish_reason="length"), "usage": usage})
+    proxy = server(lambda call: whole if call.fields.get("max_tokens") == 3 else well(call))
+    engine = load(proxy.url)
+    chunks = [each async for each in engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(3, ("\n\n",)))]
+    await engine.aclose()
+    assert [(each.ids, each.end, each.passes, each.cached) for each in chunks] == [((8, 9, 10), "length", 3, 2)]

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -265,3 +267,20 @@ async def test_what_cannot_be_set_from_here_is_refused(target_port: int) -> None
     pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
     with pytest.raises(UsageError, match="tolerance"):
         StepSpec(policy=Policy.model_validate(tolerant), pair=pair)
+
+
+async def test_the_published_procedure_is_compared_on_the_same_servers(
+    target_port: int, draft_port: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "wire.json"
+    servers = ["--target", f"http://127.0.0.1:{target_port}/v1", "--draft", f"http://127.0.0.1:{draft_port}/v1"]
+    command = [sys.executable, "-m", "stepspec", "bench", "wire", *servers, "--limit", "3", "--json", str(file)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    published, ours = found["results"]
+    assert found["problems"] == 3
+    assert found["seconds_ratio"] > 0
+    assert published["requests"] > ours["requests"] > 3
+    assert 0 < published["prefix_hits"] < 1
+    assert published["correct"] == ours["correct"] == 1.0

@@ -1,5 +1,6 @@
 """What is asked of a model: three verbs on token ids. An engine knows token ids and laws, not steps or judges."""
 
+import hashlib
 from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -73,6 +74,12 @@ class Sampling:
             raise UsageError("A logit_bias must be between -100 and 100.")
         if self.allowed is not None and not self.allowed:
             raise UsageError("No token is allowed; allowed must name at least one, or be None.")
+
+    def seed_at(self, position: int) -> int:
+        """A seed for a call at that position of a text, for engines whose random numbers begin anew with every call:
+        with one seed for all steps of a text, they would be drawn alike."""
+        digest = hashlib.blake2b(f"{self.seed} {position}".encode(), digest_size=4).digest()
+        return int.from_bytes(digest) >> 1  # 31 bits, which every server takes
 
 
 @dataclass(frozen=True)

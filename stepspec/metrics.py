@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+CallPart = Literal["network", "queue", "compute"]
 PassKind = Literal["read", "draft", "verify"]
 """Of the target over prompts and steps to be judged; of a drafter; of the target over what a round has drafted."""
 
@@ -31,6 +32,8 @@ class Metrics:
     """Of the prompts' tokens those that did not have to be read again."""
     passes: Counter[PassKind] = field(default_factory=Counter[PassKind])
     seconds: dict[PassKind, float] = field(default_factory=dict[PassKind, float])
+    call_seconds: dict[CallPart, float] = field(default_factory=dict[CallPart, float])
+    """Of the calls whose engine says where their time went; on a server's side those that come in one piece."""
     requests: int = 0
     """To a server, as are the bytes."""
     bytes_sent: int = 0
@@ -72,6 +75,14 @@ class Metrics:
             self.accepted += num_accepted
             self.accepted_whole += num_drafted == num_accepted
             self.accepted_at.update(range(num_accepted))
+
+    def note_call(self, queue_s: float, compute_s: float, whole_s: float | None = None) -> None:
+        """Takes where a call's time went; of `whole_s`, if it went over a network, what is left is the network's."""
+        parts: dict[CallPart, float] = {"queue": queue_s, "compute": compute_s}
+        if whole_s is not None:
+            parts["network"] = max(0.0, whole_s - queue_s - compute_s)
+        for part, seconds in parts.items():
+            self.call_seconds[part] = self.call_seconds.get(part, 0.0) + seconds
 
     def __sub__(self, before: "Metrics") -> "Metrics":
         """What was done since then; memory as it is now."""

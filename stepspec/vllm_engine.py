@@ -12,10 +12,11 @@ in a thread, so that calls may come from any loop. What the installed version ca
 import asyncio
 import dataclasses
 import json
+import os
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -32,6 +33,9 @@ from stepspec.errors import ContextError, EngineError, ModelError, UsageError, u
 from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
+
+DEVICES, VISIBLE = "devices", "CUDA_VISIBLE_DEVICES"
+"""Our own argument among vLLM's, `devices=0,1`: the CUDA devices that this engine may use."""
 
 TRIAL_IDS = [5, 6, 7]
 NUM_LOGPROBS = 20
@@ -90,11 +94,13 @@ class VllmEngine:
         """
         folder, _, query = spec.partition("?")
         arguments = _arguments(query)
+        devices = arguments.pop(DEVICES, None)
         tokenizer = load_tokenizer(folder)
         loop = _Loop(f"vllm {folder}")
         try:
             settings = {"model": folder, "disable_log_stats": False, **_room(folder, arguments), **arguments}
-            llm = loop.run(_started(AsyncEngineArgs(**settings)))
+            with _only(devices):
+                llm = loop.run(_started(AsyncEngineArgs(**settings)))
             return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
         except (ValueError, RuntimeError, OSError, TypeError) as error:
             loop.close()
@@ -134,7 +140,7 @@ class VllmEngine:
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
-        async with aclosing(self._outputs(prompt.since(0), _params(sampling, stop))) as outputs:
+        async with aclosing(self._outputs(prompt.since(0), _params(sampling, stop, len(prompt)))) as outputs:
             async for output in outputs:
                 piece = output.outputs[0]
                 num_passes += 1
@@ -148,7 +154,7 @@ class VllmEngine:
                     end = self._ended(piece.finish_reason)
                 if end is not None:
                     cached = output.num_cached_tokens or 0
-                    self._note(len(prompt), cached)
+                    self._note(len(prompt), cached, output)
                     drafted, accepted = _speculated(piece)
                     yield Chunk(tuple(ids), end, _queued(output), num_passes, drafted, accepted, cached)
                     return
@@ -220,7 +226,7 @@ class VllmEngine:
         async with aclosing(self._outputs(ids, params, JUDGING_FIRST)) as outputs:
             async for output in outputs:
                 if output.finished:
-                    self._note(len(ids), output.num_cached_tokens or 0)
+                    self._note(len(ids), output.num_cached_tokens or 0, output)
                     return output
         raise EngineError(f"vLLM ended a call of {self.name} without an answer.")
 
@@ -263,9 +269,12 @@ class VllmEngine:
         finally:
             running.cancel()
 
-    def _note(self, num_prompt: int, num_cached: int) -> None:
+    def _note(self, num_prompt: int, num_cached: int, output: Any) -> None:
         self._metrics.prompt_tokens += num_prompt
         self._metrics.cached_tokens += num_cached
+        stats = output.metrics
+        if getattr(stats, "scheduled_ts", 0) and getattr(stats, "last_token_ts", 0):
+            self._metrics.note_call(_queued(output), stats.last_token_ts - stats.scheduled_ts)
 
     def _check_room(self, prompt_length: int, wanted: int) -> None:
         if prompt_length == 0:
@@ -313,7 +322,7 @@ async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
 
 def _arguments(query: str) -> dict[str, Any]:
     """Arguments of vLLM's engine as users write them; a value that is JSON is read as such."""
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    known = {DEVICES, *(field.name for field in dataclasses.fields(AsyncEngineArgs))}
     arguments: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
@@ -325,6 +334,21 @@ def _arguments(query: str) -> dict[str, Any]:
     return {"enable_prefix_caching": True, "scheduling_policy": "priority", **arguments}
 
 
+@contextmanager
+def _only(devices: Any) -> Generator[None]:
+    """Lets processes that start meanwhile see these CUDA devices alone."""
+    before = os.environ.get(VISIBLE)
+    if devices is not None:
+        os.environ[VISIBLE] = str(devices)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VISIBLE] = before
+        elif devices is not None:
+            del os.environ[VISIBLE]
+
+
 def _room(folder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """How much of a CUDA device the engine takes if nobody says: vLLM's default leaves no room for a second one."""
     if not torch.cuda.is_available() or {"gpu_memory_utilization", "kv_cache_memory_bytes"} & arguments.keys():
@@ -333,7 +357,7 @@ def _room(folder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"gpu_memory_utilization": round(DEVICE_SHARE * free / total, 3)}
 
 
-def _params(sampling: Sampling, stop: Stop) -> SamplingParams:
+def _params(sampling: Sampling, stop: Stop, position: int) -> SamplingParams:
     return SamplingParams(
         max_tokens=stop.max_tokens,
         temperature=sampling.temperature,
@@ -343,7 +367,7 @@ def _params(sampling: Sampling, stop: Stop) -> SamplingParams:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
         allowed_token_ids=sorted(sampling.allowed) if sampling.allowed is not None else None,
-        seed=sampling.seed if sampling.temperature > 0 else None,
+        seed=sampling.seed_at(position) if sampling.temperature > 0 else None,
         stop=list(stop.delimiters),
         include_stop_str_in_output=True,
         stop_token_ids=sorted(stop.token_ids),

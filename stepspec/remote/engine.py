@@ -6,6 +6,7 @@ found out while a request runs: what the server can do is asked when the engine 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -26,6 +27,10 @@ from stepspec.stops import StopWatch
 
 UNKNOWN_CONTEXT = 1 << 20
 """Tokens, where nobody says how long a text may be: the server will refuse what is too long."""
+
+USUAL = Sampling()
+FURTHER = ("top_k", "min_p", "repetition_penalty")
+"""Of a sampling what OpenAI's own API does not have."""
 
 ENDED = {"stop", "length"}
 """Known reasons for which a server ends a text."""
@@ -90,7 +95,7 @@ class RemoteEngine:
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, self._fields(sampling, stop))
+        body = conversation.body(prompt, self._fields(sampling, stop, len(prompt)))
         pieces = _Pieces(self.address, self._server, self.tokenizer)
         total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
         async with aclosing(self._answers(conversation, body, in_one_piece=self._in_one_piece(stop))) as answers:
@@ -124,16 +129,26 @@ class RemoteEngine:
         self, conversation: Conversation, body: bytes, *, in_one_piece: bool
     ) -> AsyncGenerator[Completion, None]:
         """What the server writes, as it comes or in one piece."""
-        url = f"{self.address.base}/completions"
         if in_one_piece:
-            found, headers = await self._wire.ask(url, body, conversation.headers)
-            conversation.replay(headers)
-            yield Completion.read(self.address, found)
+            yield await self._answer(conversation, body)
             return
+        url = f"{self.address.base}/completions"
         async with self._wire.stream(url, body, conversation.headers) as (events, headers):
             conversation.replay(headers)
             async for found in events:
                 yield Completion.read(self.address, found)
+
+    async def _answer(self, conversation: Conversation, body: bytes) -> Completion:
+        """All that the server writes."""
+        started = time.perf_counter()
+        found, headers = await self._wire.ask(f"{self.address.base}/completions", body, conversation.headers)
+        conversation.replay(headers)
+        answer = Completion.read(self.address, found)
+        if (told := answer.metrics) is not None and told.time_to_first_token_ms is not None:
+            compute_ms = told.time_to_first_token_ms + (told.generation_time_ms or 0.0)
+            whole = time.perf_counter() - started
+            self._metrics.note_call((told.queue_time_ms or 0.0) / 1000, compute_ms / 1000, whole)
+        return answer
 
     def _in_one_piece(self, stop: Stop) -> bool:
         """Whether a text is not streamed: a step, of which nobody sees a part, if the server itself knows its end."""
@@ -152,8 +167,13 @@ class RemoteEngine:
         watch.feed(self.tokenizer.end_id)
         return (self.tokenizer.end_id,)
 
-    def _fields(self, sampling: Sampling, stop: Stop) -> dict[str, Any]:
-        """What a call for text says besides the prompt; nothing that is the usual anyway, as servers differ there."""
+    def _fields(self, sampling: Sampling, stop: Stop, position: int) -> dict[str, Any]:
+        """What a call for text at that position says besides the prompt; nothing that is the usual anyway, as servers
+        differ there.
+
+        Raises:
+            UsageError: the server would ignore or refuse some of it.
+        """
         fields: dict[str, Any] = {
             "model": self._server.model,
             "max_tokens": stop.max_tokens,
@@ -168,16 +188,19 @@ class RemoteEngine:
             fields |= {"stop": list(stop.delimiters), "include_stop_str_in_output": True}
             fields |= {"stop_token_ids": sorted(stop.token_ids)}
         if sampling.temperature > 0:
-            fields["seed"] = sampling.seed
-        usual = Sampling()
-        for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
-            if getattr(sampling, name) != getattr(usual, name):
-                fields[name] = getattr(sampling, name)
+            fields["seed"] = sampling.seed_at(position)
+        if sampling.top_p != 1.0:
+            fields["top_p"] = sampling.top_p
         if sampling.logit_bias:
             fields["logit_bias"] = {str(id): amount for id, amount in sampling.logit_bias}
+        further = {name: getattr(sampling, name) for name in FURTHER if getattr(sampling, name) != getattr(USUAL, name)}
         if sampling.allowed is not None:
-            fields["allowed_token_ids"] = sorted(sampling.allowed)
-        return fields
+            further["allowed_token_ids"] = sorted(sampling.allowed)
+        if further and not self._server.extended:
+            raise UsageError(
+                f"{self.address.base} takes no fields beyond OpenAI's, so it cannot sample with {', '.join(further)}."
+            )
+        return fields | further
 
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
@@ -261,10 +284,7 @@ class RemoteEngine:
         self, prompt: TokenBuffer, fields: Mapping[str, Any], furthers: Sequence[Sequence[int]]
     ) -> Completion:
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, fields, furthers)
-        found, headers = await self._wire.ask(f"{self.address.base}/completions", body, conversation.headers)
-        conversation.replay(headers)
-        answer = Completion.read(self.address, found)
+        answer = await self._answer(conversation, conversation.body(prompt, fields, furthers))
         self._note(prompt, answer.usage or Usage())
         return answer
 
@@ -347,4 +367,4 @@ def _with_metrics(chunk: Chunk, event: Completion) -> Chunk:
     speculation = event.metrics.speculative_decoding
     if speculation is not None:
         chunk = replace(chunk, drafted=speculation.num_draft_tokens, accepted=speculation.num_accepted_draft_tokens)
-    return replace(chunk, queue_s=event.metrics.queue_time or 0.0)
+    return replace(chunk, queue_s=(event.metrics.queue_time_ms or 0.0) / 1000)

@@ -59,7 +59,7 @@ class Server:
         with httpx.Client(timeout=timeout, limits=one_call_each, headers=address.headers()) as client:
             try:
                 return _Asking(address, client).server()
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise ModelError(str(unreachable(address, error))) from error
             except StepSpecError as error:
                 raise error if isinstance(error, ModelError) else ModelError(str(error)) from error

@@ -11,8 +11,8 @@ from servers import NGRAM, vllm_server
 def target_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The embedded target, drafting by n-grams of its prompt."""
     folder = tmp_path_factory.mktemp("target")
-    metrics = "--per-request-spec-decode-metrics=summary"
-    with vllm_server("target", folder, "--speculative-config", json.dumps(NGRAM), metrics) as port:
+    metrics = ["--per-request-spec-decode-metrics", "summary", "--enable-per-request-metrics"]
+    with vllm_server("target", folder, "--speculative-config", json.dumps(NGRAM), *metrics) as port:
         yield port
 
 

@@ -11,7 +11,7 @@ from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import StepSpecError
 from stepspec.vllm_engine import VllmEngine
 
-OPTIONS = "dtype=float32&max_model_len=1024&max_num_seqs=16&enforce_eager=true"
+OPTIONS = "devices=0&dtype=float32&max_model_len=1024&max_num_seqs=16&enforce_eager=true"
 
 
 async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +55,7 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
     await leaving.aclose()
     metrics = target.metrics()
     found["metrics"] = {"drafts": metrics.drafts, "drafted": metrics.drafted, "accepted": metrics.accepted}
+    found["metrics"] |= metrics.call_seconds
     found["from_other_loop"] = await asyncio.to_thread(lambda: asyncio.run(write(asked["prompts"][0])))
     errors = []
     for spec in (

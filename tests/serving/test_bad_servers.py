@@ -263,3 +263,11 @@ async def test_a_step_comes_in_one_piece(server: ServerFixture) -> None:
     chunks = [each async for each in engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(3, ("\n\n",)))]
     await engine.aclose()
     assert [(each.ids, each.end, each.passes, each.cached) for each in chunks] == [((8, 9, 10), "length", 3, 2)]
+
+
+def test_steps_of_a_text_are_not_drawn_with_the_same_numbers() -> None:
+    one, other = Sampling(seed=1), Sampling(seed=2)
+    seeds = [each.seed_at(position) for each in (one, other) for position in (0, 1, 100)]
+    assert len(set(seeds)) == len(seeds)
+    assert seeds == [each.seed_at(position) for each in (one, other) for position in (0, 1, 100)]
+    assert all(0 <= seed < 2**31 for seed in seeds)

@@ -69,6 +69,7 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     assert all(found["hot"])
     assert found["cached"][-1][0] > found["cached"][0][0], "what was written is read from the prefix cache"
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
+    assert found["metrics"]["compute"] > found["metrics"]["queue"] >= 0
     assert found["from_other_loop"] == found["texts"][0]
     unknown, nowhere, wrong = found["errors"]
     assert unknown[0] == "UsageError"

@@ -150,6 +150,16 @@ async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> 
     assert chunk.passes < len(chunk.ids), "some messages bring several tokens"
 
 
+async def test_where_the_time_of_calls_went_is_told(remote: RemoteEngine) -> None:
+    before = remote.metrics()
+    ids = prompts(remote.tokenizer)[2]
+    await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",))))
+    parts = (remote.metrics() - before).call_seconds
+    assert parts.keys() == {"network", "queue", "compute"}
+    assert parts["compute"] > 0
+    assert parts["network"] > 0
+
+
 async def test_leaving_early_aborts_at_the_server(remote: RemoteEngine, target_port: int) -> None:
     chunks = remote.generate(TokenBuffer(prompts(remote.tokenizer)[3]), Sampling(), Stop(600, token_ids=frozenset()))
     await anext(chunks)
@@ -236,6 +246,8 @@ async def test_another_real_server_is_asked_in_text(tmp_path: Path, torch_engine
             theirs = await collect(remote.generate(buffer, Sampling(), stop))
             ours = await collect(torch_engine.generate(buffer, Sampling(), stop))
             assert (remote.tokenizer.decode(theirs.ids), theirs.end) == (remote.tokenizer.decode(ours.ids), ours.end)
+            with pytest.raises(UsageError, match="cannot sample with top_k, min_p"):
+                await collect(remote.generate(buffer, Sampling(top_k=5, min_p=0.1), stop))
             seen, own = [await each.verify(buffer, ours.ids[:5], scores=False) for each in (remote, torch_engine)]
             assert seen.next_choice == own.next_choice
         await remote.aclose()

@@ -1,13 +1,14 @@
 """What is asked of a model: three verbs on token ids. An engine knows token ids and laws, not steps or judges."""
 
+import asyncio
 import hashlib
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
-from stepspec.errors import EngineError, UsageError
+from stepspec.errors import ContextError, EngineError, UsageError
 from stepspec.metrics import Metrics
 
 
@@ -289,6 +290,32 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Ends all calls and frees the model."""
         ...
+
+
+def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
+    """Whether so many tokens fit behind a prompt of that length.
+
+    Raises:
+        UsageError: the prompt is empty.
+        ContextError: they do not.
+    """
+    if prompt_length == 0:
+        raise UsageError("The prompt is empty; a model needs at least one token to continue.")
+    if prompt_length + wanted > engine.max_context:
+        raise ContextError(
+            f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {engine.name} has a context "
+            f"of {engine.max_context}. Shorten the prompt or choose a model with a longer context."
+        )
+
+
+async def side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What several calls come to that run at the same time; if one fails the others are given up."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # one tells what is wrong
+    return [task.result() for task in tasks]
 
 
 async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None = None) -> Chunk:

@@ -28,8 +28,19 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from stepspec.engine import Ability, Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
-from stepspec.errors import ContextError, EngineError, ModelError, UsageError, unknown_name
+from stepspec.engine import (
+    Ability,
+    Chunk,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+    check_room,
+    side_by_side,
+)
+from stepspec.errors import EngineError, ModelError, UsageError, unknown_name
 from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
@@ -98,7 +109,7 @@ class VllmEngine:
         tokenizer = load_tokenizer(folder)
         loop = _Loop(f"vllm {folder}")
         try:
-            settings = {"model": folder, "disable_log_stats": False, **_room(folder, arguments), **arguments}
+            settings = {"model": folder, "disable_log_stats": False, **_room(arguments), **arguments}
             with _only(devices):
                 llm = loop.run(_started(AsyncEngineArgs(**settings)))
             return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
@@ -136,7 +147,7 @@ class VllmEngine:
         hint: Sequence[int] = (),
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
-        self._check_room(len(prompt), 1)
+        check_room(self, len(prompt), 1)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
@@ -170,17 +181,14 @@ class VllmEngine:
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
         """See `Engine.verify`. One call for the continuation and one for every probe, side by side."""
-        self._check_room(len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         ids = [*prompt.since(0), *continuation]
-        try:
-            async with asyncio.TaskGroup() as group:
-                own = group.create_task(self._scored(ids, len(prompt)) if scores else self._next(ids))
-                asked = [group.create_task(self._probed([*ids, *probe.ids], probe.labels)) for probe in probes]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # one tells what is wrong
-        labelled = [task.result() for task in asked]
+        scored = self._scored(ids, len(prompt)) if scores else self._next(ids)
+        own, *labelled = await side_by_side(
+            scored, *(self._probed([*ids, *probe.ids], probe.labels) for probe in probes)
+        )
         return replace(
-            own.result(),
+            own,
             probe_choices=tuple(choice for choice, _ in labelled),
             probe_logprobs=tuple(law for _, law in labelled),
             passes=1 + len(probes),
@@ -233,16 +241,13 @@ class VllmEngine:
     async def _route_found(self) -> ScoreRoute:
         """Fixed ids where they are served and give the same scores, else prompt logprobs."""
         self._route = "prompt logprobs"
-        reference = await self._in_own_loop(self._scored(TRIAL_IDS, 1))
+        reference = await self._scored(TRIAL_IDS, 1)
         try:
-            found = await self._in_own_loop(self._scored_by_ids(TRIAL_IDS, 1))
+            found = await self._scored_by_ids(TRIAL_IDS, 1)
         except (ValueError, TypeError, EngineError, AttributeError):
             return "prompt logprobs"
         pairs = zip(found.logprobs or (), reference.logprobs or (), strict=True)
         return "fixed ids" if all(abs(one - other) < 0.1 for one, other in pairs) else "prompt logprobs"
-
-    async def _in_own_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        return await work
 
     async def _outputs(self, ids: list[int], params: SamplingParams, priority: int = 0) -> AsyncGenerator[Any, None]:
         """vLLM's outputs of one request; leaving early aborts it."""
@@ -275,15 +280,6 @@ class VllmEngine:
         stats = output.metrics
         if getattr(stats, "scheduled_ts", 0) and getattr(stats, "last_token_ts", 0):
             self._metrics.note_call(_queued(output), stats.last_token_ts - stats.scheduled_ts)
-
-    def _check_room(self, prompt_length: int, wanted: int) -> None:
-        if prompt_length == 0:
-            raise UsageError("The prompt is empty; a model needs at least one token to continue.")
-        if prompt_length + wanted > self.max_context:
-            raise ContextError(
-                f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {self.name} has a context "
-                f"of {self.max_context}. Shorten the prompt or choose a model with a longer context."
-            )
 
     async def aclose(self) -> None:
         """Ends vLLM and its processes; calls still running fail."""
@@ -349,7 +345,7 @@ def _only(devices: Any) -> Generator[None]:
             del os.environ[VISIBLE]
 
 
-def _room(folder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _room(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """How much of a CUDA device the engine takes if nobody says: vLLM's default leaves no room for a second one."""
     if not torch.cuda.is_available() or {"gpu_memory_utilization", "kv_cache_memory_bytes"} & arguments.keys():
         return {}

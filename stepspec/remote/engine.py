@@ -5,16 +5,26 @@ knows text alone, text goes, and what comes back is encoded once, piece by piece
 found out while a request runs: what the server can do is asked when the engine is loaded.
 """
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from stepspec.engine import Ability, Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification
-from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.engine import (
+    Ability,
+    Chunk,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+    check_room,
+    side_by_side,
+)
+from stepspec.errors import EngineError, ModelError, UsageError
 from stepspec.hugging_face import HuggingFaceTokenizer, context_of, load_tokenizer, weights_hash
 from stepspec.metrics import Metrics
 from stepspec.remote.address import Address
@@ -49,7 +59,7 @@ class RemoteEngine:
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
         laws: list[Ability] = ["label laws"] if server.num_logprobs else []
-        self.abilities = frozenset([*scores, *laws])
+        self.abilities: frozenset[Ability] = frozenset([*scores, *laws])
         self.address = address
         self._server = server
         self._wire = Wire(address)
@@ -91,7 +101,7 @@ class RemoteEngine:
         hint: Sequence[int] = (),
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as the server was started to do; a hint has no way to it."""
-        self._check_room(len(prompt), 1)
+        check_room(self, len(prompt), 1)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
@@ -119,7 +129,7 @@ class RemoteEngine:
                 elif ids and unfinished:
                     yield Chunk(tuple(ids))
         if unfinished:
-            total = replace(total, ids=self._last_ids(finish, watch), end="token" if finish == "stop" else "length")
+            total = replace(total, ids=self._last_ids(finish), end="token" if finish == "stop" else "length")
         if self._in_one_piece(stop):
             total = replace(total, passes=usage.completion_tokens - total.accepted)
         self._note(prompt, usage)
@@ -154,7 +164,7 @@ class RemoteEngine:
         """Whether a text is not streamed: a step, of which nobody sees a part, if the server itself knows its end."""
         return bool(stop.delimiters) and self._server.gives_ids
 
-    def _last_ids(self, finish: str | None, watch: StopWatch) -> tuple[int, ...]:
+    def _last_ids(self, finish: str | None) -> tuple[int, ...]:
         """What a text ends with that its server ended by itself: an end token, which it does not show, or nothing."""
         if finish is None:
             raise EngineError(f"{self.address.base} ended its answer in the middle. See its log.")
@@ -164,7 +174,6 @@ class RemoteEngine:
             return ()
         if self.tokenizer.end_id is None:
             raise nonsense(self.address, "the end of a text, of which the tokenizer has no token")
-        watch.feed(self.tokenizer.end_id)
         return (self.tokenizer.end_id,)
 
     def _fields(self, sampling: Sampling, stop: Stop, position: int) -> dict[str, Any]:
@@ -207,10 +216,10 @@ class RemoteEngine:
     ) -> Verification:
         """See `Engine.verify`. Every question is one token that the server writes behind what it has cached; they all
         go in one call where it takes several prompts, but for scores, which have a call of their own."""
-        self._check_room(len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         ends = [[*continuation, *probe.ids] for probe in probes]
         if scores and self._server.scores:
-            own, asked = await _side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
+            own, asked = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
         else:
             first, *asked = await self._tokens_after(prompt, [continuation, *ends])
             own = Verification(None, None, None, self._token_of(first))
@@ -232,7 +241,7 @@ class RemoteEngine:
             if len(answer.choices) != len(furthers):
                 raise nonsense(self.address, f"{len(answer.choices)} choices where {len(furthers)} were asked for")
             return sorted(answer.choices, key=lambda choice: choice.index)
-        answers = await _side_by_side(*(self._asked(prompt, fields, [further]) for further in furthers))
+        answers = await side_by_side(*(self._asked(prompt, fields, [further]) for further in furthers))
         return [answer.only_choice(self.address) for answer in answers]
 
     def _law(self, choice: Choice, labels: Sequence[int]) -> tuple[float, ...] | None:
@@ -293,9 +302,10 @@ class RemoteEngine:
 
     def _token_of(self, choice: Choice) -> int:
         """The only token of an answer; the end of the text where nothing was written."""
-        if ids := _Pieces(self.address, self._server, self.tokenizer).of(choice, whole=True):
+        written = _Pieces(self.address, self._server, self.tokenizer).of(choice, whole=True)
+        if ids := written or self._last_ids(choice.finish_reason):
             return ids[0]
-        return self._last_ids(choice.finish_reason, StopWatch(Stop(2), self.tokenizer.piece, frozenset()))[0]
+        raise nonsense(self.address, "nothing where a token was asked for")
 
     def _conversation(self, prompt: TokenBuffer) -> Conversation:
         if prompt not in self._conversations:
@@ -306,15 +316,6 @@ class RemoteEngine:
     def _note(self, prompt: TokenBuffer, usage: Usage) -> None:
         self._metrics.prompt_tokens += usage.prompt_tokens or len(prompt)
         self._metrics.cached_tokens += usage.cached
-
-    def _check_room(self, prompt_length: int, wanted: int) -> None:
-        if prompt_length == 0:
-            raise UsageError("The prompt is empty; a model needs at least one token to continue.")
-        if prompt_length + wanted > self.max_context:
-            raise ContextError(
-                f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {self.name} has a context "
-                f"of {self.max_context}. Shorten the prompt or choose a model with a longer context."
-            )
 
     async def aclose(self) -> None:
         """Closes the connections."""
@@ -341,16 +342,6 @@ class _Pieces:
         if start >= 0 and ">" not in text[start:] and not whole and choice.finish_reason is None:
             text, self._held = text[:start], text[start:]
         return self._tokenizer.encode(text)
-
-
-async def _side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """What several calls come to that run at the same time; if one fails the others are given up."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # one tells what is wrong
-    return [task.result() for task in tasks]
 
 
 def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:

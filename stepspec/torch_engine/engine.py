@@ -26,8 +26,9 @@ from stepspec.engine import (
     Stop,
     TokenBuffer,
     Verification,
+    check_room,
 )
-from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.errors import EngineError, ModelError
 from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
@@ -167,7 +168,7 @@ class TorchEngine:
         hint: Sequence[int] = (),
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
-        self._check_room(len(prompt), 1)
+        check_room(self, len(prompt), 1)
         self._drafters.check(drafting.drafter)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         call = Generation(
@@ -201,7 +202,7 @@ class TorchEngine:
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
         """See `Engine.verify`; scores are given in any case, as they cost nothing here."""
-        self._check_room(len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
+        check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         loop = asyncio.get_running_loop()
         call = Scoring(
             prompt=prompt,
@@ -249,15 +250,6 @@ class TorchEngine:
 
     def _closed_error(self) -> EngineError:
         return EngineError(f"The engine of {self.name} was closed.")
-
-    def _check_room(self, prompt_length: int, wanted: int) -> None:
-        if prompt_length == 0:
-            raise UsageError("The prompt is empty; a model needs at least one token to continue.")
-        if prompt_length + wanted > self.max_context:
-            raise ContextError(
-                f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {self.name} has a context "
-                f"of {self.max_context}. Shorten the prompt or choose a model with a longer context."
-            )
 
     # What follows runs in the engine's own thread.
 

@@ -42,7 +42,7 @@ demo: $(INSTALLED)  ## compare four policies on the embedded pair of models
 	$(BIN)/stepspec eval gsm-mini --limit 30 --policy target --policy token --policy specreason --policy stepspec
 
 test: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4
 
 check: $(INSTALLED)  ## lint, format and types
 	$(BIN)/ruff check .

@@ -38,11 +38,6 @@ class EnergyMeter:
     def __init__(self, counters: Sequence[EnergyCounter] | None = None) -> None:
         self._counters = [*gpu_counters(), *package_counters()] if counters is None else counters
 
-    @property
-    def devices(self) -> list[str]:
-        """What is measured."""
-        return [counter.device for counter in self._counters]
-
     def read(self) -> Mapping[str, float]:
         """What the counters show, by device; a counter that fails is left out."""
         shown: dict[str, float] = {}

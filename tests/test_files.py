@@ -7,7 +7,6 @@ import shutil
 import site
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -140,8 +139,7 @@ def test_the_wheel_holds_the_whole_package_and_the_data_and_nothing_else(copy: P
 def test_the_source_package_builds_the_same_wheel(copy: Path, wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, cwd=copy)
     (built,) = tmp_path.glob("stepspec-*.tar.gz")
-    with tarfile.open(built) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    shutil.unpack_archive(built, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert not {"runs", ".venv"} & {path.name for path in unpacked.iterdir()}
     pip_wheel = ("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--no-index", "-w", tmp_path)

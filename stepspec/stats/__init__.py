@@ -12,12 +12,12 @@ often each interval holds the truth.
 """
 
 from stepspec.stats.intervals import Interval, wilson, z_value
-from stepspec.stats.judging import Bin, auc, calibration_error, reliability
+from stepspec.stats.judging import Bin, auc, reliability
 from stepspec.stats.matched import Candidate, accuracy_matched, corrected_confidence
 from stepspec.stats.paired import Paired, mcnemar_p
 from stepspec.stats.products import Powers, Ratio, products_of_sums
 from stepspec.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_sums
-from stepspec.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples, bootstrap_share
+from stepspec.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples
 from stepspec.stats.runs import Scores
 from stepspec.stats.shares import Share
 from stepspec.stats.spread import Percentiles, quantile_interval
@@ -28,7 +28,6 @@ __all__ = [
     "wilson",
     "Scores",
     "Share",
-    "bootstrap_share",
     "Paired",
     "mcnemar_p",
     "MIN_FOR_BOOTSTRAP",
@@ -46,7 +45,6 @@ __all__ = [
     "Bin",
     "reliability",
     "auc",
-    "calibration_error",
     "Percentiles",
     "quantile_interval",
 ]

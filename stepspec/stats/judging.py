@@ -3,7 +3,6 @@
 All arrays are [steps]; `problems` says which problem each step is of, in any numbers.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
 
@@ -41,17 +40,6 @@ def reliability(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, num
     return tuple(
         _bin(score[here], outcome[here], problem[here]) for each in np.unique(place) for here in [place == each]
     )
-
-
-def calibration_error(bins: Sequence[Bin]) -> float:
-    """The mean distance of score and outcome over the steps (M. P. Naeini, G. F. Cooper, M. Hauskrecht, AAAI 2015).
-
-    For scores that are probabilities. Chance alone makes it larger than 0, the more so the fewer the steps.
-    """
-    assert bins
-    assert all(each.lowest >= 0 and each.highest <= 1 for each in bins), "the scores are not probabilities"
-    distances = [each.num_steps * abs(each.mean_score - each.outcome.value) for each in bins]
-    return sum(distances) / sum(each.num_steps for each in bins)
 
 
 def auc(

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 
 from stepspec.stats.intervals import Interval, spread_known, z_value
-from stepspec.stats.runs import Floats, Runs, Scores
+from stepspec.stats.runs import Floats
 
 NUM_RESAMPLES = 10_000
 MIN_FOR_BOOTSTRAP = 10
@@ -76,19 +76,6 @@ class Resamples:
         quantile = z_value(confidence) * sqrt(n / (n - 1) / spread_known(confidence, n))
         tail = NormalDist().cdf(-quantile)
         return np.quantile(figures, [tail, 1 - tail], axis=0)
-
-
-def bootstrap_share(scores: Scores, rng: np.random.Generator, confidence: float = 0.95) -> Interval | None:
-    """A bootstrap interval of the mean over problems of their mean scores, beside `Share.of(scores).interval()`.
-
-    There is none for fewer than `MIN_FOR_BOOTSTRAP` problems, nor where all problems have the same score: its
-    width would be zero.
-    """
-    means = Runs.of(scores).means()
-    if np.ptp(means) == 0:
-        return None
-    resamples = Resamples.drawn_by(rng, len(means))
-    return resamples.interval(resamples.sums(means[:, None])[:, 0] / len(means), confidence)
 
 
 def _counts(rng: np.random.Generator, num_rows: int, num_problems: int) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stepspec.stats.intervals import Interval, least_n, spread_known, wilson, z_value
+from stepspec.stats.intervals import Interval, spread_known, wilson
 from stepspec.stats.runs import Runs, Scores
 
 
@@ -59,22 +59,6 @@ class Share:
         """Wilson's interval for the effective number of problems."""
         n = max(self.least_n, self.effective_n * spread_known(confidence, self.num_problems))
         return wilson(self.value * n, n, confidence)
-
-    def n_for_half_width(self, half_width: float, confidence: float = 0.95) -> int:
-        """How many problems, with as many runs each, would give an interval of that half-width.
-
-        The share is planned for as the middle of its interval (A. Agresti, B. A. Coull, The American Statistician
-        52, 1998), so that one of 0 or 1 over few problems is not taken at its word.
-        """
-        assert half_width > 0
-        worth, z = self.effective_n / self.num_problems, z_value(confidence)
-        p = (self.value * self.effective_n + z * z / 2) / (self.effective_n + z * z)
-
-        def narrow_enough(n: int) -> bool:
-            low, high = wilson(p * n * worth, n * worth, confidence)
-            return high - low <= 2 * half_width
-
-        return least_n(narrow_enough)
 
 
 def _effective_n(p: float, variance: float, least: float, most: float) -> float:

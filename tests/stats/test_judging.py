@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.stats import auc, calibration_error, reliability, wilson
+from stepspec.stats import auc, reliability, wilson
 
 RNG = np.random.default_rng
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 20)), min_size=2, max_size=60)
@@ -94,16 +94,3 @@ def test_a_bins_interval_is_wilsons_for_single_steps_and_wider_for_steps_of_few_
 
 def test_no_step_is_no_bin() -> None:
     assert reliability([], [], []) == ()
-
-
-def test_scores_that_are_the_true_chances_are_calibrated_and_shifted_ones_are_not() -> None:
-    rng = RNG(2)
-    chances = rng.random(20_000)
-    good = rng.random(20_000) < chances
-    assert calibration_error(reliability(chances, good, range(20_000))) < 0.02
-    assert calibration_error(reliability(chances / 2, good, range(20_000))) == pytest.approx(0.25, abs=0.02)
-
-
-def test_a_calibration_error_is_of_probabilities_only() -> None:
-    with pytest.raises(AssertionError, match="not probabilities"):
-        calibration_error(reliability([0, 9], [0, 1], [0, 1]))

@@ -1,6 +1,5 @@
 """Shares: Wilson's for one run of each problem, and worth between n and n times k problems with repeats."""
 
-from itertools import pairwise
 from random import Random
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.stats import Share, bootstrap_share, wilson
+from stepspec.stats import Share, wilson
 
 REPEATS = st.integers(1, 5).flatmap(
     lambda k: st.lists(st.lists(st.integers(0, 1), min_size=k, max_size=k), min_size=2, max_size=40)
@@ -78,33 +77,3 @@ def test_pooling_single_steps_is_wilson() -> None:
 def test_a_share_of_nothing_is_refused() -> None:
     with pytest.raises(ZeroDivisionError, match="no trials"):
         Share.pooled([0, 0], [0, 0])
-
-
-def test_the_number_needed_is_the_one_that_reaches_the_precision() -> None:
-    share = Share.of([1, 0] * 50)
-    needed = share.n_for_half_width(0.02)
-    low, high = wilson(needed / 2, needed)
-    assert high - low <= 0.04
-    low, high = wilson((needed - 1) / 2, needed - 1)
-    assert high - low > 0.04
-
-
-def test_an_accuracy_of_one_on_a_few_problems_is_not_taken_at_its_word() -> None:
-    assert Share.of([1] * 10).n_for_half_width(0.01) > Share.of([1] * 1000).n_for_half_width(0.01) >= 1
-
-
-def test_the_more_precision_the_more_problems() -> None:
-    share = Share.of([[1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1]] * 20)
-    needed = [share.n_for_half_width(each) for each in (0.2, 0.1, 0.05, 0.01)]
-    assert all(less < more for less, more in pairwise(needed))
-
-
-def test_the_bootstrap_agrees_with_the_score_interval_where_there_are_many_problems() -> None:
-    runs = (np.random.default_rng(1).random((2000, 4)) < 0.6).astype(np.float64)
-    interval = bootstrap_share(runs, np.random.default_rng(0))
-    assert interval == pytest.approx(Share.of(runs).interval(), abs=0.001)
-
-
-def test_the_bootstrap_says_nothing_of_few_problems_nor_where_all_agree() -> None:
-    assert bootstrap_share([0.0, 1.0] * 4, np.random.default_rng(0)) is None
-    assert bootstrap_share([1.0] * 400, np.random.default_rng(0)) is None

@@ -373,11 +373,13 @@ def test_parts_of_several_machines_are_merged_and_each_row_comes_once(tmp_path: 
     assert "Other" in str(read_run(tmp_path / "all").hardware["machines"])
 
 
-def test_a_trace_of_a_try_that_was_killed_is_not_taken_for_the_row_s(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", ["Something else.", None])
+def test_of_a_try_that_was_killed_before_its_row_no_trace_is_taken(tmp_path: Path, said: str | None) -> None:
     problems = make_problems(1)
     play(tmp_path / "a", Script(answer_right), problems, traces=True)
     file = tmp_path / "a" / "traces.jsonl"
-    stray = next(iter_traces(tmp_path / "a")).model_copy(update={"answer": "Something else."})
+    first = next(iter_traces(tmp_path / "a"))
+    stray = first.model_copy(update={"answer": said or first.answer})
     file.write_text(stray.model_dump_json() + "\n" + file.read_text("utf-8"), "utf-8")
     merge([tmp_path / "a"], tmp_path / "all")
     assert "Something else." not in {trace.answer for trace in iter_traces(tmp_path / "all")}

@@ -47,8 +47,10 @@ def _together(runs: Sequence[RunRecord]) -> RunRecord:
 def _copy(part: Path, kept: RunFolder, done: set[Key]) -> set[Key]:
     """Copies what is not there yet; gives the keys of the rows that were copied."""
     fresh = {row.key: row.output_sha256 for row in iter_rows(part) if row.key not in done}
+    untold = dict(fresh)  # a part that was killed between a trace and its row has that trace twice
     for trace in iter_traces(part):
-        if fresh.get(trace.key) == says(trace):
+        if untold.get(trace.key) == says(trace):
+            del untold[trace.key]
             kept.add_trace(trace)
     for row in iter_rows(part):
         if row.key in fresh:

@@ -1,5 +1,6 @@
 """Speculation on reasoning: a draft model proposes tokens and whole steps, the target model verifies and judges."""
 
+from stepspec.blocking import SyncStepSpec
 from stepspec.engine import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
 from stepspec.policy import Policy, load_policy
@@ -15,6 +16,7 @@ from stepspec.step import (
     StepJudged,
     StepProposed,
     Times,
+    Usage,
 )
 
 __version__ = "0.1.0"
@@ -37,8 +39,10 @@ __all__ = [
     "StepProposed",
     "StepSpec",
     "StepSpecError",
+    "SyncStepSpec",
     "TargetError",
     "Times",
+    "Usage",
     "UsageError",
     "load_pair",
     "load_policy",

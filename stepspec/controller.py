@@ -141,6 +141,7 @@ class Controller:
                 scores=self.policy.needs_scores,
             )
         self.ledger.waited("judge", verification.queue_s)
+        self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
         if not refused:
             self.ledger.add(steps_judged=1)
@@ -251,6 +252,7 @@ class Controller:
             times=times,
             finish_reason="stop" if self.transcript.ended else "length",
             num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=self.ledger.cached or 0,
             token_level_exact=self.policy.token.tolerance == 0,
         )
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from array import array
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
@@ -202,7 +202,7 @@ class Tokenizer(Protocol):
         """Text of ids, special tokens written out."""
         ...
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """The chat template's text for messages.
 
         Raises:

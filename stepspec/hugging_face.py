@@ -4,7 +4,7 @@ The tokenizer is as the controller wants it: no token added, none hidden, none m
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         if not self._tokenizer.chat_template:
             raise UsageError("The model has no chat template, so it cannot be asked in messages.")
         try:

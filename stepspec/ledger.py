@@ -23,6 +23,8 @@ class Ledger:
         self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0}
         self._firsts: dict[str, float] = {}
         self.counts = Counts()
+        self.cached: int | None = None
+        """Ids of the prompt that the target did not have to read, by its first call."""
 
     @contextmanager
     def time(self, role: Role) -> Generator[None]:
@@ -53,6 +55,13 @@ class Ledger:
         """Books the passes and token-level speculation of a finished call of the target."""
         self.add(target_passes=chunk.passes, token_drafted=chunk.drafted, token_accepted=chunk.accepted)
         self.waited("target", chunk.queue_s)
+        if chunk.end is not None:
+            self.found_cached(chunk.cached)
+
+    def found_cached(self, num_tokens: int) -> None:
+        """Notes what a call of the target found cached; later ones than the first find what this request wrote."""
+        if self.cached is None:
+            self.cached = num_tokens
 
     def drafted(self, *, accepted: int, rejected: int, salvaged: int = 0) -> None:
         """Books the fate of a proposal's tokens; `salvaged` is within `accepted`."""

@@ -5,13 +5,33 @@ another wording are never mixed up.
 """
 
 import hashlib
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from stepspec.engine import Tokenizer
 from stepspec.errors import UsageError, unknown_name
 
 THINK_OPEN, THINK_END = "<think>", "</think>"
+
+Message = Mapping[str, Any]
+"""A turn of a conversation: `role`, `content`, and what else the model's chat template knows."""
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class TextBlock(BaseModel):
+    """A piece of a turn, as OpenAI's API and LangChain write it."""
+
+    type: Literal["text"]
+    text: str
+
+
+CONTENT: TypeAdapter[str | list[TextBlock] | None] = TypeAdapter(str | list[TextBlock] | None)
 
 PROBLEM_PROMPTS: Mapping[str, str] = {
     "bare": "{question}",
@@ -100,21 +120,97 @@ def think_end_id(tokenizer: Tokenizer) -> int | None:
     return ids[0] if len(ids) == 1 else None
 
 
+def checked_messages(messages: Sequence[Message]) -> list[Message]:
+    """The turns of a conversation as chat templates take them: their text in one piece, and what an assistant thought
+    apart from what it said, so that a template keeps or drops earlier thinking as its model wants.
+
+    Raises:
+        UsageError: there is nothing to answer, or a turn holds something other than text.
+    """
+    if not messages:
+        raise UsageError("The conversation is empty; it needs at least one turn to answer.")
+    turns = [_checked_turn(place, message) for place, message in enumerate(messages, 1)]
+    if turns[-1]["role"] == "assistant":
+        raise UsageError("The last turn is the assistant's own. End the conversation with a turn that wants an answer.")
+    if not turns[-1]["content"].strip():
+        raise UsageError("The question is empty." if len(turns) == 1 else "The last turn is empty.")
+    return turns
+
+
+def _checked_turn(place: int, message: Message) -> Message:
+    if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"Turn {place} is no mapping. Write {{'role': 'user', 'content': 'How many?'}}.")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise UsageError(f"Turn {place}: {unknown_name('role', str(role), ROLES)}")
+    text = _text_of(content)
+    if text is None:
+        raise UsageError(f"Turn {place} holds something else than text, which is all that the models take.")
+    turn = {**message, "content": text}
+    if role == "assistant" and THINK_END in text:
+        thought, _, said = text.partition(THINK_END)
+        turn |= {"reasoning_content": thought.replace(THINK_OPEN, "", 1).strip(), "content": said.strip()}
+    return turn
+
+
+def _text_of(content: object) -> str | None:
+    """The text of a turn, in one piece or in content blocks; None if some of it is something else."""
+    try:
+        found = CONTENT.validate_python(content)
+    except ValidationError:
+        return None
+    return found if isinstance(found, str) else "".join(block.text for block in found or ())
+
+
 def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
+    """The ids that the first step of an answer to a single question follows; see `encode_messages`."""
+    return encode_messages(tokenizer, [{"role": "user", "content": question}])
+
+
+def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     """The ids that the first step follows: the chat template's, with the thinking opened if it does not do so.
 
-    A special token written out in the question stays plain text: nobody ends a turn or the thinking by asking.
+    A special token written out in a turn stays plain text: nobody ends a turn or the thinking by asking.
+
+    Raises:
+        UsageError: the model has no chat template, or it refuses the conversation.
     """
-    if tokenizer.encode(question) == tokenizer.encode_text(question):
-        return tokenizer.encode(_render_request(tokenizer, question))
-    stand_in = "(the question)"
-    before, found, after = _render_request(tokenizer, stand_in).partition(stand_in)
-    assert found, "a template shows what it is given"
-    return [*tokenizer.encode(before), *tokenizer.encode_text(question), *tokenizer.encode(after)]
+    key, texts = secrets.token_hex(8), list[str]()
+
+    def safe(text: str) -> str:
+        """The text, or a stand-in for one in which special tokens are written out."""
+        if tokenizer.encode(text) == tokenizer.encode_text(text):
+            return text
+        texts.append(text)
+        return f"{key}-{len(texts) - 1}-"
+
+    def safe_turn(message: Message) -> Message:
+        return {name: value if name == "role" else _mapped(value, safe) for name, value in message.items()}
+
+    rendered = _render_request(tokenizer, [safe_turn(message) for message in messages])
+    if not texts:
+        return tokenizer.encode(rendered)
+    parts = re.split(f"{key}-(\\d+)-", rendered)
+    ids = tokenizer.encode(parts[0])
+    for index, after in zip(parts[1::2], parts[2::2], strict=True):
+        ids += tokenizer.encode_text(texts[int(index)])
+        ids += tokenizer.encode(after)
+    return ids
 
 
-def _render_request(tokenizer: Tokenizer, question: str) -> str:
-    text = tokenizer.render([{"role": "user", "content": question}], add_generation_prompt=True)
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of JSON with every text in it changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _mapped(each, change) for name, each in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_mapped(each, change) for each in cast("list[Any]", value)]
+    return value
+
+
+def _render_request(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+    text = tokenizer.render(messages, add_generation_prompt=True)
     if think_end_id(tokenizer) is None or text.rstrip().endswith(THINK_OPEN):
         return text
     return f"{text}{THINK_OPEN}\n"

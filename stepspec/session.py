@@ -9,22 +9,22 @@ Engines are found by the name in front of the colon of their spec string, so tha
 
 import hashlib
 import importlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from stepspec.breaker import Breaker
 from stepspec.controller import Controller
-from stepspec.engine import Engine, Sampling
+from stepspec.engine import Engine, Sampling, side_by_side
 from stepspec.errors import ContextError, ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.files import package_folder
 from stepspec.judges import Panel
 from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
-from stepspec.prompts import encode_request, problem_prompt, think_end_id
+from stepspec.prompts import Message, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
 from stepspec.translation import TranslatedDraft
 
@@ -174,6 +174,14 @@ def check_abilities(policy: Policy, pair: Pair) -> None:
         )
 
 
+class Options(TypedDict, total=False):
+    """How a question is to be answered; see `StepSpec.stream`."""
+
+    prompt: str
+    sampling: Sampling
+    max_tokens: int
+
+
 class StepSpec:
     """A session: requests under one policy. Requests made at the same time share the models' passes."""
 
@@ -213,7 +221,7 @@ class StepSpec:
 
     async def stream(
         self,
-        question: str,
+        question: str | Sequence[Message],
         *,
         prompt: str = "bare",
         sampling: Sampling = Sampling(),
@@ -222,24 +230,24 @@ class StepSpec:
         """Answers a question, event by event; the last event is `Done` with the result.
 
         Args:
-            question: the problem's text.
-            prompt: which wording it is put in, a name in `stepspec.prompts.PROBLEM_PROMPTS`.
+            question: the problem's text, or a conversation: turns with `role` and `content`, the last one to be
+                answered. What an earlier answer was thought through goes as `reasoning_content` or between think tags.
+            prompt: which wording a problem's text is put in, a name in `stepspec.prompts.PROBLEM_PROMPTS`.
             sampling: how both models draw their tokens.
             max_tokens: most tokens generated, rejected and discarded ones included.
 
         Raises:
-            UsageError: the prompt's name is unknown or the question is empty.
+            UsageError: the prompt's name is unknown, there is nothing to answer, or a turn holds something else than
+                text.
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """
         ledger = Ledger(max_tokens)
-        if not question.strip():
-            raise UsageError("The question is empty.")
+        messages = _conversation(question, prompt)
         if max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
         target = self.pair.target
-        asked = problem_prompt(prompt).format(question=question)
-        ids = encode_request(target.tokenizer, asked)
+        ids = encode_messages(target.tokenizer, messages)
         if len(ids) >= target.max_context:
             raise ContextError(
                 f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "
@@ -248,7 +256,7 @@ class StepSpec:
         controller = Controller(
             policy=self.policy,
             target=target,
-            draft=self._draft_of(asked, len(ids)),
+            draft=self._draft_of(messages, len(ids)),
             panel=self._panel,
             think_end=think_end_id(target.tokenizer),
             sampling=sampling,
@@ -259,24 +267,35 @@ class StepSpec:
             async for event in events:
                 yield event
 
-    def _draft_of(self, asked: str, num_ids: int) -> Engine | None:
+    def _draft_of(self, messages: Sequence[Message], num_ids: int) -> Engine | None:
         """The draft for one request, in the target's ids."""
         draft, target = self.pair.draft, self.pair.target
         if draft is None or self.pair.one_vocabulary:
             return draft
-        return TranslatedDraft(draft, encode_request(draft.tokenizer, asked), target.tokenizer, num_ids)
+        return TranslatedDraft(draft, encode_messages(draft.tokenizer, messages), target.tokenizer, num_ids)
 
-    async def generate(
-        self,
-        question: str,
-        *,
-        prompt: str = "bare",
-        sampling: Sampling = Sampling(),
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-    ) -> Result:
+    async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
         """Answers a question; arguments and errors as for `stream`."""
-        async with aclosing(self.stream(question, prompt=prompt, sampling=sampling, max_tokens=max_tokens)) as events:
+        async with aclosing(self.stream(question, **options)) as events:
             async for event in events:
                 if isinstance(event, Done):
                     return event.result
         raise AssertionError("a request ends with Done or an error")
+
+    async def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
+        """Answers questions at the same time, in passes that they share; arguments and errors as for `stream`.
+
+        Results come in the order of the questions. The first that fails ends the others.
+        """
+        return await side_by_side(*(self.generate(each, **options) for each in questions))
+
+
+def _conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:
+    """The turns to be answered."""
+    if isinstance(question, str):
+        if not question.strip():
+            raise UsageError("The question is empty.")
+        return [{"role": "user", "content": problem_prompt(prompt).format(question=question)}]
+    if prompt != "bare":
+        raise UsageError(f"The prompt {prompt!r} is a wording for one question. Leave it out with a conversation.")
+    return checked_messages(question)

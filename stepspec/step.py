@@ -147,6 +147,20 @@ class AnswerDelta:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens of a request, of which the committed ones are the draft's or the target's."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    """Within `prompt_tokens`: read before, for an earlier request."""
+    completion_tokens: int
+    reasoning_tokens: int
+    """Within `completion_tokens`: the steps, without the tag that ends the thinking."""
+    draft_tokens: int
+    target_tokens: int
+
+
+@dataclass(frozen=True)
 class Result:
     """What a request came to."""
 
@@ -157,12 +171,33 @@ class Result:
     times: Times
     finish_reason: FinishReason
     num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that the target had read before, for an earlier request."""
     token_level_exact: bool = True
     """Whether what the target wrote has the target's law; false under a policy with a tolerance."""
+
+    @property
+    def usage(self) -> "Usage":
+        """Tokens as services count them."""
+        counts = self.counts
+        return Usage(
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=min(self.num_cached_tokens, self.num_prompt_tokens),
+            completion_tokens=counts.committed,
+            reasoning_tokens=sum(step.num_tokens for step in self.steps),
+            draft_tokens=counts.accepted,
+            target_tokens=counts.regenerated + counts.forced,
+        )
 
     def to_dict(self) -> dict[str, object]:
         """The result as plain values, for JSON."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        from stepspec.rendering import result_html
+
+        return result_html(self)
 
 
 @dataclass(frozen=True)

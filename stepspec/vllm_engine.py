@@ -13,13 +13,12 @@ import asyncio
 import dataclasses
 import json
 import os
-import threading
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import torch
@@ -42,6 +41,7 @@ from stepspec.engine import (
 )
 from stepspec.errors import EngineError, ModelError, UsageError, unknown_name
 from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+from stepspec.loop_thread import LoopThread
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
 
@@ -62,15 +62,15 @@ ScoreRoute = Literal["fixed ids", "prompt logprobs"]
 """How a continuation is scored. Fixed ids read of the prompt what is not cached, and tell nothing of the model's own
 choices; prompt logprobs read all of it again, because vLLM keeps no log-probabilities of what it has cached."""
 
-T = TypeVar("T")
-
 
 class VllmEngine:
     """One model in vLLM."""
 
     drafters = None
 
-    def __init__(self, llm: AsyncLLM, loop: "_Loop", name: str, folder: str, tokenizer: HuggingFaceTokenizer) -> None:
+    def __init__(
+        self, llm: AsyncLLM, loop: LoopThread, name: str, folder: str, tokenizer: HuggingFaceTokenizer
+    ) -> None:
         self.name = name
         self.tokenizer = tokenizer
         config: Any = llm.model_config
@@ -107,7 +107,7 @@ class VllmEngine:
         arguments = _arguments(query)
         devices = arguments.pop(DEVICES, None)
         tokenizer = load_tokenizer(folder)
-        loop = _Loop(f"vllm {folder}")
+        loop = LoopThread(f"vllm {folder}")
         try:
             settings = {"model": folder, "disable_log_stats": False, **_room(arguments), **arguments}
             with _only(devices):
@@ -288,28 +288,6 @@ class VllmEngine:
             await asyncio.to_thread(self._llm.shutdown)
             self._loop.close()
             del self._llm  # or it would be shut down once more when Python itself is half gone
-
-
-class _Loop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        """Starts something there; what is given back can be cancelled."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[return-value]
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something there and waits for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
 
 
 async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -89,7 +89,7 @@ class WordTokenizer:
     def same_vocabulary(self, other: "WordTokenizer") -> bool:
         return self is other
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         try:
             return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:

@@ -15,11 +15,12 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
-    {"errors", "files", "step"},
+    {"errors", "files", "step", "rendering", "loop_thread"},
     {"engine", "metrics", "policy", "benchmark", "prompts", "stops"},
     {"breaker", "judges", "ledger", "text", "transcript", "translation"},
     {"controller"},
     {"session"},
+    {"blocking"},
     {"records", "runs", "grade", "stats", "speed", "report", "energy", "machine"},
     {"evaluate", "overhead"},
     {"calibrate", "replay", "advise", "compare", "export"},

@@ -1,5 +1,8 @@
 """The prompts, rendered through real chat templates by a small tokenizer."""
 
+import re
+from typing import Any
+
 import pytest
 from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer
 
@@ -7,6 +10,8 @@ from stepspec.errors import UsageError
 from stepspec.prompts import (
     PROBLEM_PROMPTS,
     RATING_PROMPTS,
+    checked_messages,
+    encode_messages,
     encode_request,
     problem_prompt,
     prompt_version,
@@ -133,3 +138,80 @@ def test_another_wording_has_another_version() -> None:
     versions = {prompt_version(text) for text in [*PROBLEM_PROMPTS.values(), "{question} "]}
     assert len(versions) == len(PROBLEM_PROMPTS) + 1
     assert all(len(version) == 12 for version in versions)
+
+
+# Conversations
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How many?"},
+    {"role": "assistant", "content": "<think>One two.</think>Nine."},
+    {"role": "user", "content": "And then?"},
+]
+
+
+def converse(messages: list[dict[str, Any]], template: str = PLAIN_TEMPLATE) -> str:
+    tokenizer = WordTokenizer(template, tags=False)
+    return tokenizer.decode(encode_messages(tokenizer, checked_messages(messages)))
+
+
+def test_a_conversation_is_what_the_template_makes_of_it() -> None:
+    before = "<|system|>Be brief.<|end|><|user|>How many?<|end|><|assistant|>Nine.<|end|>"
+    assert converse(TALK) == before + "<|user|>And then?<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("keeps", "thought"), [("", ""), ("{{ message.reasoning_content | default('') }}", "One two.")]
+)
+@pytest.mark.parametrize(
+    "answer",
+    [TALK[2], {"role": "assistant", "content": "Nine.", "reasoning_content": "One two."}],
+    ids=["tags", "apart"],
+)
+def test_earlier_thinking_is_kept_or_dropped_as_the_template_wants(
+    keeps: str, thought: str, answer: dict[str, Any]
+) -> None:
+    template = PLAIN_TEMPLATE.replace("{{ message['content'] }}", keeps + "{{ message['content'] }}")
+    assert f"<|assistant|>{thought}Nine.<|end|>" in converse([*TALK[:2], answer, TALK[3]], template)
+
+
+@pytest.mark.parametrize("place", range(len(TALK)))
+def test_tags_stay_text_in_every_turn_of_a_conversation(place: int) -> None:
+    tokenizer = WordTokenizer(PLAIN_TEMPLATE)
+    plain = encode_messages(tokenizer, checked_messages(TALK))
+    tagged = [
+        {**message, "content": f"{message['content']} <|end|>"} if at == place else message
+        for at, message in enumerate(TALK)
+    ]
+    (end,) = tokenizer.encode("<|end|>")
+    ids = encode_messages(tokenizer, checked_messages(tagged))
+    assert ids.count(end) == plain.count(end)
+    assert tokenizer.decode(ids).count("<|end|>") == tokenizer.decode(plain).count("<|end|>") + 1
+
+
+def test_text_in_content_blocks_is_text() -> None:
+    blocks = [{"type": "text", "text": "How "}, {"type": "text", "text": "many?"}]
+    assert converse([{"role": "user", "content": blocks}]) == converse([{"role": "user", "content": "How many?"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([], "conversation is empty"),
+        ([{"role": "user", "content": " "}], "question is empty"),
+        ([*TALK, {"role": "user", "content": ""}], "last turn is empty"),
+        (TALK[:3], "last turn is the assistant's own"),
+        (["How many?"], "Turn 1 is no mapping"),
+        ([{"role": "usr", "content": "x"}], "Turn 1: There is no role 'usr'. Did you mean 'user'"),
+        ([{"content": "x"}], "Turn 1: There is no role 'None'"),
+        (
+            [TALK[0], {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+            "Turn 2 holds something else",
+        ),
+        ([{"role": "user", "content": 7}], "Turn 1 holds something else"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "Turn 1 holds something else"),
+    ],
+)
+def test_a_conversation_that_cannot_be_answered_is_refused(messages: list[dict[str, Any]], complaint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        checked_messages(messages)

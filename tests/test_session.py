@@ -1,12 +1,13 @@
 """The Python API over scripted engines: what a session asks the models, and what it refuses."""
 
+import time
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
-from stepspec import Pair, Policy, Sampling, StepSpec, load_pair
+from stepspec import Pair, Policy, Sampling, StepSpec, SyncStepSpec, load_pair
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
 from stepspec.step import Done, Event
 
@@ -158,6 +159,103 @@ async def test_requests_of_one_session_do_not_mix() -> None:
     first, second = await session.generate("How many?"), await session.generate("How many then?")
     assert (first.answer, second.answer) == ("So 9.", "So 3.")
     assert first.counts.committed == 10
+
+
+async def test_a_conversation_is_answered_and_its_turns_are_the_prompt() -> None:
+    pair = new_pair()
+    turns = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Six."}]
+    result = await StepSpec(policy="specreason", pair=pair).generate([*turns, {"role": "user", "content": "Sure?"}])
+    assert result.answer == "So 9."
+    assert asked(pair) == "<|user|>How many?<|end|><|assistant|>Six.<|end|><|user|>Sure?<|end|><|assistant|><think>"
+
+
+async def test_a_wording_for_one_question_is_refused_for_a_conversation() -> None:
+    with pytest.raises(UsageError, match="'boxed' is a wording for one question"):
+        await StepSpec(policy="specreason", pair=new_pair()).generate(
+            [{"role": "user", "content": "x"}], prompt="boxed"
+        )
+
+
+async def test_a_batch_runs_together_and_comes_back_in_order() -> None:
+    target = ScriptedEngine(WordTokenizer(), [Reply(ONE + END + ANSWER, delay_s=0.2), ONE + END + "So 3.<|end|>"])
+    started = time.perf_counter()
+    first, second = await StepSpec(policy="target", pair=Pair(target, None)).batch(["How many?", "How many then?"])
+    assert (first.answer, second.answer) == ("So 9.", "So 3.")
+    assert second.times.wall < 0.2 <= first.times.wall
+    assert time.perf_counter() - started >= 0.2
+
+
+async def test_a_question_that_fails_ends_the_batch() -> None:
+    target = ScriptedEngine(WordTokenizer(), [Reply(ONE, hangs=True)])
+    with pytest.raises(UsageError, match="question is empty"):
+        await StepSpec(policy="target", pair=Pair(target, None)).batch(["How many?", " "])
+    assert target.num_open == 0
+
+
+async def test_usage_tells_whose_tokens_they_are() -> None:
+    result = await StepSpec(policy="specreason", pair=new_pair()).generate("How many?")
+    usage, counts = result.usage, result.counts
+    assert (usage.prompt_tokens, usage.completion_tokens) == (result.num_prompt_tokens, counts.committed)
+    assert usage.draft_tokens + usage.target_tokens == usage.completion_tokens
+    assert usage.reasoning_tokens == sum(step.num_tokens for step in result.steps) > 0
+
+
+async def test_a_notebook_shows_steps_and_answer_and_nothing_that_they_say_is_markup() -> None:
+    target = ScriptedEngine(WordTokenizer(), ["One <b>two.\n\n" + END + "So <script>9.<|end|>"])
+    result = await StepSpec(policy="target", pair=Pair(target, None)).generate("How many?")
+    shown = result._repr_html_()
+    assert "One &lt;b&gt;two." in shown
+    assert "So &lt;script&gt;9." in shown
+    assert 'title="target, ' in shown
+    assert "<b>" not in shown
+    assert "<script>" not in shown
+
+
+# Without await
+
+
+def test_code_that_does_not_await_gets_the_same() -> None:
+    with SyncStepSpec(policy="specreason", pair=new_pair()) as spec:
+        result = spec.generate("How many?")
+    assert (result.reasoning, result.answer) == (ONE, "So 9.")
+    with SyncStepSpec(policy="specreason", pair=new_pair()) as spec:
+        events = list(spec.stream("How many?"))
+    assert isinstance(events[-1], Done)
+    assert events[-1].result.steps == result.steps
+    target = ScriptedEngine(WordTokenizer(), [ONE + END + ANSWER, ONE + END + "So 3.<|end|>"])
+    with SyncStepSpec(policy="target", pair=Pair(target, None)) as spec:
+        assert [each.answer for each in spec.batch(["How many?", "How many then?"])] == ["So 9.", "So 3."]
+
+
+async def test_it_works_inside_a_running_loop() -> None:
+    with SyncStepSpec(policy="specreason", pair=new_pair()) as spec:
+        assert spec.generate("How many?").answer == "So 9."
+
+
+def test_leaving_it_early_frees_what_the_models_held() -> None:
+    target = ScriptedEngine(WordTokenizer(), [Reply(ONE, hangs=True)])
+    with SyncStepSpec(policy="target", pair=Pair(target, None)) as spec:
+        events = spec.stream("How many?")
+        next(events)
+        assert target.num_open == 1
+        events.close()
+        deadline = time.monotonic() + 10
+        while target.num_open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert target.num_open == 0
+
+
+def test_its_errors_are_those_of_the_request() -> None:
+    spec = SyncStepSpec(policy="specreason", pair=new_pair())
+    with pytest.raises(UsageError, match="question is empty"):
+        spec.generate(" ")
+    with pytest.raises(UsageError, match="question is empty"):
+        list(spec.stream(" "))
+    spec.close()
+    spec.close()
+    for ask in (spec.generate, spec.batch, lambda question: list(spec.stream(question))):
+        with pytest.raises(UsageError, match="was closed"):
+            ask("How many?")
 
 
 # Models

@@ -7,18 +7,20 @@ text by itself: where it wants to, the target's own choice there decides, and th
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
-from stepspec.engine import Drafting, Engine, Sampling, Stop, Verification, collect
+from stepspec.engine import Chunk, Drafting, Engine, Sampling, Stop, Verification, collect
 from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.judges import Panel
 from stepspec.ledger import Ledger
 from stepspec.policy import Policy
-from stepspec.step import Done, Event, Proposal, Result, StepJudged, StepProposed, Verdict
+from stepspec.step import Done, Event, Limit, Proposal, Result, StepJudged, StepProposed, Verdict
 from stepspec.transcript import Transcript
 
 DRAFT_SEED = 0x5EED
@@ -26,6 +28,24 @@ DRAFT_SEED = 0x5EED
 
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one, whatever the others are."""
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a request asks for besides text.
+
+    Attributes:
+        json_schema: what the answer has to be, see `Engine.generate`.
+        call_opener: where a call of a tool begins in the text of a model that does not think apart.
+        max_thinking_tokens: after so many the thinking is ended and the answer begins.
+        deadline_s: so many seconds after its start a request is hurried: the thinking is ended and the answer begins,
+            or the text is ended where the two are one.
+    """
+
+    json_schema: str | None = None
+    call_opener: re.Pattern[str] | None = None
+    max_thinking_tokens: int | None = None
+    deadline_s: float | None = None
 
 
 @dataclass
@@ -41,6 +61,8 @@ class Controller:
     ledger: Ledger
     breaker: Breaker = field(default_factory=Breaker)
     """Of the draft, for all requests together."""
+    demands: Demands = Demands()
+    answer: AnswerReader = field(default_factory=AnswerReader)
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
@@ -48,6 +70,8 @@ class Controller:
         if self.think_end is not None:
             self.ends |= {self.think_end}
         self.drafting = self.policy.token.drafting
+        self.deadline: float | None = None
+        self.limit: Limit | None = None
 
     async def run(self, prompt: Sequence[int]) -> AsyncGenerator[Event, None]:
         """The events of the request, `Done` last.
@@ -58,14 +82,11 @@ class Controller:
         """
         table = self.policy.step
         step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
-        self.transcript = Transcript(prompt, self.tokenizer, step_stop, self.think_end)
+        self.transcript = Transcript(prompt, self.tokenizer, step_stop, self.think_end, self.answer)
+        if self.demands.deadline_s is not None:
+            self.deadline = asyncio.get_running_loop().time() + self.demands.deadline_s
         try:
-            if self.policy.family == "score":
-                async with aclosing(self.speculate()) as events:
-                    async for event in events:
-                        self.ledger.shown(event)
-                        yield event
-            async with aclosing(self.write_on()) as events:
+            async with aclosing(self.text()) as events:
                 async for event in events:
                     self.ledger.shown(event)
                     yield event
@@ -73,13 +94,65 @@ class Controller:
             if len(self.transcript.buffer) == len(prompt):
                 raise
         except EngineError as error:
-            committed = "".join(step.text for step in self.transcript.steps) + self.transcript.answer
+            committed = "".join(step.text for step in self.transcript.steps)
+            committed += self.answer.text if self.think_end is not None else ""
             raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
+        for event in self.answer.finish():
+            self.ledger.shown(event)
+            yield event
         yield Done(self.result(len(prompt)))
+
+    async def text(self) -> AsyncGenerator[Event, None]:
+        """Thinking and answer, each by whom the policy wants to write it."""
+        if self.policy.family == "score" and (self.think_end is not None or self.demands.json_schema is None):
+            async with aclosing(self.speculate()) as events:
+                async for event in events:
+                    yield event
+        if self.transcript.thinking and self.think_end is not None and self.answers_apart:
+            if self.may_think_on():
+                async with aclosing(self.write_on(Stop(self.room, token_ids=self.ends), self.deadline)) as events:
+                    async for event in events:
+                        yield event
+            if not self.may_think_on() and self.ledger.remaining > 0:
+                self.ledger.wrote("forced", 1)
+                for event in self.transcript.end_thinking("target"):
+                    yield event
+        if not self.transcript.ended and self.ledger.remaining > 0 and self.may_think_on():
+            stop = Stop(self.ledger.remaining, token_ids=self.tokenizer.end_ids)
+            deadline = self.deadline if self.think_end is None else None
+            async with aclosing(self.write_on(stop, deadline, self.demands.json_schema)) as events:
+                async for event in events:
+                    yield event
+            self.may_think_on()
+
+    @property
+    def answers_apart(self) -> bool:
+        """Whether the answer has to be a call of its own behind the thinking."""
+        asked = self.demands
+        return asked.json_schema is not None or asked.max_thinking_tokens is not None or self.deadline is not None
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be written, or thought while there is thinking."""
+        most = self.demands.max_thinking_tokens
+        if most is None or not self.transcript.thinking:
+            return self.ledger.remaining
+        return min(self.ledger.remaining, most - self.transcript.num_thought - len(self.transcript.open_ids))
+
+    def may_think_on(self) -> bool:
+        """Whether there is room and time for more; notes what there is none of. Always so for an answer that stands
+        apart, which no deadline cuts."""
+        if not self.transcript.thinking:
+            return True
+        if self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline:
+            self.limit = "deadline"
+        elif self.room <= 0 < self.ledger.remaining:
+            self.limit = "max_thinking_tokens"
+        return self.room > 0 and self.limit is None
 
     async def speculate(self) -> AsyncGenerator[Event, None]:
         """The thinking, step by step, for as long as there are a draft and tokens to spend."""
-        while self.transcript.thinking and self.draft is not None and self.ledger.remaining > 0:
+        while self.transcript.thinking and self.draft is not None and self.may_think_on():
             if len(self.transcript.steps) < self.policy.first_target_steps:
                 await self.regenerate("forced")
                 for event in self.transcript.close_step("target"):
@@ -105,6 +178,8 @@ class Controller:
                 origin = "salvaged" if num_from_draft else "target"
             for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
                 yield event
+            if self.opens_call(self.transcript.steps[-1].text if self.transcript.steps else ""):
+                return  # what a call says is the target's
             self.end_where_the_target_would(proposal, verification, verdict)
 
     async def propose(self, draft: Engine) -> Proposal | None:
@@ -112,15 +187,15 @@ class Controller:
         if not self.breaker.allows():
             return None
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
-        stop = self.transcript.rest_of_step(self.ledger.remaining)
+        stop = self.transcript.rest_of_step(self.room)
         drafted: list[int] = []
         try:
             with self.ledger.time("draft"):
-                async with asyncio.timeout(self.policy.step.draft_deadline_s):
+                async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.deadline):
                     chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
         except (EngineError, ContextError, TimeoutError) as error:
             self.ledger.abandoned(len(drafted))
-            if not isinstance(error, ContextError):
+            if not isinstance(error, ContextError) and self.may_think_on():
                 self.breaker.failed()
             return None
         self.breaker.worked()
@@ -128,11 +203,17 @@ class Controller:
         num_written = len(chunk.ids) - (chunk.end == "token")
         return Proposal(chunk.ids, self.tokenizer.decode(chunk.ids[:num_written]), num_written)
 
+    def opens_call(self, text: str) -> bool:
+        """Whether a call of a tool begins in a step."""
+        opener = self.demands.call_opener
+        return opener is not None and opener.search(text) is not None
+
     async def judge(self, proposal: Proposal) -> tuple[Verification, Verdict]:
-        """What the target thinks of the step, from one pass. Empty and repeated steps are refused unasked."""
+        """What the target thinks of the step, from one pass. Empty and repeated steps are refused unasked, and so are
+        calls of tools."""
         steps = self.transcript.steps
         repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
-        refused = repeated or not proposal.text.strip()
+        refused = repeated or not proposal.text.strip() or self.opens_call(proposal.text)
         with self.ledger.time("judge"):
             verification = await self.target.verify(
                 self.transcript.buffer,
@@ -168,7 +249,7 @@ class Controller:
         token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely
         probable, or an empty or repeated step would come in by this door.
         """
-        table = self.policy.salvage
+        table = None if self.opens_call(proposal.text) else self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
         kept = agreed_prefix(proposal, verification, bound) if table else 0
         self.ledger.drafted(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
@@ -183,20 +264,23 @@ class Controller:
 
     async def regenerate(self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()) -> None:
         """Has the target write the open step to its end, perhaps much as in the hint."""
-        if self.transcript.step_is_over or self.ledger.remaining <= 0:
+        if self.transcript.step_is_over or self.room <= 0:
             return
-        stop = self.transcript.rest_of_step(self.ledger.remaining)
+        stop = self.transcript.rest_of_step(self.room)
+        ids, chunk = list[int](), Chunk(())
         try:
             with self.ledger.time("target"):
                 written = self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint)
-                chunk = await collect(written)
+                async with aclosing(punctual(written, self.deadline)) as chunks:
+                    async for chunk in chunks:
+                        ids += chunk.ids
         except ContextError:
             if not self.transcript.open_ids:
                 raise
             return  # what was salvaged fills the context, and is the whole step
         self.ledger.add_target_call(chunk)
-        self.ledger.wrote(fate, len(chunk.ids))
-        self.transcript.extend(chunk.ids)
+        self.ledger.wrote(fate, len(ids))
+        self.transcript.extend(ids)
 
     def end_where_the_target_would(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> None:
         """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""
@@ -208,21 +292,21 @@ class Controller:
             for _ in self.transcript.close_step("target"):
                 raise AssertionError("a tag alone is no step")
 
-    async def write_on(self) -> AsyncGenerator[Event, None]:
-        """Whatever is left, from one writer alone: the answer, or everything under a policy without steps."""
-        if self.transcript.ended or self.ledger.remaining <= 0:
-            return
+    async def write_on(
+        self, stop: Stop, deadline: float | None, json_schema: str | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """A piece from one writer alone: the answer, or everything under a policy without steps."""
         draft = self.draft if self.policy.family == "draft" else None
         engine = draft or self.target
         writer: Literal["draft", "target"] = "draft" if draft else "target"
-        stop = Stop(self.ledger.remaining, token_ids=self.tokenizer.end_ids)
         drafting = Drafting() if draft else self.drafting
-        async with aclosing(engine.generate(self.transcript.buffer, self.sampling, stop, drafting)) as chunks:
+        written = engine.generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
+        async with aclosing(punctual(written, deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
                     chunk = await anext(chunks, None)
                 if chunk is None:
-                    raise EngineError("The engine ended a generation without saying why.")
+                    break
                 if draft:
                     self.ledger.drafted(accepted=len(chunk.ids), rejected=0)
                     self.ledger.waited("draft", chunk.queue_s)
@@ -231,8 +315,6 @@ class Controller:
                     self.ledger.add_target_call(chunk)
                 for event in self.transcript.write_on(chunk.ids, writer):
                     yield event
-                if chunk.end is not None:
-                    break
         for event in self.transcript.finish(writer):
             yield event
 
@@ -244,17 +326,42 @@ class Controller:
         counts, times = self.ledger.counts, self.ledger.times()
         counts.check()
         times.check()
+        whole = self.transcript.ended
+        if not whole and self.limit != "deadline":
+            self.limit = "context" if self.ledger.remaining > 0 else "max_tokens"
+        cut = not whole or self.limit == "deadline"
         return Result(
             reasoning=reasoning,
-            answer=self.transcript.answer if self.think_end is not None else reasoning,
+            answer=self.answer.text,
             steps=steps,
             counts=counts,
             times=times,
-            finish_reason="stop" if self.transcript.ended else "length",
+            finish_reason="length" if cut else "tool_calls" if self.answer.calls else "stop",
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=self.ledger.cached or 0,
+            tool_calls=tuple(self.answer.calls),
+            limit=self.limit,
             token_level_exact=self.policy.token.tolerance == 0,
         )
+
+
+async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a call until it ends, or until the deadline, by the event loop's clock, which ends it."""
+    async with aclosing(chunks):
+        while True:
+            limit = asyncio.timeout_at(deadline)
+            try:
+                async with limit:
+                    chunk = await anext(chunks, None)
+            except TimeoutError:
+                if limit.expired():
+                    return
+                raise
+            if chunk is None:
+                raise EngineError("The engine ended a generation without saying why.")
+            yield chunk
+            if chunk.end is not None:
+                return
 
 
 def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: float) -> int:

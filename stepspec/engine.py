@@ -180,9 +180,9 @@ class Verification:
     cached: int = 0
 
 
-Ability = Literal["scores", "choices", "label laws"]
-"""What not every engine's `verify` can give: log-probabilities of a continuation, the model's own choices beside its
-tokens, the law over a probe's labels."""
+Ability = Literal["scores", "choices", "label laws", "json schema"]
+"""What not every engine can do. Its `verify` gives log-probabilities of a continuation, the model's own choices beside
+its tokens, the law over a probe's labels; its `generate` holds the model to a schema."""
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
@@ -202,12 +202,27 @@ class Tokenizer(Protocol):
         """Text of ids, special tokens written out."""
         ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The chat template's text for messages.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The chat template's text for messages, and for tools if it knows of such.
 
         Raises:
             UsageError: the model has no chat template, or the template refuses the messages.
         """
+        ...
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        """How the model writes calls of tools, where it comes with a template that says so to transformers."""
+        ...
+
+    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Any:
+        """Transformers' streaming parser of responses (`transformers.utils.chat_parsing.ResponseParser`)."""
         ...
 
     def piece(self, token: int) -> str:
@@ -258,14 +273,17 @@ class Engine(Protocol):
         stop: Stop,
         drafting: Drafting = Drafting(),
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Continues the prompt. Closing the iterator frees what the call held.
 
         `hint` are ids that may well follow the prompt, a rejected step for one: a free draft for drafters that look
-        things up.
+        things up. With a `json_schema`, a JSON text, nothing is written that cannot be or become what it describes;
+        white space may stand in front of it. An engine without that ability is not asked for it.
 
         Raises:
             ContextError: the prompt leaves no room for a token.
+            UsageError: the schema is none, or none that can be kept to.
             EngineError: the model failed.
         """
         ...

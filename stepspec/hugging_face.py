@@ -11,18 +11,19 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.errors import ModelError, UsageError
 
 
 class HuggingFaceTokenizer:
-    """Adapts a tokenizer; `piece` is the text of a single token, for finding delimiters.
+    """Adapts a tokenizer, which is `own`; `piece` is the text of a single token, for finding delimiters.
 
     `end_ids` end a text. `end_id` is the one of them that the tokenizer itself puts there.
     """
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
+        self.own = tokenizer
         self.end_ids = end_ids
         self.end_id: int | None = (
             tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids, default=None)
@@ -34,27 +35,43 @@ class HuggingFaceTokenizer:
         return self.decode([token])
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self.own.encode(text, add_special_tokens=False)
 
     def encode_text(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return self.own.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        if not self._tokenizer.chat_template:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        if not self.own.chat_template:
             raise UsageError("The model has no chat template, so it cannot be asked in messages.")
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            return self.own.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:  # a template adds up what does not add up
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        return getattr(self.own, "response_template", None)
+
+    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ResponseParser:
+        return ResponseParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
 
     def same_vocabulary(self, other: "HuggingFaceTokenizer") -> bool:
         """Whether both give every token the same id."""
-        return self._tokenizer.get_vocab() == other._tokenizer.get_vocab()
+        return self.own.get_vocab() == other.own.get_vocab()
 
 
 def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:

@@ -68,6 +68,7 @@ class InstantEngine:
         stop: Stop,
         drafting: Drafting = Drafting(),
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`: the next step, the rest of the one that was refused, or an end."""
         await asyncio.sleep(0)

@@ -5,9 +5,11 @@ another wording are never mixed up.
 """
 
 import hashlib
+import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -15,6 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from stepspec.engine import Tokenizer
 from stepspec.errors import UsageError, unknown_name
+from stepspec.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
 
 THINK_OPEN, THINK_END = "<think>", "</think>"
 
@@ -132,7 +135,7 @@ def checked_messages(messages: Sequence[Message]) -> list[Message]:
     turns = [_checked_turn(place, message) for place, message in enumerate(messages, 1)]
     if turns[-1]["role"] == "assistant":
         raise UsageError("The last turn is the assistant's own. End the conversation with a turn that wants an answer.")
-    if not turns[-1]["content"].strip():
+    if turns[-1]["role"] != "tool" and not turns[-1]["content"].strip():
         raise UsageError("The question is empty." if len(turns) == 1 else "The last turn is empty.")
     return turns
 
@@ -150,7 +153,26 @@ def _checked_turn(place: int, message: Message) -> Message:
     if role == "assistant" and THINK_END in text:
         thought, _, said = text.partition(THINK_END)
         turn |= {"reasoning_content": thought.replace(THINK_OPEN, "", 1).strip(), "content": said.strip()}
+    if message.get("tool_calls"):
+        turn["tool_calls"] = [_checked_call(place, call) for call in message["tool_calls"]]
     return turn
+
+
+def _checked_call(place: int, call: Any) -> Mapping[str, Any]:
+    """A call of an earlier turn, with its arguments as templates want them: no longer written out."""
+    try:
+        function = dict(call["function"])
+        arguments = function["arguments"]
+        _ = function["name"]
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"Turn {place} has a call that is none. Write {{'type': 'function', 'id': '...', 'function': {{'name': "
+            "'add', 'arguments': '{}'}}."
+        ) from None
+    if isinstance(arguments, str):
+        with suppress(ValueError):  # a model may have written what is no JSON, and is shown it again
+            function["arguments"] = json.loads(arguments)
+    return {**call, "function": function}
 
 
 def _text_of(content: object) -> str | None:
@@ -167,7 +189,7 @@ def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
     return encode_messages(tokenizer, [{"role": "user", "content": question}])
 
 
-def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
     """The ids that the first step follows: the chat template's, with the thinking opened if it does not do so.
 
     A special token written out in a turn stays plain text: nobody ends a turn or the thinking by asking.
@@ -187,7 +209,8 @@ def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[i
     def safe_turn(message: Message) -> Message:
         return {name: value if name == "role" else _mapped(value, safe) for name, value in message.items()}
 
-    rendered = _render_request(tokenizer, [safe_turn(message) for message in messages])
+    turns = [safe_turn(message) for message in messages]
+    rendered = _render_request(tokenizer, turns, [_mapped(tool, safe) for tool in tools])
     if not texts:
         return tokenizer.encode(rendered)
     parts = re.split(f"{key}-(\\d+)-", rendered)
@@ -209,8 +232,16 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _render_request(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
-    text = tokenizer.render(messages, add_generation_prompt=True)
+def _render_request(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+    with_calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in messages)
+    if (tools or with_calls) and call_format(tokenizer) is None:
+        messages, tools, with_calls = in_plain_turns(messages, tools), (), False
+    try:
+        text = tokenizer.render(messages, add_generation_prompt=True, tools=tools)
+    except UsageError:
+        if not with_calls:
+            raise
+        text = tokenizer.render(with_arguments_as_text(messages), add_generation_prompt=True, tools=tools)
     if think_end_id(tokenizer) is None or text.rstrip().endswith(THINK_OPEN):
         return text
     return f"{text}{THINK_OPEN}\n"

@@ -136,7 +136,7 @@ class Row(Record):
     """The comparison that decided: of numbers, of texts, or symbolic."""
     why: str | None = None
     """Why the answer is not correct, in a sentence."""
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     output_sha256: str
     """Hash of reasoning and answer, to tell whether two rows say the same."""
     wall_s: float

@@ -16,8 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
+from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
-from stepspec.controller import Controller
+from stepspec.controller import Controller, Demands
 from stepspec.engine import Engine, Sampling, side_by_side
 from stepspec.errors import ContextError, ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.files import package_folder
@@ -26,6 +27,7 @@ from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
+from stepspec.tools import HERMES, CallReader, ListedCalls, Tool, Toolbox, WrittenCalls, call_format, schema_text
 from stepspec.translation import TranslatedDraft
 
 REMOTE = ("stepspec.remote", "RemoteEngine", "remote")
@@ -180,6 +182,13 @@ class Options(TypedDict, total=False):
     prompt: str
     sampling: Sampling
     max_tokens: int
+    max_thinking_tokens: int | None
+    deadline_s: float | None
+    stop: Sequence[str]
+    json_schema: Mapping[str, Any] | None
+    tools: Sequence[Tool]
+    tool_choice: str
+    parallel_tool_calls: bool
 
 
 class StepSpec:
@@ -219,6 +228,11 @@ class StepSpec:
         if self._owns_pair:
             await self.pair.aclose()
 
+    @property
+    def thinks(self) -> bool:
+        """Whether the target thinks apart from its answer; if not, its steps are the answer."""
+        return think_end_id(self.pair.target.tokenizer) is not None
+
     async def stream(
         self,
         question: str | Sequence[Message],
@@ -226,6 +240,13 @@ class StepSpec:
         prompt: str = "bare",
         sampling: Sampling = Sampling(),
         max_tokens: int = DEFAULT_MAX_TOKENS,
+        max_thinking_tokens: int | None = None,
+        deadline_s: float | None = None,
+        stop: Sequence[str] = (),
+        json_schema: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
     ) -> AsyncGenerator[Event, None]:
         """Answers a question, event by event; the last event is `Done` with the result.
 
@@ -235,19 +256,31 @@ class StepSpec:
             prompt: which wording a problem's text is put in, a name in `stepspec.prompts.PROBLEM_PROMPTS`.
             sampling: how both models draw their tokens.
             max_tokens: most tokens generated, rejected and discarded ones included.
+            max_thinking_tokens: after so many the thinking is ended, and the target answers.
+            deadline_s: the same after so many seconds; where a model does not think apart, its text is ended.
+            stop: strings of which the first to come ends the answer and is no part of it. Thinking has no part in this.
+            json_schema: what the answer has to be; the target is held to it token by token.
+            tools: what the target may call, each `{"type": "function", "function": {...}}`; calls come as events of
+                their own and are never the draft's.
+            tool_choice: "auto", "none", "required", or the name of the tool that has to be called.
+            parallel_tool_calls: whether several calls may come at once, where some call has to come.
 
         Raises:
-            UsageError: the prompt's name is unknown, there is nothing to answer, or a turn holds something else than
-                text.
+            UsageError: the prompt's name is unknown, there is nothing to answer, a turn holds something else than
+                text, a tool is described wrongly, or the settings contradict each other or what the engine can do.
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """
         ledger = Ledger(max_tokens)
         messages = _conversation(question, prompt)
+        toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
         if max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
-        target = self.pair.target
-        ids = encode_messages(target.tokenizer, messages)
+        if not all(stop):
+            raise UsageError("A stop string is empty; it would end every answer before it begins.")
+        demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s)
+        target, shown = self.pair.target, list(toolbox.tools.values())
+        ids = encode_messages(target.tokenizer, messages, shown)
         if len(ids) >= target.max_context:
             raise ContextError(
                 f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "
@@ -256,23 +289,77 @@ class StepSpec:
         controller = Controller(
             policy=self.policy,
             target=target,
-            draft=self._draft_of(messages, len(ids)),
+            draft=self._draft_of(messages, shown, len(ids)),
             panel=self._panel,
             think_end=think_end_id(target.tokenizer),
             sampling=sampling,
             ledger=ledger,
             breaker=self.pair.breaker,
+            demands=demands,
+            answer=AnswerReader(stop, self._call_reader(toolbox, listed=demands.json_schema is not None)),
         )
         async with aclosing(controller.run(ids)) as events:
             async for event in events:
                 yield event
 
-    def _draft_of(self, messages: Sequence[Message], num_ids: int) -> Engine | None:
+    def _demands(
+        self,
+        toolbox: Toolbox,
+        json_schema: Mapping[str, Any] | None,
+        max_thinking_tokens: int | None,
+        deadline_s: float | None,
+    ) -> Demands:
+        """What is asked of the answer.
+
+        Raises:
+            UsageError: it contradicts itself, or what the models can do.
+        """
+        if deadline_s is not None and deadline_s <= 0:
+            raise UsageError(f"deadline_s is {deadline_s}; it must be above 0.")
+        if max_thinking_tokens is not None:
+            if max_thinking_tokens < 0:
+                raise UsageError(f"max_thinking_tokens is {max_thinking_tokens}; it must be 0 (no thinking) or more.")
+            if not self.thinks:
+                raise UsageError(
+                    f"{self.pair.target.name} does not think apart from its answer, so max_thinking_tokens means "
+                    "nothing to it. Set max_tokens."
+                )
+        if toolbox.forced and json_schema is not None:
+            raise UsageError(
+                f"A tool has to be called (tool_choice {toolbox.choice!r}), but the answer has to be JSON of another "
+                "form. Leave out json_schema, or let tool_choice be 'auto'."
+            )
+        schema: str | None = None
+        if toolbox.forced:
+            schema = schema_text(toolbox.schema())
+        elif json_schema is not None:
+            schema = schema_text(json_schema, toolbox)
+        writer = self.pair.draft if self.policy.family == "draft" and self.pair.draft else self.pair.target
+        if schema is not None and "json schema" not in writer.abilities:
+            raise UsageError(
+                f"{writer.name} cannot be held to a JSON schema, which json_schema and a tool_choice other than 'auto' "
+                "and 'none' need. Serve it with the torch engine or vLLM, or describe the form in words."
+            )
+        opener = None
+        if toolbox.tools and not self.thinks:
+            opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
+        return Demands(schema, opener, max_thinking_tokens, deadline_s)
+
+    def _call_reader(self, toolbox: Toolbox, *, listed: bool) -> CallReader | None:
+        if not toolbox.tools:
+            return None
+        if listed:
+            return ListedCalls()
+        tokenizer = self.pair.target.tokenizer
+        template = (call_format(tokenizer) or HERMES).template
+        return WrittenCalls(tokenizer.response_parser(template, list(toolbox.tools.values())))
+
+    def _draft_of(self, messages: Sequence[Message], tools: Sequence[Tool], num_ids: int) -> Engine | None:
         """The draft for one request, in the target's ids."""
         draft, target = self.pair.draft, self.pair.target
         if draft is None or self.pair.one_vocabulary:
             return draft
-        return TranslatedDraft(draft, encode_messages(draft.tokenizer, messages), target.tokenizer, num_ids)
+        return TranslatedDraft(draft, encode_messages(draft.tokenizer, messages, tools), target.tokenizer, num_ids)
 
     async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
         """Answers a question; arguments and errors as for `stream`."""

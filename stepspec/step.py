@@ -17,7 +17,10 @@ Origin = Literal["draft", "salvaged", "target"]
 StepEnd = Literal["delimiter", "cap", "thinking", "text"]
 """What ended a step: the delimiter, the token cap, the end-of-thinking tag, or the end of the whole text."""
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+Limit = Literal["max_tokens", "context", "deadline", "max_thinking_tokens"]
+"""What cut a text or its thinking short."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,26 @@ class AnswerDelta:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool, written by the target."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+    problem: str | None = None
+    """Why it cannot be made: a sentence. Arguments and name are then whatever the model wrote."""
+
+
+@dataclass(frozen=True)
+class ToolCalled:
+    """A call is whole. Its text is no part of the answer."""
+
+    call: ToolCall
+    type: Literal["tool.called"] = "tool.called"
+
+
+@dataclass(frozen=True)
 class Usage:
     """Tokens of a request, of which the committed ones are the draft's or the target's."""
 
@@ -173,6 +196,9 @@ class Result:
     num_prompt_tokens: int
     num_cached_tokens: int = 0
     """Tokens of the prompt that the target had read before, for an earlier request."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    limit: Limit | None = None
+    """What cut it short; the thinking alone where the reason to finish is another than `length`."""
     token_level_exact: bool = True
     """Whether what the target wrote has the target's law; false under a policy with a tolerance."""
 
@@ -208,4 +234,4 @@ class Done:
     type: Literal["done"] = "done"
 
 
-Event = StepProposed | StepJudged | StepCommitted | AnswerDelta | Done
+Event = StepProposed | StepJudged | StepCommitted | AnswerDelta | ToolCalled | Done

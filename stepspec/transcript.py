@@ -5,19 +5,30 @@ Ids are only ever appended, never encoded again, so the work per step does not g
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from stepspec.answer import AnswerReader
 from stepspec.engine import Stop, TokenBuffer, Tokenizer
-from stepspec.step import AnswerDelta, Origin, Step, StepCommitted, StepEnd
+from stepspec.step import AnswerDelta, Origin, Step, StepCommitted, StepEnd, ToolCalled
 from stepspec.stops import StopWatch
 from stepspec.text import TextReader
 
 
 class Transcript:
-    """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps."""
+    """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps,
+    whose text is the answer too."""
 
-    def __init__(self, prompt: Sequence[int], tokenizer: Tokenizer, step_stop: Stop, think_end: int | None) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        tokenizer: Tokenizer,
+        step_stop: Stop,
+        think_end: int | None,
+        answer: AnswerReader | None = None,
+    ) -> None:
         self.buffer = TokenBuffer(prompt)
         self.steps: list[Step] = []
-        self.answer = ""
+        self.answer = answer or AnswerReader()
+        self.num_thought = 0
+        """Tokens of the closed steps."""
         self.thinking = True
         self.ended = False
         self.open_ids: list[int] = []
@@ -57,7 +68,7 @@ class Transcript:
 
     def close_step(
         self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
-    ) -> Iterator[StepCommitted]:
+    ) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
         """Commits the open step; an end tag ends the thinking or the text and is no part of the step."""
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
@@ -65,16 +76,29 @@ class Transcript:
             text = self._reader.read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
+            self.num_thought += len(ids)
             yield StepCommitted(step)
-        self.thinking = end not in ("thinking", "text")
-        self.ended = end == "text"
+            if self._think_end is None:
+                yield from self.answer.feed(text)
+        self.thinking = end not in ("thinking", "text") and not self.answer.stopped
+        self.ended = end == "text" or self.answer.stopped
         if not self.thinking:
             self._reader.position = len(self.buffer)
         self.open_ids, self._watch, self._step_end = [], self._new_watch(), None
 
-    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerDelta]:
+    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
+        """Puts the tag behind what was thought so far, in the name of somebody who has not finished it."""
+        assert self._think_end is not None
+        yield from self.finish(origin)
+        self.extend([self._think_end])
+        yield from self.close_step(origin)
+
+    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
         """Takes ids of somebody who writes on alone, closing each step as it ends, then the answer."""
         for index, id in enumerate(ids):
+            if self.ended:  # by a stop string; what was written behind it is there, and not shown
+                self.buffer.append(ids[index:])
+                return
             if not self.thinking:
                 yield from self._answer(ids[index:])
                 return
@@ -83,15 +107,14 @@ class Transcript:
                 from_draft = len(self.open_ids) if origin == "draft" else 0
                 yield from self.close_step(origin, from_draft)
 
-    def finish(self, origin: Origin) -> Iterator[StepCommitted]:
+    def finish(self, origin: Origin) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
         """Closes the step that the last writer has left open."""
         if self.open_ids:
             yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
 
-    def _answer(self, ids: Sequence[int]) -> Iterator[AnswerDelta]:
+    def _answer(self, ids: Sequence[int]) -> Iterator[AnswerDelta | ToolCalled]:
         self.buffer.append(ids)
-        self.ended = ids[-1] in self._tokenizer.end_ids
-        text = self._reader.read(len(self.buffer) - self.ended, to_the_end=self.ended)
-        if text:
-            self.answer += text
-            yield AnswerDelta(text)
+        ended = ids[-1] in self._tokenizer.end_ids
+        text = self._reader.read(len(self.buffer) - ended, to_the_end=ended)
+        yield from self.answer.feed(text)
+        self.ended = ended or self.answer.stopped

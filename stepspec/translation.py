@@ -65,6 +65,7 @@ class TranslatedDraft:
         stop: Stop,
         drafting: Drafting = Drafting(),
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`; `prompt` is the same buffer at every call. All ids come in one chunk.
 
@@ -77,7 +78,7 @@ class TranslatedDraft:
             )
         self._catch_up(prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
-        chunk = await collect(self._draft.generate(self._own, sampling, own_stop, drafting))
+        chunk = await collect(self._draft.generate(self._own, sampling, own_stop, drafting, json_schema=json_schema))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
         ids = self.tokenizer.encode_text(self._draft.tokenizer.decode(written))
         self._proposed = ids, written

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from stepspec.engine import (
@@ -93,7 +93,7 @@ class VllmEngine:
     def abilities(self) -> frozenset[Ability]:
         """See `Engine.abilities`."""
         choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
-        return frozenset(["scores", "label laws", *choices])
+        return frozenset(["scores", "label laws", "json schema", *choices])
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
@@ -145,13 +145,16 @@ class VllmEngine:
         stop: Stop,
         drafting: Drafting = Drafting(),
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
         check_room(self, len(prompt), 1)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
-        async with aclosing(self._outputs(prompt.since(0), _params(sampling, stop, len(prompt)))) as outputs:
+        async with aclosing(
+            self._outputs(prompt.since(0), _params(sampling, stop, len(prompt), json_schema))
+        ) as outputs:
             async for output in outputs:
                 piece = output.outputs[0]
                 num_passes += 1
@@ -331,7 +334,7 @@ def _room(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"gpu_memory_utilization": round(DEVICE_SHARE * free / total, 3)}
 
 
-def _params(sampling: Sampling, stop: Stop, position: int) -> SamplingParams:
+def _params(sampling: Sampling, stop: Stop, position: int, json_schema: str | None = None) -> SamplingParams:
     return SamplingParams(
         max_tokens=stop.max_tokens,
         temperature=sampling.temperature,
@@ -348,6 +351,7 @@ def _params(sampling: Sampling, stop: Stop, position: int) -> SamplingParams:
         detokenize=bool(stop.delimiters),
         skip_special_tokens=False,
         output_kind=RequestOutputKind.DELTA,
+        structured_outputs=None if json_schema is None else StructuredOutputsParams(json=json_schema),
     )
 
 

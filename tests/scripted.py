@@ -14,6 +14,7 @@ from typing import Any, get_args
 from weakref import WeakKeyDictionary
 
 import jinja2
+from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.controller import Controller
 from stepspec.engine import (
@@ -89,9 +90,22 @@ class WordTokenizer:
     def same_vocabulary(self, other: "WordTokenizer") -> bool:
         return self is other
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+    response_template = None
+
+    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ResponseParser:
+        return ResponseParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, tools=list(tools) or None
+            )
         except jinja2.TemplateError as error:
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
 
@@ -146,6 +160,7 @@ class Call:
     drafting: Drafting | None = None
     probes: tuple[str, ...] = ()
     hint: str = ""
+    json_schema: str | None = None
 
 
 NO_DRAFTING = Drafting()
@@ -185,10 +200,12 @@ class ScriptedEngine:
         stop: Stop,
         drafting: Drafting = NO_DRAFTING,
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         self._check_room(len(prompt) + 1)
         text = self._read(prompt)
         asked = {"stop": stop, "sampling": sampling, "drafting": drafting, "hint": self.tokenizer.decode(hint)}
+        asked["json_schema"] = json_schema
         self.calls.append(Call("generate", text, **asked))
         reply = next(self._replies, None)
         assert reply is not None, f"the script of {self.name} has no reply to {text!r}"
@@ -382,8 +399,9 @@ class Stage:
         assert tuple(event.step for event in events if isinstance(event, StepCommitted)) == result.steps
         assert [step.index for step in result.steps] == list(range(counts.steps))
         assert result.reasoning == "".join(step.text for step in result.steps)
-        if self.tags:
-            assert result.answer == "".join(event.text for event in events if isinstance(event, AnswerDelta))
+        assert result.answer == "".join(event.text for event in events if isinstance(event, AnswerDelta))
+        if not self.tags:
+            assert result.answer == result.reasoning
         assert self.target.num_open == self.draft.num_open == 0
         assert result.times.controller >= 0
 

@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
     {"errors", "files", "step", "rendering", "loop_thread"},
-    {"engine", "metrics", "policy", "benchmark", "prompts", "stops"},
-    {"breaker", "judges", "ledger", "text", "transcript", "translation"},
+    {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "tools"},
+    {"answer", "breaker", "judges", "ledger", "text", "transcript", "translation"},
     {"controller"},
     {"session"},
     {"blocking"},

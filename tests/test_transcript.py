@@ -31,7 +31,7 @@ def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, think_end: 
     events = [event for chunk in chunks for event in transcript.write_on(chunk, "target")]
     events += transcript.finish("target")
     assert [event.step for event in events if isinstance(event, StepCommitted)] == transcript.steps
-    assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == transcript.answer
+    assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == transcript.answer.text
     assert transcript.buffer.since(len(PROMPT)) == [id for chunk in chunks for id in chunk]
     return transcript
 
@@ -55,7 +55,7 @@ def test_however_the_ids_are_cut_into_chunks_the_text_is_the_same(
     whole = write([ids], max_step_tokens, think_end)
     in_pieces = write(chunks, max_step_tokens, think_end)
     assert in_pieces.steps == whole.steps
-    assert in_pieces.answer == whole.answer
+    assert in_pieces.answer.text == whole.answer.text
     assert (in_pieces.thinking, in_pieces.ended) == (whole.thinking, whole.ended)
 
 
@@ -64,7 +64,7 @@ def test_nothing_of_a_finished_text_is_lost(text: str, max_step_tokens: int) -> 
     reasoning, _, answer = text.partition("</think>")
     transcript = write([[id] for id in TOKENIZER.encode(text + "<|end|>")], max_step_tokens)
     assert "".join(step.text for step in transcript.steps) == reasoning
-    assert transcript.answer == answer
+    assert transcript.answer.text == answer
     assert transcript.ended
     assert not transcript.thinking
     assert sum(step.num_tokens for step in transcript.steps) == len(TOKENIZER.encode(reasoning))
@@ -84,7 +84,7 @@ def test_thinking_that_ends_with_the_text_leaves_no_answer() -> None:
     transcript = write([TOKENIZER.encode("One.<|end|>")])
     assert [(step.text, step.end) for step in transcript.steps] == [("One.", "text")]
     assert transcript.ended
-    assert transcript.answer == ""
+    assert transcript.answer.text == ""
 
 
 def test_a_tag_alone_is_no_step() -> None:
@@ -95,7 +95,7 @@ def test_a_tag_alone_is_no_step() -> None:
 
 
 def test_a_second_tag_is_text_of_the_answer() -> None:
-    assert write([TOKENIZER.encode("One.</think>4</think>5<|end|>")]).answer == "4</think>5"
+    assert write([TOKENIZER.encode("One.</think>4</think>5<|end|>")]).answer.text == "4</think>5"
 
 
 @pytest.mark.parametrize(("num_ids", "answer"), [(3, "a"), (4, "a"), (5, "a→"), (6, "a→"), (8, "a→"), (9, "a→😀")])
@@ -104,7 +104,7 @@ def test_the_answer_waits_for_a_character_to_be_whole(num_ids: int, answer: str)
     transcript = new()
     for id in ids[:num_ids]:
         list(transcript.write_on([id], "target"))
-    assert transcript.answer == answer
+    assert transcript.answer.text == answer
 
 
 def test_a_broken_character_does_not_hold_the_answer_back_for_ever() -> None:
@@ -113,12 +113,12 @@ def test_a_broken_character_does_not_hold_the_answer_back_for_ever() -> None:
     list(transcript.write_on([THINK_END], "target"))
     for _ in range(10):
         list(transcript.write_on([broken], "target"))
-    assert len(transcript.answer) == 7
+    assert len(transcript.answer.text) == 7
 
 
 def test_a_broken_character_at_the_end_is_shown_as_one() -> None:
     broken = TOKENIZER.encode("€")[:2]
-    assert write([[THINK_END, *broken, *TOKENIZER.end_ids]]).answer == "\ufffd"
+    assert write([[THINK_END, *broken, *TOKENIZER.end_ids]]).answer.text == "\ufffd"
 
 
 def test_the_writer_s_share_of_a_step_leaves_out_the_tag() -> None:
@@ -155,4 +155,4 @@ def test_a_space_at_the_start_of_a_step_or_an_answer_is_kept_for_any_tokenizer()
     )
     events = list(transcript.write_on(tokenizer.encode(" One two six</think> Four"), "target"))
     assert [event.step.text for event in events if isinstance(event, StepCommitted)] == [" One two", " six"]
-    assert transcript.answer == " Four"
+    assert transcript.answer.text == " Four"

@@ -51,7 +51,7 @@ def answer_question(
             if as_json:
                 print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))
             else:
-                await _show(events, _Printer())
+                await _show(events, _Printer(), thinks=spec.thinks)
 
     asyncio.run(answer())
 
@@ -91,13 +91,13 @@ class _Printer:
         sys.stdout.flush()
 
 
-async def _show(events: AsyncIterator[Event], printer: _Printer) -> None:
+async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool) -> None:
     shown = ""
     async for event in events:
         if isinstance(event, StepCommitted):
             shown = event.step.text
             printer.write(shown, COLOURS[event.step.origin])
-        elif isinstance(event, AnswerDelta):
+        elif isinstance(event, AnswerDelta) and thinks:
             if shown:
                 printer.write(_gap_after(shown))
                 shown = ""

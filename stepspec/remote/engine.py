@@ -32,7 +32,7 @@ from stepspec.remote.answers import Choice, Completion, Usage, checked_ids, labe
 from stepspec.remote.client import Wire
 from stepspec.remote.conversation import Conversation
 from stepspec.remote.problems import nonsense
-from stepspec.remote.server import Server, generate_fields, one_token_fields
+from stepspec.remote.server import Server, generate_fields, one_token_fields, schema_fields
 from stepspec.stops import StopWatch
 
 UNKNOWN_CONTEXT = 1 << 20
@@ -59,7 +59,8 @@ class RemoteEngine:
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
         laws: list[Ability] = ["label laws"] if server.num_logprobs else []
-        self.abilities: frozenset[Ability] = frozenset([*scores, *laws])
+        schemas: list[Ability] = ["json schema"] if server.schema_field else []
+        self.abilities: frozenset[Ability] = frozenset([*scores, *laws, *schemas])
         self.address = address
         self._server = server
         self._wire = Wire(address)
@@ -99,13 +100,17 @@ class RemoteEngine:
         stop: Stop,
         drafting: Drafting = Drafting(),
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as the server was started to do; a hint has no way to it."""
         check_room(self, len(prompt), 1)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, self._fields(sampling, stop, len(prompt)))
+        fields = self._fields(sampling, stop, len(prompt))
+        if json_schema is not None and self._server.schema_field:
+            fields |= schema_fields(self._server.schema_field, json_schema)
+        body = conversation.body(prompt, fields)
         pieces = _Pieces(self.address, self._server, self.tokenizer)
         total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
         async with aclosing(self._answers(conversation, body, in_one_piece=self._in_one_piece(stop))) as answers:

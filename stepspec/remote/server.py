@@ -1,8 +1,9 @@
 """What a server can do, found out by asking it, once, before anything is timed."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import httpx
 
@@ -23,6 +24,12 @@ MOST_LOGPROBS = (20, 5)
 ScoreRoute = Literal["prompt_logprobs", "generate"]
 """How a server scores a continuation: vLLM's field of that name, which reads the whole prompt again; or SGLang's
 `/generate`, which does not."""
+
+
+SchemaField = Literal["structured_outputs", "json_schema"]
+"""Where a server looks for the schema of a text: vLLM in the one, SGLang and llama.cpp in the other."""
+
+TRIAL_SCHEMA = '{"enum": ["stepspec"]}'
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class Server:
     several_prompts: bool
     """Whether one call may have several prompts."""
     scores: ScoreRoute | None
+    schema_field: SchemaField | None
 
     @classmethod
     def found(cls, address: Address) -> "Server":
@@ -97,6 +105,7 @@ class _Asking:
             names_ids=bool(tops) and all(name.startswith(TOKEN_ID) for name in tops),
             several_prompts=self._takes_several(model, trial),
             scores=self._score_route(model) if trial.prompt is TRIAL_IDS else None,
+            schema_field=self._schema_field(model, trial),
         )
 
     def _model_card(self) -> Mapping[str, Any]:
@@ -161,6 +170,19 @@ class _Asking:
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def _schema_field(self, model: str, trial: "_Trial") -> SchemaField | None:
+        """The field that has an effect: others than that are ignored, or refused."""
+        for field in get_args(SchemaField):
+            fields = {"model": model, "prompt": trial.prompt, "max_tokens": 16, "temperature": 0}
+            fields |= schema_fields(field, TRIAL_SCHEMA)
+            response = self.client.post(f"{self.address.base}/completions", json=fields)
+            try:
+                if response.is_success and json.loads(response.json()["choices"][0]["text"]) == "stepspec":
+                    return field
+            except (ValueError, KeyError, TypeError, IndexError):
+                continue
+        return None
+
     def _kind(self, card: Mapping[str, Any]) -> str:
         """Who serves, and its version where that is told."""
         name = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(str(card.get("owned_by")), "")
@@ -189,6 +211,12 @@ def one_token_fields(model: str, num_logprobs: int, *, extended: bool) -> dict[s
     if extended:
         fields |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
     return fields
+
+
+def schema_fields(field: SchemaField, schema: str) -> dict[str, Any]:
+    """What holds a call to a schema."""
+    form = json.loads(schema)
+    return {"structured_outputs": {"json": form}} if field == "structured_outputs" else {"json_schema": form}
 
 
 def generate_fields(start: int) -> dict[str, Any]:

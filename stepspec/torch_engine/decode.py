@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stepspec.metrics import Metrics
 from stepspec.torch_engine import sampling
+from stepspec.torch_engine.constraint import allowed_tokens
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import bucket, captured, frame
 from stepspec.torch_engine.model import CausalModel, Places
@@ -87,8 +88,8 @@ class Rounds:
 
     def start(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
-        how = self._samplers(rows)
         draft = Draft.empty(len(rows), logits.device)
+        how = self._constrained(self._samplers(rows), rows, draft)
         firsts = torch.tensor([row.length for row in rows]).to(logits.device)
         logits = sampling.edited(logits[:, None], how, None if how.seen is None else how.seen[:, None])
         _, tokens = decide(logits, draft, firsts.new_zeros(len(rows)), firsts, how)
@@ -109,6 +110,7 @@ class Rounds:
             if draft is not None and costs is not None and max(wanted) > 1:  # a single token may be a trial
                 draft = self._worth_verifying(alive, drafter, draft, costs)
         draft = draft or Draft.empty(len(rows), target.device)
+        how = self._constrained(how, rows, draft)
         num_tokens = draft.tokens.shape[1]
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
         table = [
@@ -196,6 +198,14 @@ class Rounds:
             if self._how.penalty is not None:
                 self._how = self._how._replace(seen=torch.stack([self._seen(row) for row in rows]))
         return self._how
+
+    def _constrained(self, how: Samplers, rows: Sequence[Row], draft: Draft) -> Samplers:
+        """The same with what the rows' constraints allow, if there are any: only then is a draft looked at."""
+        constraints = [row.constraint for row in rows]
+        if not any(constraints):
+            return how
+        allowed = allowed_tokens(constraints, draft.tokens.tolist(), self._target.vocab_size, self._target.device)
+        return how._replace(allowed=allowed)
 
     def _seen(self, row: Row) -> Tensor:
         """Which tokens the row's text has, [V]; what is new since the last time is added."""

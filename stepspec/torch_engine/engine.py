@@ -33,6 +33,7 @@ from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
 from stepspec.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.torch_engine.constraint import Grammars
 from stepspec.torch_engine.drafters import Drafters
 from stepspec.torch_engine.drafters.medusa import MedusaHeads, load_heads
 from stepspec.torch_engine.matrix import SMALL_MODEL
@@ -75,6 +76,7 @@ class TorchEngine:
         self._drafter = drafter
         self._heads = heads
         self._weights = weights
+        self._grammars = Grammars(tokenizer, model.vocab_size)
         self._make_room(budget)
         self._metrics = Metrics()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -166,10 +168,14 @@ class TorchEngine:
         stop: Stop,
         drafting: Drafting = Drafting(),
         hint: Sequence[int] = (),
+        json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         check_room(self, len(prompt), 1)
         self._drafters.check(drafting.drafter)
+        constraint = None
+        if json_schema is not None:
+            constraint = await asyncio.to_thread(self._grammars.constraint, json_schema)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         call = Generation(
             prompt=prompt,
@@ -183,6 +189,7 @@ class TorchEngine:
                 drafting,
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
                 hint,
+                constraint,
             ),
             chunks=asyncio.Queue(),
         )

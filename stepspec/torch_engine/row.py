@@ -8,6 +8,7 @@ from torch import Tensor
 from stepspec.engine import ChunkEnd, Drafting, Sampling, TokenBuffer
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
+from stepspec.torch_engine.constraint import Constraint
 from stepspec.torch_engine.slots import Slot
 
 
@@ -21,6 +22,7 @@ class Row:
     drafting: Drafting
     watch: StopWatch
     hint: Sequence[int] = ()
+    constraint: Constraint | None = None
     generated: list[int] = field(default_factory=list)
     end: ChunkEnd | None = None
     slot: Slot = field(init=False)  # once the call is admitted
@@ -56,4 +58,6 @@ class Row:
             self.end = self.watch.feed(token)
             if self.end is not None:
                 break
+        if self.constraint is not None and self.end is None:
+            self.constraint.consume(self.generated[before:])
         return min(num_drafted, len(self.generated) - before)

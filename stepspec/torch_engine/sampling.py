@@ -35,6 +35,7 @@ class Samplers(NamedTuple):
     filters: Filters | None = None
     penalty: Tensor | None = None
     bias: Tensor | None = None  # [B, V]; -inf where a token is not allowed
+    allowed: Tensor | None = None  # bool [B, K + 1, V], which tokens may stand at the K + 1 positions of a round
     seen: Tensor | None = None  # bool [B, V], the tokens of each row's text; there if `penalty` is
     tolerance: Tensor | None = None
     synthetic: Tensor | None = None  # below 0 where a row asks for none
@@ -96,12 +97,15 @@ def seen_along(how: Samplers, after: Tensor) -> Tensor | None:
 
 
 def edited(logits: Tensor, how: Samplers, seen: Tensor | None) -> Tensor:
-    """Logits [B, T, V] in float32 after the repetition penalty (arXiv:1909.05858) for what was seen, and the bias."""
+    """Logits [B, T, V] in float32 after the repetition penalty (arXiv:1909.05858) for what was seen, the bias, and
+    what is allowed."""
     logits = logits.float()
     if how.penalty is not None and seen is not None:
         penalty = how.penalty[:, None, None]
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-    return logits if how.bias is None else logits + how.bias[:, None]
+    if how.bias is not None:
+        logits = logits + how.bias[:, None]
+    return logits if how.allowed is None else logits.masked_fill(~how.allowed, -torch.inf)
 
 
 def laws(logits: Tensor, how: Samplers) -> Tensor:

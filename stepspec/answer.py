@@ -1,0 +1,59 @@
+"""The answer as a user sees it, while it is written: up to the first stop string, and calls of tools apart."""
+
+from collections.abc import Iterator, Sequence
+
+from stepspec.step import AnswerDelta, ToolCall, ToolCalled
+from stepspec.tools import CallReader
+
+
+class AnswerReader:
+    """Takes the answer's text piece by piece. What may be the beginning of a stop string or a call is held back."""
+
+    def __init__(self, stops: Sequence[str] = (), calls: CallReader | None = None) -> None:
+        self.stopped = False
+        """Whether a stop string has come, which ends the text."""
+        self.calls: list[ToolCall] = []
+        self._stops = stops
+        self._reader = calls
+        self._held: str = ""
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that was given so far."""
+        return "".join(self._pieces)
+
+    def feed(self, text: str) -> Iterator[AnswerDelta | ToolCalled]:
+        """Takes a further piece, and gives what is now certain to be seen."""
+        if self.stopped:
+            return
+        text = self._held + text
+        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        self.stopped = bool(found)
+        end = min(found) if found else len(text) - _beginning(text, self._stops)
+        text, self._held = text[:end], "" if found else text[end:]
+        yield from self._told(self._reader.feed(text) if self._reader else [text])
+
+    def finish(self) -> Iterator[AnswerDelta | ToolCalled]:
+        """Gives what was held back, as no more will come."""
+        held, self._held = self._held, ""
+        if self._reader is None:
+            yield from self._told([held])
+        else:
+            yield from self._told([*self._reader.feed(held), *self._reader.finish()])
+
+    def _told(self, found: Sequence[str | ToolCall]) -> Iterator[AnswerDelta | ToolCalled]:
+        for each in found:
+            if isinstance(each, ToolCall):
+                self.calls.append(each)
+                yield ToolCalled(each)
+            elif each:
+                self._pieces.append(each)
+                yield AnswerDelta(each)
+
+
+def _beginning(text: str, stops: Sequence[str]) -> int:
+    """How many characters at the end of a text may be the beginning of a stop string."""
+    longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
+    lengths = range(longest, 0, -1)
+    return next((length for length in lengths if any(stop.startswith(text[-length:]) for stop in stops)), 0)

@@ -4,9 +4,7 @@ with SyncStepSpec() as spec:
     print(spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?").answer)
 """
 
-import queue
 from collections.abc import Generator, Sequence
-from contextlib import aclosing
 from types import TracebackType
 from typing import Unpack
 
@@ -15,7 +13,7 @@ from stepspec.loop_thread import LoopThread
 from stepspec.policy import Policy
 from stepspec.prompts import Message
 from stepspec.session import Options, Pair, StepSpec
-from stepspec.step import Done, Event, Result
+from stepspec.step import Event, Result
 
 
 class SyncStepSpec:
@@ -63,24 +61,4 @@ class SyncStepSpec:
 
     def stream(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Generator[Event]:
         """Answers a question, event by event; see `StepSpec.stream`. Leaving the iterator cancels the request."""
-        told: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
-
-        async def pump() -> None:
-            try:
-                async with aclosing(self._spec.stream(question, **options)) as events:
-                    async for event in events:
-                        told.put(event)
-            except Exception as error:
-                told.put(error)
-
-        running = self._opened().start(pump())
-        try:
-            while True:
-                event = told.get()
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-                if isinstance(event, Done):
-                    return
-        finally:
-            running.cancel()
+        return self._opened().iterate(self._spec.stream(question, **options))

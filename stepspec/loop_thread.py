@@ -1,12 +1,23 @@
 """An event loop in a thread of its own, for work that may be asked for from any thread and any other loop."""
 
 import asyncio
+import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Told(Generic[T]):
+    """What an iterator has given; nothing at its end, or because of an error."""
+
+    items: tuple[T, ...] = ()
+    error: Exception | None = None
 
 
 class LoopThread:
@@ -29,6 +40,32 @@ class LoopThread:
         except BaseException:
             running.cancel()
             raise
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T]:
+        """Goes through something there, as it comes; leaving the iterator ends it there too."""
+        told: queue.SimpleQueue[_Told[T]] = queue.SimpleQueue()
+
+        async def pump() -> None:
+            end = _Told[T]()
+            try:
+                async with aclosing(items):
+                    async for item in items:
+                        told.put(_Told((item,)))
+            except Exception as error:
+                end = _Told(error=error)
+            told.put(end)
+
+        running = self.start(pump())
+        try:
+            while True:
+                each = told.get()
+                if each.error is not None:
+                    raise each.error
+                if not each.items:
+                    return
+                yield each.items[0]
+        finally:
+            running.cancel()
 
     def close(self) -> None:
         """Ends the thread; nothing may run there any more."""

@@ -169,6 +169,10 @@ class ToolCalled:
     type: Literal["tool.called"] = "tool.called"
 
 
+LEAST_TO_JUDGE_BY = 8
+"""Tokens that the target must have written in a request, to judge its pace by them."""
+
+
 @dataclass(frozen=True)
 class Usage:
     """Tokens of a request, of which the committed ones are the draft's or the target's."""
@@ -214,6 +218,15 @@ class Result:
             draft_tokens=counts.accepted,
             target_tokens=counts.regenerated + counts.forced,
         )
+
+    @property
+    def estimated_speedup(self) -> float | None:
+        """How many times as long the target would have taken, had it written all tokens at the pace at which it wrote
+        its own. A guess, not a measurement; None where it wrote too few of its own to tell."""
+        written, times = self.counts.target_generated, self.times
+        if written < LEAST_TO_JUDGE_BY or not times.target or not times.wall:
+            return None
+        return self.counts.committed * times.target / written / times.wall
 
     def to_dict(self) -> dict[str, object]:
         """The result as plain values, for JSON."""

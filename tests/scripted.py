@@ -207,8 +207,7 @@ class ScriptedEngine:
         asked = {"stop": stop, "sampling": sampling, "drafting": drafting, "hint": self.tokenizer.decode(hint)}
         asked["json_schema"] = json_schema
         self.calls.append(Call("generate", text, **asked))
-        reply = next(self._replies, None)
-        assert reply is not None, f"the script of {self.name} has no reply to {text!r}"
+        reply = self._reply_to(self.calls[-1])
         reply = Reply(reply) if isinstance(reply, str) else reply
         room = min(stop.max_tokens, self.max_context - len(prompt))
         watch = StopWatch(Stop(room, stop.delimiters, stop.token_ids), self.tokenizer.piece, self.tokenizer.end_ids)
@@ -235,6 +234,16 @@ class ScriptedEngine:
         finally:
             self.num_open -= 1
 
+    def _reply_to(self, call: Call) -> Reply | str:
+        reply = next(self._replies, None)
+        assert reply is not None, f"the script of {self.name} has no reply to {call.prompt!r}"
+        return reply
+
+    def _opinion_on(self, call: Call) -> Opinion | str:
+        opinion = next(self._opinions, None)
+        assert opinion is not None, f"the script of {self.name} has no opinion on {call.continuation!r}"
+        return opinion
+
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
@@ -243,8 +252,7 @@ class ScriptedEngine:
         self.calls.append(
             Call("verify", text, decode(continuation), probes=tuple(decode(probe.ids) for probe in probes))
         )
-        opinion = next(self._opinions, None)
-        assert opinion is not None, f"the script of {self.name} has no opinion on {decode(continuation)!r}"
+        opinion = self._opinion_on(self.calls[-1])
         opinion = Opinion(opinion) if isinstance(opinion, str) else opinion
         self.num_open += 1
         try:

@@ -1,0 +1,506 @@
+"""ChatStepSpec: a LangChain chat model that speculates on reasoning.
+
+model = ChatStepSpec(model="vllm:Qwen/Qwen3-32B", draft="vllm:Qwen/Qwen3-0.6B")   # in this process
+model = ChatStepSpec(model="Qwen3-32B", base_url="http://localhost:8000/v1")      # served by `stepspec serve`
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from functools import cached_property
+from importlib import import_module
+from operator import itemgetter
+from typing import Any, Literal
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    CallbackManagerForLLMRun,
+    adispatch_custom_event,
+)
+from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough
+from langchain_core.tools import BaseTool
+from langchain_core.utils import secret_from_env
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.utils.utils import from_env
+from pydantic import ConfigDict, Field, SecretStr, model_validator
+
+from stepspec.engine import Sampling
+from stepspec.errors import EngineError, unknown_name
+from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
+from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
+from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
+from stepspec.policy import Policy
+from stepspec.session import Options, Pair, StepSpec
+from stepspec.step import Done, Event, StepCommitted, ToolCalled
+
+STEP_EVENT = "stepspec.step.committed"
+"""Name of the custom event of a step, where there is a run around the model to tell it to."""
+
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PER_CALL = (
+    "model",
+    "draft",
+    "policy",
+    *SAMPLED,
+    "seed",
+    "max_tokens",
+    "max_thinking_tokens",
+    "deadline_s",
+    "timeout",
+    "max_retries",
+    "stop",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+)
+"""What a call may say otherwise than the model does."""
+
+SAID_ANYWAY = ("strict", "stream", "ls_structured_output_format")
+"""Of other providers' arguments those that say what is the case here in any event: schemas are always kept to."""
+
+Schema = dict[str, Any] | type
+
+
+class ChatStepSpec(BaseChatModel):
+    """A target and a draft as one chat model, in this process or behind `stepspec serve`.
+
+    In process, engines are loaded at the first call and shared by all chat models that name the same ones.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
+
+    model: str | None = Field(default=None, alias="model_name")
+    """Target: a spec string such as `vllm:Qwen/Qwen3-32B`, or with `base_url` the name of the model there. None is the
+    embedded pair, or whatever is served."""
+    draft: str | None = None
+    """Spec string of the draft model. Not with `base_url`, where the service has its own."""
+    policy: str | Policy = "stepspec"
+    """A policy's name, file or value; with `base_url` the name of one that the service knows."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """None draws anew at every call."""
+    max_tokens: int | None = Field(default=None, alias="max_completion_tokens")
+    """Most tokens generated in a call, rejected ones included. None leaves it to the context."""
+    max_thinking_tokens: int | None = None
+    """After so many the thinking is ended, and the target answers."""
+    deadline_s: float | None = None
+    """After so many seconds the thinking is ended, and the target answers."""
+    timeout: float | None = Field(default=None, alias="request_timeout")
+    """Seconds after which a call is given up, with an error."""
+    max_retries: int | None = None
+    """How often a call is made again that failed before it gave anything; None is 2 with `base_url`, else 0."""
+    stop: list[str] | None = Field(default=None, alias="stop_sequences")
+    """Strings that end the answer. Reasoning has no part in this."""
+    streaming: bool = False
+    """Whether `invoke` streams inside, for callbacks that listen to tokens."""
+    base_url: str | None = Field(default_factory=from_env("STEPSPEC_BASE_URL", default=None))
+    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`."""
+    api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
+    pair: Any = Field(default=None, exclude=True)
+    """A `stepspec.Pair` that is loaded already, instead of `model` and `draft`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ChatStepSpec":
+        if self.base_url is not None and (self.draft is not None or self.pair is not None):
+            raise ValueError("With base_url the service has its own models; leave out draft and pair.")
+        if self.base_url is not None and isinstance(self.policy, Policy):
+            raise ValueError("With base_url the policy is the name of one that the service knows.")
+        if not isinstance(self.pair, Pair | None):
+            raise ValueError("pair is no stepspec.Pair; load one with stepspec.load_pair.")
+        if self.pair is not None and (self.model is not None or self.draft is not None):
+            raise ValueError("Give either a loaded pair, or model and draft.")
+        return self
+
+    # What LangChain asks of a chat model.
+
+    @property
+    def _llm_type(self) -> str:
+        return "stepspec"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        policy = self.policy if isinstance(self.policy, str) else self.policy.summary
+        return {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url} | {
+            name: getattr(self, name) for name in (*SAMPLED, "seed", "max_tokens", "max_thinking_tokens", "deadline_s")
+        }
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = LangSmithParams(
+            ls_provider=PROVIDER,
+            ls_model_name=self._name(kwargs.get("model", self.model)),
+            ls_model_type="chat",
+            ls_temperature=kwargs.get("temperature", self.temperature),
+        )
+        if most := kwargs.get("max_tokens", self.max_tokens):
+            params["ls_max_tokens"] = most
+        if ends := stop or self.stop:
+            params["ls_stop"] = ends
+        return params
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        profile = ModelProfile(
+            text_inputs=True,
+            text_outputs=True,
+            tool_calling=True,
+            tool_choice=True,
+            tool_call_streaming=True,
+            structured_output=True,
+            reasoning_output=True,
+        )
+        pair = self.pair or loaded_pair(self.model, self.draft)
+        if pair is not None:
+            profile["max_input_tokens"] = profile["max_output_tokens"] = pair.target.max_context
+        return profile
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The target's ids of a text. Not with `base_url`."""
+        if self.base_url is not None:
+            raise InvalidRequestError("The service does not tell ids. Count by the usage_metadata of its answers.")
+        with as_langchain_errors():
+            return (self.pair or shared_pair(self.model, self.draft)).target.tokenizer.encode_text(text)
+
+    def _name(self, model: str | None) -> str:
+        """What results call the model."""
+        if model is not None:
+            return model
+        return self.pair.target.name if self.pair else "embedded" if self.base_url is None else "served"
+
+    # Calls. Asynchronous ones run where they are made, synchronous ones in a thread that all chat models share.
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(stop, kwargs)
+        async with aclosing(call.events(messages)) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    message = message_of(event.result, call.model, call.policy_name, thinks=call.thinks)
+                    return ChatResult(generations=[ChatGeneration(message=message)])
+                await _tell(event, thinks=call.thinks)
+        raise AssertionError("a request ends with Done or an error")
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncGenerator[ChatGenerationChunk, None]:
+        call, num_calls = self._call(stop, kwargs), 0
+        async with aclosing(call.events(messages)) as events:
+            async for event in events:
+                await _tell(event, thinks=call.thinks)
+                if isinstance(event, Done):
+                    chunk: AIMessageChunk | None = last_chunk(event.result, call.model, call.policy_name)
+                else:
+                    chunk = chunk_of(event, thinks=call.thinks, num_calls=num_calls)
+                num_calls += isinstance(event, ToolCalled)
+                if chunk is not None:
+                    yield ChatGenerationChunk(message=chunk)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return loop_thread().run(self._agenerate(messages, stop, **kwargs))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        return loop_thread().iterate(self._astream(messages, stop, **kwargs))
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """All at once, and not as many as there are threads."""
+        work = self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
+        return loop_thread().run(work)
+
+    async def stepspec_events(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Event, None]:
+        """The typed events of a call (`stepspec.StepSpec.stream`), proposals and judgements among them."""
+        async with aclosing(self._call(stop, kwargs).events(messages)) as events:
+            async for event in events:
+                yield event
+
+    def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_Call":
+        said = {name: value for name, value in kwargs.items() if name not in SAID_ANYWAY}
+        for name in said:
+            if name not in PER_CALL:
+                raise InvalidRequestError(unknown_name("setting of a call", name, PER_CALL))
+        if self.base_url is not None and said.get("draft") is not None:
+            raise InvalidRequestError("With base_url the service has its own draft; leave it out.")
+        return _Call(self, {"stop": stop, **said} if stop is not None else said)
+
+    @cached_property
+    def _sessions(self) -> dict[Any, Any]:
+        """What answers, by model, draft and policy."""
+        return {}
+
+    # Tools and structured output.
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | dict[str, Any] | bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools that it may call.
+
+        Args:
+            tools: whatever LangChain makes a tool of.
+            tool_choice: "auto" (or None, False), "none", "any" or "required" (or True), or a tool's name, also in
+                OpenAI's form.
+            kwargs: further settings of each call.
+
+        Raises:
+            InvalidRequestError: the tool that is to be called is not among them.
+        """
+        described = [convert_to_openai_tool(tool) for tool in tools]
+        names = [tool["function"]["name"] for tool in described]
+        choice = _tool_choice(tool_choice)
+        if choice not in ("auto", "none", "required", *names):
+            raise InvalidRequestError(unknown_name("tool", choice, names))
+        return self.bind(tools=described, tool_choice=choice, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema | None = None,
+        *,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """The model with answers of that form, to which it is held token by token.
+
+        Args:
+            schema: a pydantic class, a TypedDict class, or a JSON schema.
+            method: `json_schema` and `json_mode` answer in JSON, of that form or of any; `function_calling` shows
+                the form as a tool that has to be called.
+            include_raw: whether the result is a dictionary with `raw`, `parsed` and `parsing_error`.
+            strict: nothing changes by it, as forms are always kept to.
+            tools: tools that may be called instead; not with `function_calling`.
+            kwargs: further settings of each call.
+
+        Raises:
+            InvalidRequestError: the arguments contradict each other.
+        """
+        if schema is None and method != "json_mode":
+            raise InvalidRequestError(f"The method {method!r} needs a schema.")
+        form = {"kwargs": {"method": method, "strict": strict}, "schema": schema}
+        parser: Any
+        if method == "function_calling":
+            if tools:
+                raise InvalidRequestError("With function_calling the schema is the only tool; leave out tools.")
+            assert schema is not None
+            name = convert_to_openai_tool(schema)["function"]["name"]
+            model = self.bind_tools(
+                [schema], tool_choice=name, parallel_tool_calls=False, ls_structured_output_format=form, **kwargs
+            )
+            if isinstance(schema, type) and is_basemodel_subclass(schema):
+                parser = PydanticToolsParser(tools=[schema], first_tool_only=True)
+            else:
+                parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+        elif method in ("json_schema", "json_mode"):
+            settings = {"response_format": _response_format(schema, method), "ls_structured_output_format": form}
+            if tools:
+                model = self.bind_tools(tools, **settings, **kwargs)
+            else:
+                model = self.bind(**settings, **kwargs)
+            if isinstance(schema, type) and is_basemodel_subclass(schema):
+                parser = PydanticOutputParser(pydantic_object=schema)
+            else:
+                parser = JsonOutputParser()
+        else:
+            methods = ("json_schema", "function_calling", "json_mode")
+            raise InvalidRequestError(unknown_name("method", method, methods))
+        if not include_raw:
+            return model | parser
+        parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+class _Call:
+    """One call: the model's settings, and what was said otherwise."""
+
+    def __init__(self, chat: ChatStepSpec, said: Mapping[str, Any]) -> None:
+        self._chat = chat
+        self._said = said
+        self.model = chat._name(self._setting("model"))
+        self.policy: str | Policy = self._setting("policy")
+        self.policy_name = self.policy if isinstance(self.policy, str) else self.policy.summary
+        self.thinks = True
+        """Whether the model thinks apart from its answer; known with the first event."""
+
+    def _setting(self, name: str) -> Any:
+        said = self._said.get(name)
+        return getattr(self._chat, name, None) if said is None else said
+
+    async def events(self, messages: Sequence[BaseMessage]) -> AsyncGenerator[Event, None]:
+        """The events of the call.
+
+        Raises:
+            ModelError: LangChain's; something cannot be done or has failed.
+        """
+        timeout = self._setting("timeout")
+        with as_langchain_errors():
+            turns, options = turns_of(messages), self._options()
+            spec = await self._session()
+            self.thinks = spec.thinks
+            if "max_tokens" not in options and isinstance(spec, StepSpec):
+                options["max_tokens"] = spec.pair.target.max_context
+            tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
+            limit = asyncio.timeout(timeout)
+            try:
+                async with limit, aclosing(_tried(spec, turns, options, tries)) as events:
+                    async for event in events:
+                        yield event
+            except TimeoutError as error:
+                if limit.expired():
+                    raise LateError(f"There was no answer within {timeout} s.") from error
+                raise
+
+    async def _session(self) -> Any:
+        """What answers: a session over engines in this process, or the service."""
+        chat = self._chat
+        model, draft = self._setting("model"), self._setting("draft")
+        policy = self.policy if isinstance(self.policy, str) else id(self.policy)
+        key = (chat.base_url, model, draft, id(chat.pair), policy)
+        if key not in chat._sessions:
+            if chat.base_url is not None:
+                client = import_module("stepspec.client")
+                secret = chat.api_key.get_secret_value() if chat.api_key else None
+                settings = {"model": model, "policy": self.policy, "api_key": secret}
+                chat._sessions[key] = client.RemoteStepSpec(
+                    chat.base_url, **settings, retries=chat.max_retries, timeout=chat.timeout
+                )
+            else:
+                pair = chat.pair if model == chat.model and draft == chat.draft else None
+                pair = pair or loaded_pair(model, draft) or await asyncio.to_thread(shared_pair, model, draft)
+                chat._sessions[key] = StepSpec(policy=self.policy, pair=pair)
+        return chat._sessions[key]
+
+    def _options(self) -> Options:
+        seed = self._setting("seed")
+        sampling = Sampling(
+            **{name: self._setting(name) for name in SAMPLED}, seed=secrets.randbits(31) if seed is None else seed
+        )
+        options = Options(sampling=sampling, stop=self._setting("stop") or ())
+        if (most := self._setting("max_tokens")) is not None:
+            options["max_tokens"] = most
+        options["max_thinking_tokens"] = self._setting("max_thinking_tokens")
+        options["deadline_s"] = self._setting("deadline_s")
+        if tools := self._said.get("tools"):
+            options["tools"] = tools
+            options["tool_choice"] = _tool_choice(self._said.get("tool_choice"))
+            if self._said.get("parallel_tool_calls") is not None:
+                options["parallel_tool_calls"] = self._said["parallel_tool_calls"]
+        options["json_schema"] = _schema_of(self._said.get("response_format"))
+        return options
+
+
+async def _tried(
+    spec: Any, turns: Sequence[Mapping[str, Any]], options: Options, tries: int
+) -> AsyncGenerator[Event, None]:
+    """The events of a request, which is made again if it fails before there are any."""
+    for left in reversed(range(tries)):
+        begun = False
+        try:
+            async with aclosing(spec.stream(turns, **options)) as events:
+                async for event in events:
+                    begun = True
+                    yield event
+            return
+        except EngineError:
+            if begun or not left:
+                raise
+
+
+async def _tell(event: Event, *, thinks: bool) -> None:
+    """Tells a committed step to whoever listens to the run that the model is called in, if it is in one."""
+    if isinstance(event, StepCommitted) and thinks:
+        step = event.step
+        data = {"index": step.index, "origin": step.origin, "text": step.text, "scores": dict(step.scores)}
+        try:
+            await adispatch_custom_event(STEP_EVENT, {**data, "tokens": step.num_tokens})
+        except RuntimeError:  # called by itself: there is no run that an event could belong to
+            return
+
+
+def _tool_choice(choice: str | Mapping[str, Any] | bool | None) -> str:
+    """The choice as a word or a tool's name."""
+    if choice is None or choice is False:
+        return "auto"
+    if choice is True or choice == "any":
+        return "required"
+    if isinstance(choice, str):
+        return choice
+    try:
+        return str(choice["function"]["name"])
+    except (KeyError, TypeError):
+        raise InvalidRequestError(f"tool_choice is {choice!r}; write 'auto', 'any', 'none' or a tool's name.") from None
+
+
+def _response_format(schema: Schema | None, method: str) -> dict[str, Any]:
+    """A form in OpenAI's words."""
+    if method == "json_mode" or schema is None:
+        return {"type": "json_object"}
+    form = convert_to_json_schema(schema)
+    return {"type": "json_schema", "json_schema": {"name": form.get("title", "answer"), "schema": form, "strict": True}}
+
+
+def _schema_of(response_format: Any) -> Mapping[str, Any] | None:
+    """The JSON schema that a response_format asks for.
+
+    Raises:
+        InvalidRequestError: it is none.
+    """
+    if response_format is None:
+        return None
+    if isinstance(response_format, type):
+        return convert_to_json_schema(response_format)
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema" and isinstance(inner := response_format.get("json_schema"), Mapping):
+        return inner.get("schema", inner)
+    raise InvalidRequestError(
+        "response_format is none of {'type': 'text'}, {'type': 'json_object'}, "
+        "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}."
+    )

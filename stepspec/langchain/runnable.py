@@ -1,0 +1,123 @@
+"""StepSpecRunnable: the chat model as a plain Runnable that tells every step while it is made.
+
+A chat model can tell custom events only to a run around it. This one is such a run: `astream_events` shows
+`stepspec.step.proposed`, `.judged` and `.committed` wherever it stands, in a chain, in a graph, or by itself.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun, adispatch_custom_event
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_messages
+from langchain_core.prompt_values import PromptValue
+from langchain_core.runnables import Runnable, RunnableConfig, patch_config
+
+from stepspec.langchain.chat import ChatStepSpec
+from stepspec.langchain.errors import InvalidRequestError
+from stepspec.langchain.messages import chunk_of, last_chunk
+from stepspec.langchain.sharing import loop_thread
+from stepspec.step import Done, Event, StepCommitted, StepJudged, StepProposed, ToolCalled
+
+State = Mapping[str, Any]
+"""A graph's state, or any mapping with `messages`."""
+
+Input = LanguageModelInput | State
+
+
+class StepSpecRunnable(Runnable[Any, Any]):
+    """Takes a text, messages or a prompt, and gives the answer as a message. As a node of a graph, it takes the state's
+    `messages`, and gives `{"messages": [answer]}`."""
+
+    def __init__(self, chat: ChatStepSpec | None = None, **settings: Any) -> None:
+        """`chat` is the model; else one is made of the settings, which are `ChatStepSpec`'s."""
+        self.chat = chat or ChatStepSpec(**settings)
+        self.name = "StepSpecRunnable"
+
+    async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """The answer; settings of the call as for `ChatStepSpec`."""
+        message: AIMessageChunk | None = None
+        async with aclosing(self.astream(_messages(input), config, **kwargs)) as chunks:
+            async for chunk in chunks:
+                message = chunk if message is None else message + chunk
+        assert message is not None, "a request ends with its last chunk or an error"
+        answer = AIMessage(**message.model_dump(exclude={"type", "tool_call_chunks", "chunk_position"}))
+        return {"messages": [answer]} if isinstance(input, Mapping) else answer
+
+    async def astream(
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """The answer piece by piece, each a chunk of a message."""
+
+        async def given() -> AsyncIterator[Any]:
+            yield input
+
+        async def answer(
+            inputs: AsyncIterator[Any], run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
+        ) -> AsyncIterator[Any]:
+            inner = patch_config(config, callbacks=run_manager.get_child())
+            async for each in inputs:
+                async with aclosing(self._chunks(_messages(each), inner, kwargs)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+
+        chunks = self._atransform_stream_with_config(given(), answer, config)
+        async for chunk in chunks:
+            yield chunk
+
+    def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        """As `ainvoke`."""
+        return loop_thread().run(self.ainvoke(input, config, **kwargs))
+
+    def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        """As `astream`."""
+        return loop_thread().iterate(self.astream(input, config, **kwargs))
+
+    def batch(
+        self,
+        inputs: list[Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """All at once, in passes that they share."""
+        return loop_thread().run(self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs))
+
+    async def _chunks(
+        self, messages: Sequence[BaseMessage], config: RunnableConfig, settings: Mapping[str, Any]
+    ) -> AsyncGenerator[AIMessageChunk, None]:
+        call, num_calls = self.chat._call(None, settings), 0
+        async with aclosing(call.events(messages)) as events:
+            async for event in events:
+                if (told := _told(event)) is not None:
+                    await adispatch_custom_event(f"stepspec.{event.type}", told, config=config)
+                if isinstance(event, Done):
+                    yield last_chunk(event.result, call.model, call.policy_name)
+                elif (chunk := chunk_of(event, thinks=call.thinks, num_calls=num_calls)) is not None:
+                    yield chunk
+                num_calls += isinstance(event, ToolCalled)
+
+
+def _told(event: Event) -> dict[str, Any] | None:
+    """What a custom event says."""
+    if isinstance(event, StepCommitted):
+        return asdict(event.step)
+    if isinstance(event, StepProposed | StepJudged):
+        return {name: value for name, value in asdict(event).items() if name != "type"}
+    return None
+
+
+def _messages(input: Any) -> list[BaseMessage]:
+    """The conversation in whatever form it comes."""
+    if isinstance(input, str):
+        return convert_to_messages([("user", input)])
+    if isinstance(input, PromptValue):
+        return input.to_messages()
+    if isinstance(input, Mapping):
+        if "messages" not in input:
+            raise InvalidRequestError("The input is a mapping without 'messages'.")
+        return convert_to_messages(input["messages"])
+    return convert_to_messages(input)

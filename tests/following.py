@@ -1,0 +1,119 @@
+"""A scripted pair that follows the conversation: it calls tools, keeps to schemas, and thinks two steps first.
+
+Its chat template writes the request as one line of JSON, which the engine reads back from its prompt.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scripted import Call, Opinion, Reply, ScriptedEngine, WordTokenizer
+
+from stepspec.session import Pair
+
+TEMPLATE = """\
+{{ {"messages": messages, "tools": tools} | tojson }}
+{% if messages[-1].tool_calls is defined %}<tool_call>{% endif %}{% if add_generation_prompt %}<|assistant|>\
+{% if thinks %}<think>{% endif %}{% endif %}"""
+
+THOUGHTS = ("What is asked is clear.\n\n", "Nothing else is needed.\n\n")
+
+
+class FollowingEngine(ScriptedEngine):
+    """The target or the draft; both think alike. `delay_s` is waited before each reply."""
+
+    def __init__(self, tokenizer: WordTokenizer, name: str, **settings: Any) -> None:
+        self.delay_s = settings.pop("delay_s", 0.0)
+        self.chunk_size = settings.pop("chunk_size", 3)
+        self.hangs = settings.pop("hangs", False)
+        super().__init__(tokenizer, name=name, **settings)
+        (self._think_end,) = tokenizer.encode("</think>")[:1]
+
+    def _reply_to(self, call: Call) -> Reply:
+        head, _, written = call.prompt.partition("<|assistant|>")
+        asked = json.loads(head.partition("\n")[0])
+        thought, ended, _ = written.removeprefix("<think>").partition("</think>")
+        if written.startswith("<think>") and not ended:
+            done = thought.count("\n\n")
+            text = "".join([*THOUGHTS[done:], "</think>"])
+            if call.stop is not None and self._think_end not in call.stop.token_ids:
+                text += f"{answer(asked, call.json_schema)}<|end|>"
+        else:
+            text = f"{answer(asked, call.json_schema)}<|end|>"
+        return Reply(text, hangs=self.hangs, delay_s=self.delay_s, chunk_size=self.chunk_size)
+
+    def _opinion_on(self, call: Call) -> Opinion:
+        return Opinion(call.continuation, hangs=self.hangs, delay_s=self.delay_s)
+
+
+def answer(asked: Mapping[str, Any], schema: str | None) -> str:
+    """What the target says: JSON of the form that is wanted, calls of the tools that are spoken of, or a sentence."""
+    last, tools = asked["messages"][-1], asked["tools"] or []
+    if schema is not None:
+        form = json.loads(schema)
+        return json.dumps(instance(form, form, last["content"]), ensure_ascii=False)
+    if last["role"] == "tool":
+        results = [turn["content"] for turn in asked["messages"] if turn["role"] == "tool"]
+        return f"\n\nIt is {', '.join(results)}."
+    named = [tool["function"] for tool in tools if is_spoken_of(tool["function"]["name"], last["content"])]
+    calls = [{"name": each["name"], "arguments": arguments(each, last["content"])} for each in named]
+    written = "\n".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls)
+    return written or f"\n\nYou said {len(asked['messages'])} things, {last['content']} among them."
+
+
+def is_spoken_of(name: str, said: str) -> bool:
+    """Whether a word of a tool's name is said."""
+    return any(word in said.lower() for word in name.lower().split("_") if len(word) > 3)
+
+
+def arguments(function: Mapping[str, Any], said: str) -> Any:
+    """Arguments of a call."""
+    form = function.get("parameters") or {"type": "object"}
+    return instance(form, form, said)
+
+
+def instance(form: Mapping[str, Any], root: Mapping[str, Any], said: str) -> Any:
+    """Something of that form, of numbers and quoted words that were said."""
+    if "$ref" in form:
+        found: Any = root
+        for name in form["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        return instance(found, root, said)
+    if "const" in form:
+        return form["const"]
+    if "enum" in form:
+        return form["enum"][0]
+    for several in ("anyOf", "oneOf", "allOf"):
+        if several in form:
+            return instance(form[several][0], root, said)
+    kind = form.get("type", "object")
+    kind = kind if isinstance(kind, str) else kind[0]
+    if kind == "object":
+        properties = form.get("properties") or {key: {"type": "string"} for key in re.findall(r"['`](\w+)['`]", said)}
+        return {name: instance(each, root, said) for name, each in properties.items()}
+    if kind == "array":
+        return [instance(form.get("items", {"type": "string"}), root, said)]
+    numbers = re.findall(r"-?\d+", said)
+    quoted = re.findall(r"'([^']+)'", said)
+    plain: Mapping[str, Any] = {
+        "integer": int(numbers[0]) if numbers else 1,
+        "number": float(numbers[0]) if numbers else 1.0,
+        "boolean": True,
+        "null": None,
+        "string": quoted[0] if quoted else "word",
+    }
+    return plain[kind]
+
+
+def following_pair(*, thinks: bool = True, **settings: Any) -> Pair:
+    """A target and a draft that share a tokenizer."""
+    tokenizer = WordTokenizer(TEMPLATE.replace("thinks", str(thinks).lower()), tags=thinks)
+    target = FollowingEngine(tokenizer, "target", **settings)
+    return Pair(target, FollowingEngine(tokenizer, "draft", **settings))
+
+
+def asked_of(engine: object) -> Sequence[Mapping[str, Any]]:
+    """The messages of the last request that the engine has seen."""
+    assert isinstance(engine, FollowingEngine)
+    return json.loads(engine.calls[-1].prompt.partition("\n")[0])["messages"]

@@ -272,7 +272,7 @@ class StepSpec:
             TargetError: the target failed; the error carries what was committed.
         """
         ledger = Ledger(max_tokens)
-        messages = _conversation(question, prompt)
+        messages = one_conversation(question, prompt)
         toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
         if max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
@@ -377,7 +377,7 @@ class StepSpec:
         return await side_by_side(*(self.generate(each, **options) for each in questions))
 
 
-def _conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:
+def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:
     """The turns to be answered."""
     if isinstance(question, str):
         if not question.strip():

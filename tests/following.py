@@ -44,7 +44,8 @@ class FollowingEngine(ScriptedEngine):
         return Reply(text, hangs=self.hangs, delay_s=self.delay_s, chunk_size=self.chunk_size)
 
     def _opinion_on(self, call: Call) -> Opinion:
-        return Opinion(call.continuation, hangs=self.hangs, delay_s=self.delay_s)
+        end = "</think>" if "<think>" in call.prompt else "<|end|>"
+        return Opinion(call.continuation or end, hangs=self.hangs, delay_s=self.delay_s)
 
 
 def answer(asked: Mapping[str, Any], schema: str | None) -> str:
@@ -64,7 +65,7 @@ def answer(asked: Mapping[str, Any], schema: str | None) -> str:
 
 def is_spoken_of(name: str, said: str) -> bool:
     """Whether a word of a tool's name is said."""
-    return any(word in said.lower() for word in name.lower().split("_") if len(word) > 3)
+    return any(word in said.lower() for word in name.lower().split("_") if len(word) > 2)
 
 
 def arguments(function: Mapping[str, Any], said: str) -> Any:

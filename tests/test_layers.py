@@ -36,6 +36,7 @@ EDGES = {
     "torch_engine": FOR_EDGES | {"hugging_face"},
     "vllm_engine": FOR_EDGES | {"hugging_face"},
     "remote": FOR_EDGES | {"hugging_face"},
+    "client": FOR_EDGES | {"remote", "session"},
     "mini": FOR_EDGES | {"torch_engine", "judges", "grade", "stats", "report"},
 }
 # The problem generator of the embedded pair is plain Python, and benchmarks are made from it.

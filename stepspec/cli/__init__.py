@@ -21,6 +21,7 @@ from stepspec.cli.grading import grade_file
 from stepspec.cli.listing import list_benchmarks, list_policies
 from stepspec.cli.reporting import report_runs
 from stepspec.cli.running import answer_question
+from stepspec.cli.serving import serve_models
 from stepspec.errors import StepSpecError, UsageError
 
 __all__ = ["app", "main"]
@@ -41,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(answer_question)
+app.command("serve")(serve_models)
 app.command("advise")(advise)
 app.command("eval")(evaluate_policies)
 app.command("report")(report_runs)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ import httpx
 from httpx_retries import Retry, RetryTransport
 from httpx_sse import EventSource, SSEError
 
+from stepspec.errors import StepSpecError
 from stepspec.remote.address import Address
 from stepspec.remote.problems import not_json, refused, unreachable
 
@@ -45,6 +46,8 @@ class Wire:
 
     address: Address
     traffic: Traffic = field(default_factory=Traffic)
+    refusal: Callable[[Address, int, bytes], StepSpecError] = refused
+    """What an answer with an error status means."""
     _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = field(
         default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]
     )
@@ -105,7 +108,7 @@ class Wire:
         try:
             async with client.stream("POST", url, content=body, headers=headers) as response:
                 if response.is_error:
-                    raise refused(self.address, response.status_code, await response.aread())
+                    raise self.refusal(self.address, response.status_code, await response.aread())
                 yield response
         except httpx.HTTPError as error:
             raise unreachable(self.address, error) from error

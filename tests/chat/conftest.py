@@ -34,6 +34,6 @@ def following(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "_pairs", {})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"

@@ -1,0 +1,203 @@
+"""RemoteStepSpec: a service of stepspec, asked as if its models were here.
+
+    spec = RemoteStepSpec("http://localhost:8000/v1")
+    result = await spec.generate("How many?")
+
+The events are those of `StepSpec.stream`, but for proposals and judgements, which do not leave the service.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Unpack
+
+from stepspec.engine import Sampling
+from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.prompts import Message
+from stepspec.remote.address import Address
+from stepspec.remote.client import Wire
+from stepspec.remote.problems import nonsense, refused
+from stepspec.session import Options, one_conversation
+from stepspec.step import AnswerDelta, Counts, Done, Event, Result, Step, StepCommitted, Times, ToolCall, ToolCalled
+
+UNSAID = Sampling()
+
+
+class RemoteStepSpec:
+    """One service, from any number of event loops."""
+
+    thinks = True
+    """A service tells of steps only where they stand apart from the answer."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        policy: str | None = None,
+        *,
+        api_key: str | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            base_url: address of the service, with the options of `stepspec.remote.address` if need be.
+            model: None is whatever is served.
+            policy: name of one that the service knows; None is its own.
+            api_key: None is looked for in the environment.
+            retries: how often a call is made again that did not get through; None is the address's.
+            timeout: seconds without a sign of life after which a call fails; None is the address's.
+
+        Raises:
+            UsageError: the address is none.
+        """
+        address = Address.parsed(base_url)
+        address = address if retries is None else replace(address, retries=retries)
+        self._address = address if timeout is None else replace(address, timeout=timeout)
+        self._wire = Wire(self._address, refusal=_refusal)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._names = {name: value for name, value in {"model": model, "policy": policy}.items() if value is not None}
+
+    async def __aenter__(self) -> "RemoteStepSpec":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Closes the connections of the running event loop."""
+        await self._wire.aclose()
+
+    async def stream(
+        self, question: str | Sequence[Message], **options: Unpack[Options]
+    ) -> AsyncGenerator[Event, None]:
+        """Answers a question, event by event; arguments as for `StepSpec.stream`.
+
+        Raises:
+            UsageError, ContextError: the service refuses the request.
+            ModelError: it does not have the model.
+            EngineError: it cannot be reached or has failed.
+        """
+        messages = one_conversation(question, options.get("prompt", "bare"))
+        fields = {"messages": list(messages), **self._names, **_fields(options)}
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        body = json.dumps({**fields, **stream}).encode()
+        url, reader = f"{self._address.base}/chat/completions", _Reader(self._address)
+        async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
+            async for chunk in chunks:
+                for event in reader.read(chunk):
+                    yield event
+        if reader.ended is None:
+            raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
+
+    async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
+        """Answers a question; arguments and errors as for `stream`."""
+        async with aclosing(self.stream(question, **options)) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    return event.result
+        raise AssertionError("a request ends with Done or an error")
+
+
+def _fields(options: Options) -> dict[str, Any]:
+    """The settings as the service takes them; what was not said is left to it.
+
+    Raises:
+        UsageError: it does not take one of them.
+    """
+    sampling = options.get("sampling", UNSAID)
+    if sampling.logit_bias or sampling.allowed is not None:
+        raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
+    sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+    fields: dict[str, Any] = {name: getattr(sampling, name) for name in sampled}
+    if "max_tokens" in options:
+        fields["max_completion_tokens"] = options["max_tokens"]
+    if options.get("tools"):
+        choice = options.get("tool_choice", "auto")
+        named = choice not in ("auto", "none", "required")
+        fields["tools"] = list(options.get("tools", ()))
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice}} if named else choice
+        fields["parallel_tool_calls"] = options.get("parallel_tool_calls", True)
+    if (schema := options.get("json_schema")) is not None:
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
+    said = {
+        "thinking_token_budget": options.get("max_thinking_tokens"),
+        "deadline_s": options.get("deadline_s"),
+        "stop": list(options.get("stop", ())) or None,
+    }
+    return fields | {name: value for name, value in said.items() if value is not None}
+
+
+class _Reader:
+    """Makes events of chunks, and of all together the result."""
+
+    def __init__(self, address: Address) -> None:
+        self.ended: str | None = None
+        self._address = address
+        self._steps: list[Step] = []
+        self._answer: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def read(self, chunk: Any) -> list[Event]:
+        """The events of a chunk."""
+        try:
+            return self._read(chunk)
+        except (KeyError, TypeError, IndexError, AttributeError):
+            raise nonsense(self._address, "a chunk of unknown form; its version may be another") from None
+
+    def _read(self, chunk: Mapping[str, Any]) -> list[Event]:
+        if "error" in chunk:
+            raise EngineError(chunk["error"]["message"])
+        if not chunk["choices"]:
+            return [Done(self._result(chunk["usage"], chunk["metrics"]["stepspec"]))]
+        choice, about = chunk["choices"][0], chunk.get("stepspec", {})
+        self.ended = choice["finish_reason"] or self.ended
+        delta, events = choice["delta"], list[Event]()
+        if "step" in about:
+            step = Step(**about["step"], text=delta["reasoning"])
+            self._steps.append(step)
+            events.append(StepCommitted(step))
+        if delta.get("content"):
+            self._answer.append(delta["content"])
+            events.append(AnswerDelta(delta["content"]))
+        for each in delta.get("tool_calls", ()):
+            function = each["function"]
+            call = ToolCall(each["id"], function["name"], function["arguments"], about.get("problem"))
+            self._calls.append(call)
+            events.append(ToolCalled(call))
+        return events
+
+    def _result(self, usage: Mapping[str, Any], told: Mapping[str, Any]) -> Result:
+        answer = "".join(self._answer)
+        return Result(
+            reasoning="".join(step.text for step in self._steps) if self._steps else "",
+            answer=answer,
+            steps=tuple(self._steps),
+            counts=Counts(**told["counts"]),
+            times=Times(**told["times"]),
+            finish_reason=self.ended or "stop",  # type: ignore[arg-type]
+            num_prompt_tokens=usage["prompt_tokens"],
+            num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            tool_calls=tuple(self._calls),
+            limit=told["limit"],
+            token_level_exact=told["token_level_exact"],
+        )
+
+
+def _refusal(address: Address, status: int, body: bytes) -> StepSpecError:
+    """What the service means by an error status."""
+    try:
+        error = json.loads(body)["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return refused(address, status, body)
+    if code == "context_length_exceeded":
+        return ContextError(message)
+    if status == 404:
+        return ModelError(f"{address.base}: {message}")
+    return UsageError(message) if status in (400, 413, 422) else refused(address, status, body)

@@ -1,0 +1,5 @@
+"""The service: a pair of models behind OpenAI's chat completions, with what speculation did beside each answer."""
+
+from stepspec.serve.app import create_app
+
+__all__ = ["create_app"]

@@ -1,0 +1,253 @@
+"""The routes: `/v1/chat/completions`, `/v1/models` and `/health`."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from starlette.exceptions import HTTPException
+
+from stepspec import __version__
+from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
+from stepspec.files import list_data_files
+from stepspec.serve.answers import Answering
+from stepspec.serve.requests import ChatRequest, RefusedError, field_of
+from stepspec.session import Pair, StepSpec
+from stepspec.step import Done, Event, Result
+
+KEEPALIVE_S = 10.0
+"""Seconds of silence after which a comment goes over the wire: a step and its judgement may take longer than a client's
+patience."""
+
+FIRST_S = 1.0
+"""Seconds that the first event is waited for before an answer begins, because then its status is settled."""
+
+DONE = format_sse_event(data_str="[DONE]")
+CLIENT_LEFT = 499
+"""What logs say of an answer that nobody waited for."""
+
+
+class Service:
+    """A pair of models, and a session for each policy that was asked for."""
+
+    def __init__(self, pair: Pair, policy: str) -> None:
+        """Raises:
+        UsageError: these models cannot serve the policy.
+        """
+        self.pair = pair
+        self.policy = policy
+        self._sessions = {policy: StepSpec(policy=policy, pair=pair)}
+        self._started = int(time.time())
+
+    @property
+    def model(self) -> str:
+        """What clients call the pair."""
+        return self.pair.target.name
+
+    def session(self, request: ChatRequest) -> tuple[str, StepSpec]:
+        """Who answers, under the policy of that name. Names are looked up, and never become paths.
+
+        Raises:
+            NoSuchModelError: the model is another.
+            RefusedError: there is no such policy, or these models cannot serve it.
+        """
+        if request.model not in (None, self.model):
+            raise NoSuchModelError(unknown_name("model", str(request.model), [self.model]))
+        name = request.policy or self.policy
+        if name not in self._sessions:
+            if name not in list_data_files("policies"):
+                raise RefusedError("policy", unknown_name("policy", name, list_data_files("policies")))
+            try:
+                self._sessions[name] = StepSpec(policy=name, pair=self.pair)
+            except UsageError as error:
+                raise RefusedError("policy", str(error)) from error
+        return name, self._sessions[name]
+
+    def card(self) -> dict[str, Any]:
+        """What is told of the model."""
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "stepspec",
+            "max_model_len": self.pair.target.max_context,
+            "draft": self.pair.draft.name if self.pair.draft else None,
+            "policy": self.policy,
+        }
+
+
+class NoSuchModelError(UsageError):
+    """The request names a model that is not served."""
+
+
+def create_app(pair: Pair, policy: str = "stepspec") -> FastAPI:
+    """The service as an ASGI application; it closes the pair when it is shut down.
+
+    Raises:
+        UsageError: these models cannot serve the policy.
+    """
+    service = Service(pair, policy)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await pair.aclose()
+
+    app = FastAPI(title="stepspec", version=__version__, lifespan=lifespan)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [service.card()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        if name != service.model:
+            raise NoSuchModelError(unknown_name("model", name, [service.model]))
+        return service.card()
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat(asked: ChatRequest, request: Request) -> Response:
+        name, session = service.session(asked)
+        options = asked.options(pair.target.max_context)
+        answering = Answering(service.model, name, thinks=session.thinks, include_reasoning=asked.include_reasoning)
+        events = session.stream(asked.messages, **options)
+        if not asked.stream:
+            return await _while_connected(request, _whole(events, answering))
+        first = asyncio.ensure_future(anext(events))
+        if (await asyncio.wait({first}, timeout=FIRST_S))[0]:
+            first.result()  # what is wrong with the request shows here, and still has a status of its own
+        usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        return EventSourceResponse(_kept_alive(_lines(first, events, answering, usage=usage)))
+
+    app.add_exception_handler(StepSpecError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_mistake)
+    return app
+
+
+async def _whole(events: AsyncGenerator[Event, None], answering: Answering) -> Response:
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Done):
+                return JSONResponse(answering.whole(event.result))
+    raise AssertionError("a request ends with Done or an error")
+
+
+async def _while_connected(request: Request, work: Any) -> Response:
+    """The answer; a client that leaves ends the work, which frees both engines."""
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else Response(status_code=CLIENT_LEFT)
+    finally:
+        for each in (task, leaving):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _lines(
+    first: "asyncio.Future[Event]", events: AsyncGenerator[Event, None], answering: Answering, *, usage: bool
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        yield _line(answering.first())
+        result = None
+        try:
+            event = await first
+            while True:
+                if isinstance(event, Done):
+                    result = event.result
+                    break
+                if (piece := answering.piece(event)) is not None:
+                    yield _line(piece)
+                event = await anext(events)
+        except StepSpecError as error:  # the status has gone out already
+            yield _line(error_body(error))
+            return
+        for chunk in _ending(result, answering, usage=usage):
+            yield _line(chunk)
+        yield DONE
+
+
+def _ending(result: Result, answering: Answering, *, usage: bool) -> list[dict[str, Any]]:
+    last = answering.last(result, with_metrics=not usage)
+    return [last, answering.usage(result)] if usage else [last]
+
+
+def _line(chunk: Mapping[str, Any]) -> bytes:
+    return format_sse_event(data_str=json.dumps(chunk, ensure_ascii=False))
+
+
+async def _kept_alive(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The lines, with comments where there is silence."""
+    async with aclosing(lines):
+        while True:
+            line = asyncio.ensure_future(anext(lines, None))
+            try:
+                while not (await asyncio.wait({line}, timeout=KEEPALIVE_S))[0]:
+                    yield KEEPALIVE_COMMENT
+            except BaseException:
+                line.cancel()
+                with suppress(asyncio.CancelledError):
+                    await line
+                raise
+            if (found := line.result()) is None:
+                return
+            yield found
+
+
+def error_body(error: StepSpecError) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    param = error.param if isinstance(error, RefusedError) else None
+    code = None
+    if isinstance(error, ContextError):
+        code = "context_length_exceeded"
+    elif isinstance(error, NoSuchModelError):
+        param, code = "model", "model_not_found"
+    kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def _status(error: StepSpecError) -> int:
+    if isinstance(error, NoSuchModelError):
+        return 404
+    return 400 if isinstance(error, UsageError) else 500
+
+
+async def _on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, StepSpecError)
+    return JSONResponse(error_body(error), _status(error))
+
+
+async def _on_invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = field_of(first["loc"])
+    return JSONResponse(error_body(RefusedError(where, f"{where}: {first['msg']}.")), 400)
+
+
+async def _on_http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return JSONResponse(error_body(UsageError(str(error.detail))), error.status_code, error.headers)
+
+
+async def _on_mistake(_: Request, error: Exception) -> Response:
+    """A mistake of ours, of which the log says more."""
+    return JSONResponse(error_body(EngineError(f"The service failed: {type(error).__name__}. See its log.")), 500)

@@ -1,0 +1,147 @@
+"""What a client may ask, in OpenAI's words and vLLM's, and what of it the Python API is told."""
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stepspec.engine import Sampling
+from stepspec.errors import UsageError
+from stepspec.session import Options
+
+logger = logging.getLogger(__name__)
+
+MAX_STOPS = 16
+
+
+class RefusedError(UsageError):
+    """A field that is known and cannot be honoured. `param` is its name."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class StreamOptions(BaseModel):
+    """Of a stream."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The body of `/v1/chat/completions`. Fields that nobody knows are ignored, and a line in the log says so."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    policy: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    thinking_token_budget: int | None = None
+    deadline_s: float | None = None
+    stop: str | list[str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    include_reasoning: bool = True
+    # Known to clients, and of no consequence here.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    # Known to clients, and only to be had at their defaults.
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    reasoning_effort: str | None = Field(default=None, description="only `none`")
+
+    def options(self, max_context: int) -> Options:
+        """What the Python API is told.
+
+        Raises:
+            RefusedError: a field cannot be honoured.
+            UsageError: a value is out of its range.
+        """
+        self._check()
+        if self.model_extra:
+            logger.warning("Ignored unknown fields of a request: %s.", ", ".join(sorted(self.model_extra)))
+        sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        given = {name: value for name in sampled if (value := getattr(self, name)) is not None}
+        seed = secrets.randbits(31) if self.seed is None else self.seed
+        most = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        thinking = 0 if self.reasoning_effort == "none" else self.thinking_token_budget
+        return Options(
+            sampling=Sampling(**given, seed=seed),
+            max_tokens=max_context if most is None else most,
+            max_thinking_tokens=thinking,
+            deadline_s=self.deadline_s,
+            stop=stops,
+            json_schema=json_schema_of(self.response_format),
+            tools=self.tools or [],
+            tool_choice=self._tool_choice(),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+        )
+
+    def _check(self) -> None:
+        nothing = {"n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0}
+        for name, usual in nothing.items():
+            if getattr(self, name) not in (None, usual):
+                raise RefusedError(name, f"{name} cannot be had here; leave it out.")
+        if self.logit_bias:
+            raise RefusedError("logit_bias", "logit_bias cannot be had here; leave it out.")
+        if self.reasoning_effort not in (None, "none"):
+            raise RefusedError(
+                "reasoning_effort", "Of reasoning_effort there is only 'none'; set thinking_token_budget."
+            )
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
+            raise RefusedError("stop", f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
+
+    def _tool_choice(self) -> str:
+        choice = self.tool_choice
+        if choice is None:
+            return "auto"
+        if isinstance(choice, str):
+            return choice
+        try:
+            return str(choice["function"]["name"])
+        except (KeyError, TypeError):
+            said = "Write 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}."
+            raise RefusedError("tool_choice", f"tool_choice is none. {said}") from None
+
+
+def json_schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The schema that a response_format asks for.
+
+    Raises:
+        RefusedError: it is none.
+    """
+    kind = response_format.get("type") if response_format else "text"
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    inner = response_format.get("json_schema") if response_format else None
+    if kind == "json_schema" and isinstance(inner, Mapping):
+        return inner.get("schema", inner)
+    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
+    raise RefusedError("response_format", f"response_format is none. {said}")
+
+
+def field_of(location: Sequence[Any]) -> str:
+    """A field's name, from where a body was found wrong."""
+    return ".".join(str(part) for part in location if part != "body") or "body"

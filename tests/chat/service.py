@@ -1,0 +1,28 @@
+"""A service on loopback, in a thread."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from stepspec.serve import create_app
+from stepspec.session import Pair
+
+
+@contextmanager
+def serving(pair: Pair, policy: str = "stepspec") -> Iterator[str]:
+    """Serves the pair; gives the address that ends in `/v1`."""
+    config = uvicorn.Config(create_app(pair, policy), port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=asyncio.run, args=(server.serve(),), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join()

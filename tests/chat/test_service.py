@@ -1,0 +1,344 @@
+"""`stepspec serve` over loopback: OpenAI's own client, ours, LangChain's, and a client that leaves."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import anyio
+import httpx
+import openai
+import pytest
+from following import THOUGHTS, FollowingEngine, following_pair
+from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+from service import serving
+
+from stepspec import Pair, Result, StepSpec
+from stepspec.client import RemoteStepSpec
+from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.langchain import ChatStepSpec
+from stepspec.step import Done, Event, StepJudged, StepProposed
+
+pytestmark = pytest.mark.anyio
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+ASK: list[Any] = [{"role": "user", "content": "How many?"}]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving(following_pair()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as found:
+        yield found
+
+
+def untimed(result: Result) -> dict[str, Any]:
+    """A result without what differs from run to run."""
+    plain = result.to_dict()
+    calls = [{**call, "id": None} for call in plain.pop("tool_calls")]  # type: ignore[attr-defined]
+    return {**{name: value for name, value in plain.items() if name != "times"}, "tool_calls": calls}
+
+
+# OpenAI's client.
+
+
+def test_the_model_is_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["target"]
+    assert client.models.retrieve("target").owned_by == "stepspec"
+    with pytest.raises(openai.NotFoundError, match="Known: target"):
+        client.models.retrieve("targte")
+
+
+def test_an_answer_comes_whole(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(model="target", messages=ASK)
+    choice, more = found.choices[0], found.choices[0].message.model_extra
+    assert choice.message.content == "\n\nYou said 1 things, How many? among them."
+    assert more is not None
+    assert more["reasoning"] == more["reasoning_content"] == "".join(THOUGHTS)
+    assert choice.finish_reason == "stop"
+    usage = found.usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert 0 < (usage.completion_tokens_details.reasoning_tokens or 0) < usage.completion_tokens
+    assert found.model_extra is not None
+    assert found.model_extra["metrics"]["stepspec"]["counts"]["steps_accepted"] == 2
+    assert [step["origin"] for step in found.model_extra["stepspec"]["steps"]] == ["draft", "draft"]
+
+
+def test_an_answer_comes_as_a_stream(client: openai.OpenAI) -> None:
+    options = {"include_usage": True}
+    chunks = list(client.chat.completions.create(model="target", messages=ASK, stream=True, stream_options=options))  # type: ignore[call-overload]
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert [delta.model_extra["reasoning"] for delta in deltas if delta.model_extra] == list(THOUGHTS)
+    assert len([delta for delta in deltas if delta.content]) > 2
+    assert "".join(delta.content or "" for delta in deltas) == "\n\nYou said 1 things, How many? among them."
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens > 0
+
+
+def test_without_usage_asked_for_there_is_no_chunk_for_it(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="target", messages=ASK, stream=True))
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    assert chunks[-1].model_extra["metrics"]["stepspec"]["policy"] == "stepspec"  # type: ignore[index]
+
+
+def test_reasoning_may_be_left_out(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(model="target", messages=ASK, extra_body={"include_reasoning": False})
+    assert not found.choices[0].message.model_extra
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
+def test_a_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
+    ask: list[Any] = [{"role": "user", "content": "Please add 4."}]
+    asked: Any = {"model": "target", "messages": ask, "tools": [ADD], "tool_choice": choice}
+    found = client.chat.completions.create(**asked)
+    (call,) = found.choices[0].message.tool_calls
+    assert found.choices[0].finish_reason == ("tool_calls")
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 4})
+    assert (found.choices[0].message.content or "") == ""
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    assert [(piece.index, piece.function.name) for piece in pieces] == [(0, "add")]
+
+
+def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    ask: list[Any] = [{"role": "user", "content": "It is 7."}]
+    found = client.chat.completions.create(model="target", messages=ask, response_format=form)
+    assert json.loads(found.choices[0].message.content or "") == {"n": 7}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("n", 2, "n cannot be had"),
+        ("logprobs", True, "logprobs cannot be had"),
+        ("presence_penalty", 0.5, "presence_penalty cannot be had"),
+        ("temperature", -1, "between 0"),
+        ("temperature", "hot", "temperature"),
+        ("policy", "stepsepc", "Did you mean 'stepspec'"),
+        ("policy", "../../etc/passwd", "There is no policy"),
+        ("response_format", {"type": "yaml"}, "json_schema"),
+        ("tool_choice", "required", "there are no tools"),
+        ("tools", [{"type": "function"}], "Tool 1"),
+        ("stop", [""], "empty"),
+        ("max_tokens", 0, "at least 1"),
+        ("reasoning_effort", "high", "thinking_token_budget"),
+        ("messages", [], "empty"),
+        ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "text"),
+        ("messages", "hello", "messages"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_is_refused(address: str, field: str, value: Any, said: str, stream: bool) -> None:
+    body = {"model": "target", "messages": ASK, "stream": stream, field: value}
+    answer = httpx.post(f"{address}/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert said in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-5", messages=ASK)
+    assert caught.value.code == "model_not_found"
+
+
+def test_what_is_no_json_is_refused(address: str) -> None:
+    answer = httpx.post(f"{address}/chat/completions", content=b"{")
+    assert answer.status_code == 400
+    assert "message" in answer.json()["error"]
+    assert httpx.get(f"{address}/nothing").json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_fields_are_ignored_and_logged(client: openai.OpenAI, caplog: pytest.LogCaptureFixture) -> None:
+    found = client.chat.completions.create(model="target", messages=ASK, extra_body={"thinking": {"type": "on"}})
+    assert found.choices[0].message.content
+    assert "thinking" in caplog.text
+
+
+def test_it_is_well(address: str) -> None:
+    assert httpx.get(f"{address.removesuffix('/v1')}/health").status_code == 200
+
+
+def test_a_long_prompt_is_told_as_such() -> None:
+    with serving(following_pair(max_context=20)) as address, openai.OpenAI(base_url=address, api_key="none") as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="target", messages=ASK)
+        assert caught.value.code == "context_length_exceeded"
+
+
+# A client that leaves.
+
+
+def num_open(pair: Pair) -> int:
+    """Calls that an engine is busy with."""
+    assert isinstance(pair.target, FollowingEngine)
+    assert isinstance(pair.draft, FollowingEngine)
+    return pair.target.num_open + pair.draft.num_open
+
+
+def wait_until_free(pair: Pair) -> None:
+    """Waits a while for the engines to have nothing to do."""
+    deadline = time.monotonic() + 5
+    while num_open(pair) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert num_open(pair) == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_the_engines(stream: bool) -> None:
+    pair = following_pair(delay_s=0.2 if stream else 0.0, hangs=not stream)
+    with serving(pair) as address:
+        body = {"messages": ASK, "stream": stream}
+
+        def ask() -> None:
+            sent = {"url": f"{address}/chat/completions", "json": body, "timeout": 0.5}
+            if stream:
+                with httpx.stream("POST", **sent) as answer:
+                    next(answer.iter_lines())
+            else:
+                with pytest.raises(httpx.TimeoutException):
+                    httpx.post(**sent)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        wait_until_free(pair)
+        assert pair.draft.calls  # type: ignore[attr-defined]
+
+
+# Our own client.
+
+
+async def test_the_remote_api_says_what_the_local_one_says(address: str) -> None:
+    local = StepSpec(policy="stepspec", pair=following_pair())
+    asked: Sequence[tuple[Any, dict[str, Any]]] = [
+        ("How many?", {}),
+        ("How many?", {"prompt": "boxed", "max_tokens": 12}),
+        ("How many?", {"max_thinking_tokens": 3}),
+        ("How many?", {"stop": ["said"]}),
+        ("Please add 4.", {"tools": [ADD]}),
+        ("Please add 4.", {"tools": [ADD], "tool_choice": "add"}),
+        ("It is 7.", {"json_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}),
+    ]
+    async with RemoteStepSpec(address) as remote:
+        for question, options in asked:
+            assert untimed(await remote.generate(question, **options)) == untimed(
+                await local.generate(question, **options)
+            )
+            seen = [event async for event in remote.stream(question, **options)]
+            told = [event async for event in local.stream(question, **options)]
+            assert shown(seen) == shown(told)
+
+
+def shown(events: Sequence[Event]) -> list[Any]:
+    """What a user sees of events."""
+    unseen = StepProposed | StepJudged | Done
+    return [event.type for event in events if not isinstance(event, unseen)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "said"),
+    [
+        ({"model": "gpt-5"}, ModelError, "gpt-5"),
+        ({"policy": "nothing"}, UsageError, "There is no policy"),
+    ],
+)
+async def test_the_remote_api_raises_what_the_local_one_raises(
+    address: str, settings: dict[str, str], kind: type[StepSpecError], said: str
+) -> None:
+    async with RemoteStepSpec(address, **settings) as remote:
+        with pytest.raises(kind, match=said):
+            await remote.generate("How many?")
+
+
+async def test_of_a_long_prompt_the_remote_api_says_so() -> None:
+    with serving(following_pair(max_context=20)) as address:
+        async with RemoteStepSpec(address) as remote:
+            with pytest.raises(ContextError, match="context of 20"):
+                await remote.generate("How many?")
+
+
+async def test_nobody_there_is_told() -> None:
+    async with RemoteStepSpec("http://127.0.0.1:9/v1", retries=0) as remote:
+        with pytest.raises(EngineError, match="Nothing answers"):
+            await remote.generate("How many?")
+
+
+async def test_leaving_the_remote_stream_frees_the_engines() -> None:
+    pair = following_pair(delay_s=0.05)
+    with serving(pair) as address:
+        async with RemoteStepSpec(address) as remote:
+            events = remote.stream("How many?")
+            await anext(events)
+            await events.aclose()
+        await anyio.to_thread.run_sync(wait_until_free, pair)
+
+
+# LangChain over the wire.
+
+
+async def test_the_chat_model_says_the_same_remotely(address: str) -> None:
+    local = ChatStepSpec(pair=following_pair())
+    remote = ChatStepSpec(base_url=address)
+    one, other = await local.ainvoke("How many?"), await remote.ainvoke("How many?")
+    assert one.content_blocks == other.content_blocks
+    assert one.usage_metadata == other.usage_metadata
+    with_tools = await remote.bind_tools([ADD], tool_choice="add").ainvoke("Please add 4.")
+    assert [(call["name"], call["args"]) for call in with_tools.tool_calls] == [("add", {"a": 4})]
+    assert remote.invoke("How many?").content == one.content
+
+
+class TestOpenAI(ChatModelIntegrationTests):
+    """The standard suite by OpenAI's protocol: what agents of others meet."""
+
+    @pytest.fixture(autouse=True)
+    def _address(self, address: str) -> None:
+        type(self).base_url = address
+
+    @pytest.fixture(scope="class", autouse=True)
+    async def _one_loop(self, anyio_backend: str) -> None:
+        """Holds one event loop for all: OpenAI's client keeps its connections, which belong to one."""
+
+    base_url = ""
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "model": "target",
+            "base_url": self.base_url,
+            "api_key": "none",
+            "stream_usage": True,
+            "use_responses_api": False,
+        }
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False

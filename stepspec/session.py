@@ -28,6 +28,7 @@ from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
 from stepspec.tools import HERMES, CallReader, ListedCalls, Tool, Toolbox, WrittenCalls, call_format, schema_text
+from stepspec.tracing import Asked, traced
 from stepspec.translation import TranslatedDraft
 
 REMOTE = ("stepspec.remote", "RemoteEngine", "remote")
@@ -208,6 +209,7 @@ class StepSpec:
             UsageError: the policy does not exist, or needs a draft that is missing, or a model cannot serve.
         """
         self.policy = policy if isinstance(policy, Policy) else load_policy(policy)[0]
+        self.policy_name = "a policy of one's own" if isinstance(policy, Policy) else policy
         self._owns_pair = pair is None
         self.pair = pair or load_pair(target, draft, needs_draft=self.policy.needs_draft)
         if self.policy.needs_draft and self.pair.draft is None:
@@ -298,7 +300,8 @@ class StepSpec:
             demands=demands,
             answer=AnswerReader(stop, self._call_reader(toolbox, listed=demands.json_schema is not None)),
         )
-        async with aclosing(controller.run(ids)) as events:
+        asked = Asked(target.name, self.policy_name, sampling, max_tokens, tuple(stop))
+        async with aclosing(traced(controller.run(ids), asked)) as events:
             async for event in events:
                 yield event
 

@@ -135,13 +135,13 @@ class CallFormat:
     template: Mapping[str, Any]
 
 
-def _format(mark: str, **field: Any) -> CallFormat:
-    """A format whose calls are JSON between an opening and perhaps a closing mark."""
+def _format(mark: str, end: str | None = None, **field: Any) -> CallFormat:
+    """A format whose calls are JSON between an opening and perhaps a closing mark; `end` stands behind them all."""
     opener = field.get("open_pattern") or re.escape(field["open"])
     calls = {"content": "json", "content_args": {"allow_non_json": True}, "repeats": True, **field}
     text = {"content": "text", "content_args": {"strip": False}}
-    template = {"version": 1, "start_anchor": "\0", "fields": {"content": text, "tool_calls": calls}}
-    return CallFormat(mark, re.compile(opener), template)
+    fields = {"content": text, "tool_calls": calls, **({"end": {"open": end}} if end else {})}
+    return CallFormat(mark, re.compile(opener), {"version": 1, "start_anchor": "\0", "fields": fields})
 
 
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
@@ -161,7 +161,8 @@ FORMATS: Mapping[str, CallFormat] = {
         "<｜tool▁call▁begin｜>",
         open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>"
         r"(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]+)(?:<｜tool▁sep｜>|\n```json\n)",
-        close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?",
+        close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>",
+        end="<｜tool▁calls▁end｜>",
         transform=_DEEPSEEK_CALL,
     ),
     "llama": _format('"parameters": ', open_pattern=r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'),

@@ -106,7 +106,7 @@ class WordTokenizer:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=list(tools) or None
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError) as error:
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "stepspec"
 LAYERS = [
     {"errors", "files", "step", "rendering", "loop_thread"},
     {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "tools"},
-    {"answer", "breaker", "judges", "ledger", "text", "transcript", "translation"},
+    {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},
     {"session"},
     {"blocking"},

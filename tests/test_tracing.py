@@ -1,0 +1,102 @@
+"""Spans of a request, as a collector gets them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from following import following_pair
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
+
+from stepspec import Pair, StepSpec
+from stepspec.errors import EngineError, TargetError
+
+pytestmark = pytest.mark.anyio
+
+EXPORTER = InMemorySpanExporter()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _provider() -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
+    trace.set_tracer_provider(provider)
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    EXPORTER.clear()
+    yield EXPORTER
+    EXPORTER.clear()
+
+
+def of(name: str, spans: Sequence[ReadableSpan]) -> list[dict[str, Any]]:
+    """Attributes of the spans of that name, in their order."""
+    return [dict(span.attributes or {}) for span in spans if span.name == name]
+
+
+async def test_a_request_has_a_span_and_its_steps_are_children(spans: InMemorySpanExporter) -> None:
+    result = await StepSpec(policy="stepspec", pair=following_pair()).generate("How many?", max_tokens=100)
+    found = spans.get_finished_spans()
+    (request,) = [span for span in found if span.parent is None]
+    assert request.name == "chat target"
+    about = dict(request.attributes or {})
+    assert about["gen_ai.operation.name"] == "chat"
+    assert about["gen_ai.provider.name"] == "stepspec"
+    assert about["gen_ai.request.model"] == about["gen_ai.response.model"] == "target"
+    assert about["gen_ai.request.max_tokens"] == 100
+    assert about["gen_ai.response.finish_reasons"] == ("stop",)
+    assert about["gen_ai.usage.input_tokens"] == result.num_prompt_tokens
+    assert about["gen_ai.usage.output_tokens"] == result.usage.completion_tokens
+    assert about["gen_ai.usage.reasoning.output_tokens"] == result.usage.reasoning_tokens
+    assert about["gen_ai.response.time_to_first_chunk"] > 0
+    assert about["stepspec.policy"] == "stepspec"
+    children = [span for span in found if span.parent is not None]
+    assert all(span.parent.span_id == request.context.span_id for span in children if span.parent)
+    assert [each["stepspec.step.index"] for each in of("stepspec.draft", found)][:2] == [0, 1]
+    assert [each["stepspec.step.accepted"] for each in of("stepspec.verify", found)][:2] == [True, True]
+    judged = of("stepspec.verify", found)[0]
+    assert any(name.startswith("stepspec.step.score.") for name in judged)
+
+
+async def test_what_was_refused_is_written_again_in_a_span(spans: InMemorySpanExporter) -> None:
+    tokenizer = WordTokenizer()
+    target = ScriptedEngine(tokenizer, ["Two.\n\n", "So 9.<|end|>"], [Opinion(rating="0"), "</think>"], name="target")
+    draft = ScriptedEngine(tokenizer, ["One.\n\n", "</think>"], name="draft")
+    await StepSpec(policy="specreason", pair=Pair(target, draft)).generate("How many?")
+    (again,) = of("stepspec.regenerate", spans.get_finished_spans())
+    assert again["stepspec.step.source"] == "target"
+    assert (again["stepspec.step.draft_tokens"], again["stepspec.step.target_tokens"]) == (0, 3)
+
+
+async def test_an_error_is_told(spans: InMemorySpanExporter) -> None:
+    tokenizer = WordTokenizer()
+    target = ScriptedEngine(tokenizer, [Reply(fails=EngineError("It broke."))], name="target")
+    with pytest.raises(TargetError):
+        await StepSpec(policy="target", pair=Pair(target, None)).generate("How many?")
+    (request,) = spans.get_finished_spans()
+    assert dict(request.attributes or {})["error.type"] == "TargetError"
+    assert not request.status.is_ok
+
+
+async def test_leaving_ends_the_span(spans: InMemorySpanExporter) -> None:
+    events = StepSpec(policy="stepspec", pair=following_pair()).stream("How many?")
+    await anext(events)
+    await events.aclose()
+    assert [span.name for span in spans.get_finished_spans() if span.parent is None] == ["chat target"]
+
+
+async def test_without_a_listener_there_are_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepspec import tracing
+
+    with_spans = [event.type async for event in StepSpec(pair=following_pair()).stream("How many?")]
+    monkeypatch.setattr(tracing, "_api", lambda: None)
+    assert [event.type async for event in StepSpec(pair=following_pair()).stream("How many?")] == with_spans

@@ -135,15 +135,17 @@ class CallFormat:
     template: Mapping[str, Any]
 
 
-def _format(mark: str, end: str | None = None, **field: Any) -> CallFormat:
+def _format(mark: str, opener: str | None = None, end: str | None = None, **field: Any) -> CallFormat:
     """A format whose calls are JSON between an opening and perhaps a closing mark; `end` stands behind them all."""
-    opener = field.get("open_pattern") or re.escape(field["open"])
     calls = {"content": "json", "content_args": {"allow_non_json": True}, "repeats": True, **field}
     text = {"content": "text", "content_args": {"strip": False}}
     fields = {"content": text, "tool_calls": calls, **({"end": {"open": end}} if end else {})}
-    return CallFormat(mark, re.compile(opener), {"version": 1, "start_anchor": "\0", "fields": fields})
+    return CallFormat(
+        mark, re.compile(opener or re.escape(mark)), {"version": 1, "start_anchor": "\0", "fields": fields}
+    )
 
 
+LLAMA_OPENER = r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
 _DEEPSEEK_CALL = {"name": "{name}", "arguments": "{content}"}
 FORMATS: Mapping[str, CallFormat] = {
@@ -159,13 +161,15 @@ FORMATS: Mapping[str, CallFormat] = {
     "mistral": _format("[TOOL_CALLS]", open="[TOOL_CALLS]"),
     "deepseek": _format(
         "<｜tool▁call▁begin｜>",
+        # Of V3 the first, of V3.1 and later ones the second.
         open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>"
-        r"(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]+)(?:<｜tool▁sep｜>|\n```json\n)",
+        r"(?:function<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n"
+        r"|(?!function<｜tool▁sep｜>)(?P<name>[^<\n]+)<｜tool▁sep｜>)",
         close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>",
         end="<｜tool▁calls▁end｜>",
         transform=_DEEPSEEK_CALL,
     ),
-    "llama": _format('"parameters": ', open_pattern=r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'),
+    "llama": _format('"parameters": ', LLAMA_OPENER, open_pattern=LLAMA_OPENER),
 }
 
 

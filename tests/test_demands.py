@@ -1,0 +1,297 @@
+"""What a request asks for besides text: stop strings, thinking budgets, deadlines, schemas and tools, over scripts."""
+
+import json
+from typing import Any
+
+import pytest
+from following import THOUGHTS, asked_of, following_pair
+from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
+
+from stepspec import Pair, Result, StepSpec, TargetError
+from stepspec.engine import EVERYTHING
+from stepspec.errors import EngineError, UsageError
+from stepspec.step import AnswerDelta, Done, StepCommitted, ToolCalled
+
+pytestmark = pytest.mark.anyio
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+ONE, TWO = "One two.\n\n", "Three four.\n\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def pair_of(
+    replies: list[Any],
+    opinions: list[Any] | None = None,
+    draft_replies: list[Any] | None = None,
+    *,
+    tags: bool = True,
+    **settings: Any,
+) -> Pair:
+    tokenizer = WordTokenizer(tags=tags)
+    target = ScriptedEngine(tokenizer, replies, opinions or [], name="target", **settings)
+    return Pair(target, ScriptedEngine(tokenizer, draft_replies or [], name="draft"))
+
+
+async def ask(pair: Pair, policy: str = "specreason", question: str = "How many?", **options: Any) -> Result:
+    """The result, whose counts are checked."""
+    result = await StepSpec(policy=policy, pair=pair).generate(question, **options)
+    result.counts.check()
+    return result
+
+
+def calls(pair: Pair) -> list[Any]:
+    """What the target was asked to write."""
+    assert isinstance(pair.target, ScriptedEngine)
+    return [call for call in pair.target.calls if call.verb == "generate"]
+
+
+# Stop strings.
+
+
+async def test_a_stop_string_ends_the_answer_and_not_the_thinking() -> None:
+    pair = pair_of(["So 9. Done.<|end|>"], [ONE, "</think>"], [ONE, "</think>"])
+    result = await ask(pair, stop=["two", " Done"])
+    assert (result.reasoning, result.answer, result.finish_reason) == (ONE, "So 9.", "stop")
+
+
+async def test_a_stop_string_over_several_chunks_is_held_back() -> None:
+    pair = pair_of([Reply("a b c d<|end|>", chunk_size=1)])
+    spec = StepSpec(policy="target", pair=pair_of([Reply("</think>a b c d e<|end|>", chunk_size=1)]))
+    deltas = [event.text async for event in spec.stream("How many?", stop=[" c d"]) if isinstance(event, AnswerDelta)]
+    assert "".join(deltas) == "a b"
+    assert calls(pair) == []
+
+
+async def test_of_a_model_that_does_not_think_apart_a_stop_string_ends_the_steps() -> None:
+    pair = pair_of([], [ONE, TWO], [ONE, TWO], tags=False)
+    result = await ask(pair, stop=["four"])
+    assert (result.answer, result.finish_reason, result.limit) == (ONE + "Three ", "stop", None)
+    assert [step.text for step in result.steps] == [ONE, TWO]
+
+
+async def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(UsageError, match="stop string is empty"):
+        await ask(pair_of([]), stop=["a", ""])
+
+
+# Thinking budgets.
+
+
+async def test_after_its_budget_the_thinking_is_ended_and_the_target_answers() -> None:
+    pair = pair_of(["So 9.<|end|>"], [ONE], [ONE])
+    result = await ask(pair, max_thinking_tokens=4)
+    assert (result.reasoning, result.answer) == (ONE, "So 9.")
+    assert (result.finish_reason, result.limit) == ("stop", "max_thinking_tokens")
+    assert calls(pair)[0].prompt.endswith("<think>One two.\n\n</think>")
+    assert result.usage.reasoning_tokens == 4
+    assert result.counts.forced == 1 + 5  # the tag, and the answer with its end
+
+
+async def test_a_step_is_cut_where_the_budget_ends() -> None:
+    pair = pair_of(["So 9.<|end|>"], ["One two"], ["One two.\n\n"])
+    result = await ask(pair, max_thinking_tokens=2)
+    assert (result.reasoning, result.usage.reasoning_tokens) == ("One two", 2)
+
+
+@pytest.mark.parametrize("policy", ["specreason", "target"])
+async def test_without_a_budget_to_think_there_is_only_an_answer(policy: str) -> None:
+    result = await ask(pair_of(["So 9.<|end|>"]), policy, max_thinking_tokens=0)
+    assert (result.reasoning, result.answer, result.limit) == ("", "So 9.", "max_thinking_tokens")
+
+
+async def test_who_ends_thinking_earlier_is_not_cut() -> None:
+    result = await ask(pair_of(["One</think>", "So 9.<|end|>"]), "target", max_thinking_tokens=50)
+    assert (result.reasoning, result.answer, result.limit) == ("One", "So 9.", None)
+
+
+async def test_the_whole_budget_comes_first() -> None:
+    result = await ask(pair_of(["One two three four five six."]), "target", max_thinking_tokens=50, max_tokens=3)
+    assert (result.answer, result.finish_reason, result.limit) == ("", "length", "max_tokens")
+
+
+async def test_a_budget_to_think_for_a_model_that_does_not_is_refused() -> None:
+    with pytest.raises(UsageError, match="does not think apart"):
+        await ask(pair_of([], tags=False), max_thinking_tokens=5)
+    with pytest.raises(UsageError, match="0 \\(no thinking\\) or more"):
+        await ask(pair_of([]), max_thinking_tokens=-1)
+
+
+# Deadlines.
+
+
+async def test_at_the_deadline_the_thinking_is_ended_and_the_target_answers() -> None:
+    slow = [Reply(ONE, delay_s=0.06), Reply(TWO, delay_s=60.0)]
+    result = await ask(pair_of(["So 9.<|end|>"], [ONE], slow), deadline_s=0.2)
+    assert (result.reasoning, result.answer) == (ONE, "So 9.")
+    assert (result.finish_reason, result.limit) == ("length", "deadline")
+
+
+async def test_a_draft_that_a_deadline_cuts_short_is_not_taken_for_a_failing_one() -> None:
+    pair = pair_of(["So 9.<|end|>"], [], [Reply(ONE, delay_s=60.0)])
+    await ask(pair, deadline_s=0.05)
+    assert pair.breaker.allows()
+
+
+@pytest.mark.parametrize("policy", ["target", "specreason"])
+async def test_what_the_target_has_written_by_the_deadline_is_kept(policy: str) -> None:
+    replies = [Reply("One two", chunk_size=1, hangs=True), "So 9.<|end|>"]
+    pair = pair_of(replies, [Opinion(rating="0")], ["Five.\n\n"])
+    result = await ask(pair, policy, deadline_s=0.1)
+    assert (result.reasoning, result.answer, result.limit) == ("One two", "So 9.", "deadline")
+    assert pair.target.num_open == 0  # type: ignore[attr-defined]
+
+
+async def test_the_answer_is_not_cut_by_the_deadline() -> None:
+    pair = pair_of(["One</think>", Reply("So 9.<|end|>", delay_s=0.1)])
+    result = await ask(pair, "target", deadline_s=0.05)
+    assert (result.answer, result.finish_reason, result.limit) == ("So 9.", "stop", None)
+
+
+async def test_a_text_that_is_all_answer_is_ended_by_the_deadline() -> None:
+    pair = pair_of([Reply("One two", chunk_size=1, hangs=True)], tags=False)
+    result = await ask(pair, "target", deadline_s=0.05)
+    assert (result.answer, result.finish_reason, result.limit) == ("One two", "length", "deadline")
+
+
+async def test_a_deadline_in_the_past_is_refused() -> None:
+    with pytest.raises(UsageError, match="above 0"):
+        await ask(pair_of([]), deadline_s=0)
+
+
+# Schemas.
+
+
+async def test_the_answer_is_held_to_its_schema_and_the_thinking_is_free() -> None:
+    pair = pair_of(['{"n": 9}<|end|>'], [ONE, "</think>"], [ONE, "</think>"])
+    result = await ask(pair, json_schema=SCHEMA)
+    assert (result.reasoning, json.loads(result.answer)) == (ONE, {"n": 9})
+    assert [json.loads(call.json_schema) for call in calls(pair)] == [SCHEMA]
+    assert pair.draft is not None
+    assert all(call.json_schema is None for call in pair.draft.calls)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", ["target", "draft"])
+async def test_thinking_and_answer_are_then_two_calls_of_one_writer(policy: str) -> None:
+    replies = ["One</think>", '{"n": 9}<|end|>']
+    pair = pair_of(replies if policy == "target" else [], [], replies)
+    result = await ask(pair, policy, json_schema=SCHEMA)
+    assert (result.reasoning, json.loads(result.answer)) == ("One", {"n": 9})
+
+
+async def test_a_model_that_does_not_think_apart_writes_json_at_once_and_alone() -> None:
+    pair = pair_of(['{"n": 9}<|end|>'], tags=False)
+    result = await ask(pair, json_schema=SCHEMA)
+    assert json.loads(result.answer) == {"n": 9}
+    assert result.counts.drafted == 0
+
+
+async def test_a_schema_for_an_engine_that_keeps_to_none_is_refused() -> None:
+    pair = pair_of([], abilities=EVERYTHING - {"json schema"})
+    for options in ({"json_schema": SCHEMA}, {"tools": [ADD], "tool_choice": "add"}):
+        with pytest.raises(UsageError, match="cannot be held to a JSON schema"):
+            await ask(pair, "target", **options)
+
+
+# Tools.
+
+
+async def test_a_call_is_an_event_and_no_part_of_the_answer() -> None:
+    pair = following_pair()
+    spec = StepSpec(policy="stepspec", pair=pair)
+    events = [event async for event in spec.stream("Please add 4.", tools=[ADD])]
+    (called,) = [event.call for event in events if isinstance(event, ToolCalled)]
+    assert (called.name, json.loads(called.arguments)) == ("add", {"a": 4})
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert (done.result.answer, done.result.finish_reason) == ("", "tool_calls")
+    assert done.result.tool_calls == (called,)
+    assert done.result.reasoning == "".join(THOUGHTS)
+
+
+async def test_what_a_tool_has_said_is_seen_by_both_models() -> None:
+    pair = following_pair()
+    spec = StepSpec(policy="stepspec", pair=pair)
+    first = await spec.generate("Please add 4.", tools=[ADD])
+    call = first.tool_calls[0]
+    turns = [
+        {"role": "user", "content": "Please add 4."},
+        {
+            "role": "assistant",
+            "content": first.answer,
+            "reasoning_content": first.reasoning,
+            "tool_calls": [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": call.id, "content": "12"},
+    ]
+    assert (await spec.generate(turns, tools=[ADD])).answer == "\n\nIt is 12."
+    for engine in (pair.target, pair.draft):
+        seen = asked_of(engine)
+        assert seen[1]["tool_calls"][0]["function"]["arguments"] == {"a": 4}
+        assert seen[1]["reasoning_content"] == first.reasoning
+
+
+@pytest.mark.parametrize("choice", ["required", "add"])
+async def test_a_call_that_has_to_come_comes_by_a_schema(choice: str) -> None:
+    pair = following_pair()
+    result = await ask(pair, "stepspec", "It is 4.", tools=[ADD], tool_choice=choice)
+    assert [(call.name, json.loads(call.arguments)) for call in result.tool_calls] == [("add", {"a": 4})]
+    assert result.finish_reason == "tool_calls"
+
+
+async def test_calls_where_the_model_has_the_choice_of_json_are_told_from_it() -> None:
+    result = await ask(following_pair(), "stepspec", "It is 4.", tools=[ADD], json_schema=SCHEMA)
+    assert [call.name for call in result.tool_calls] == ["add"]
+
+
+async def test_contradictions_are_refused() -> None:
+    with pytest.raises(UsageError, match="JSON of another form"):
+        await ask(following_pair(), tools=[ADD], tool_choice="add", json_schema=SCHEMA)
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+
+
+async def test_a_draft_s_call_is_refused_unasked_and_the_target_writes_its_own() -> None:
+    """Of a model that does not think apart: there a step may be a call."""
+    pair = pair_of([f"{CALL}<|end|>"], [ONE, Opinion(CALL, rating="9")], [ONE, f"{CALL}<|end|>"], tags=False)
+    spec = StepSpec(policy="stepspec", pair=pair)
+    events = [event async for event in spec.stream("Please.", tools=[ADD])]
+    steps = [event.step for event in events if isinstance(event, StepCommitted)]
+    assert [(step.origin, step.num_from_draft) for step in steps] == [("draft", 4), ("target", 0)]
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert [call.name for call in done.result.tool_calls] == ["add"]
+    assert done.result.answer == ONE.rstrip()
+
+
+async def test_behind_the_beginning_of_a_call_nothing_is_speculated() -> None:
+    written = ["Well.\n\n", '<tool_call>{"name": "add", "arguments": {"a":\n\n', "4}}</tool_call><|end|>"]
+    opinions = [Opinion(rating="0"), Opinion(rating="0")]
+    pair = pair_of(written, opinions, ["Five.\n\n", "Six.\n\n"], tags=False)
+    result = await ask(pair, tools=[ADD])
+    assert [(call.name, json.loads(call.arguments)) for call in result.tool_calls] == [("add", {"a": 4})]
+    assert result.counts.steps_judged == 2
+
+
+async def test_a_call_that_was_cut_short_is_told_as_no_call() -> None:
+    result = await ask(pair_of(["</think><tool_call> add one two three four"]), "target", tools=[ADD], max_tokens=8)
+    (call,) = result.tool_calls
+    assert call.problem is not None
+    assert result.finish_reason == "length"
+
+
+async def test_an_error_names_what_is_committed_once() -> None:
+    pair = pair_of([Reply("One two", chunk_size=1, fails=EngineError("It broke."))], tags=False)
+    with pytest.raises(TargetError) as caught:
+        await ask(pair, "target")
+    assert caught.value.committed == ""

@@ -1,0 +1,161 @@
+"""Text that is held to a schema is drafted and verified like any other, and has the law that it should have."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency
+
+from stepspec import Pair, Sampling, load_pair
+from stepspec.engine import Chunk, DrafterName, Drafting, Stop, TokenBuffer, collect
+from stepspec.errors import UsageError
+from stepspec.hugging_face import load_tokenizer
+from stepspec.mini import WEIGHTS
+from stepspec.torch_engine.constraint import Grammars, allowed_tokens
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = "<|user|>Ann has 12 apples. Ben has 5 more. How many has Ben?<|end|><|assistant|><think></think>"
+FORM = {"type": "array", "items": {"enum": ["five", "six", 12]}, "minItems": 2, "maxItems": 4}
+STOP = Stop(300)
+GREEDY = Sampling()
+
+
+@pytest.fixture(scope="module")
+async def pair() -> AsyncIterator[Pair]:
+    loaded = load_pair()
+    yield loaded
+    await loaded.aclose()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def write(
+    pair: Pair, form: Any = FORM, drafter: DrafterName = "none", sampling: Sampling = GREEDY, stop: Stop = STOP
+) -> tuple[str, Chunk]:
+    """A text of that form, without its end, and what it cost."""
+    tokenizer = pair.target.tokenizer
+    buffer = TokenBuffer(tokenizer.encode(PROMPT))
+    drafting = Drafting(drafter, 4 if drafter != "none" else None)
+    written = pair.target.generate(buffer, sampling, stop, drafting, json_schema=json.dumps(form))
+    chunk = await collect(written)
+    ids = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
+    return tokenizer.decode(ids), chunk
+
+
+def fits(value: Any) -> bool:
+    """Whether it is what `FORM` describes."""
+    return isinstance(value, list) and 2 <= len(value) <= 4 and all(each in FORM["items"]["enum"] for each in value)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"])
+async def test_greedy_text_is_the_same_whoever_drafts(pair: Pair, drafter: DrafterName) -> None:
+    alone, _ = await write(pair)
+    assert fits(json.loads(alone))
+    text, chunk = await write(pair, drafter=drafter)
+    assert text == alone
+    assert chunk.end == "token"
+
+
+async def test_tokens_are_drafted_and_kept_inside_a_schema(pair: Pair) -> None:
+    await write(pair, drafter="suffix")
+    _, chunk = await write(pair, drafter="suffix")  # which has seen it all before
+    assert chunk.drafted > 0
+    assert chunk.accepted > 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model"])
+async def test_sampled_text_keeps_to_its_schema(pair: Pair, drafter: DrafterName) -> None:
+    texts = [await write(pair, drafter=drafter, sampling=Sampling(1.5, seed=seed)) for seed in range(8)]
+    assert all(chunk.end == "token" and fits(json.loads(text)) for text, chunk in texts)
+    assert len({text for text, _ in texts}) > 1
+
+
+async def test_drafting_does_not_change_the_law(pair: Pair) -> None:
+    """Two samples of one law, by chi-square; a bias of the drafted one would be seen."""
+    form, num_texts = {"enum": ["five", "six", "ten", "more", "Ann"]}, 300
+
+    async def sample(drafter: DrafterName, first_seed: int) -> Counter[str]:
+        seeds = range(first_seed, first_seed + num_texts)
+        texts = await asyncio.gather(*(write(pair, form, drafter, Sampling(2.0, seed=seed)) for seed in seeds))
+        return Counter(json.loads(text) for text, _ in texts)
+
+    alone, drafted = await sample("none", 0), await sample("draft-model", 10_000)
+    kinds = sorted({*alone, *drafted})
+    assert len(kinds) > 1
+    assert chi2_contingency([[each[kind] for kind in kinds] for each in (alone, drafted)]).pvalue > 1e-4
+
+
+async def test_a_text_without_a_schema_shares_the_rounds_and_is_not_touched(pair: Pair) -> None:
+    tokenizer = pair.target.tokenizer
+
+    async def free() -> tuple[int, ...]:
+        buffer = TokenBuffer(tokenizer.encode(PROMPT))
+        return (await collect(pair.target.generate(buffer, Sampling(), STOP, Drafting("draft-model", 4)))).ids
+
+    alone, held = await free(), await write(pair, drafter="draft-model")
+    together = await asyncio.gather(free(), write(pair, drafter="draft-model"), free())
+    assert together == [alone, (held[0], together[1][1]), alone]
+
+
+async def test_a_cap_cuts_it_short(pair: Pair) -> None:
+    text, chunk = await write(pair, stop=Stop(3))
+    assert chunk.end == "length"
+    with pytest.raises(ValueError, match="Expecting"):
+        json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"type": "objekt"}, "Invalid type: objekt"),
+        ({"$ref": "#/nowhere"}, "does not exist"),
+        ({"type": "string", "pattern": "(?=a)b"}, "cannot be kept to"),
+        ([], "no object"),
+    ],
+)
+async def test_a_schema_that_is_none_is_refused(pair: Pair, form: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        await write(pair, form)
+
+
+async def test_what_is_no_json_is_refused(pair: Pair) -> None:
+    buffer = TokenBuffer(pair.target.tokenizer.encode(PROMPT))
+    with pytest.raises(UsageError, match="no JSON"):
+        await collect(pair.target.generate(buffer, Sampling(), STOP, json_schema="{"))
+
+
+# Masks.
+
+
+def test_masks_tell_what_may_come_next_and_behind_each_drafted_token() -> None:
+    tokenizer = load_tokenizer(str(WEIGHTS / "target"))
+    grammars = Grammars(tokenizer, 1024)
+    drafted = tokenizer.encode('{"a": 1')
+    constraint = grammars.constraint('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    allowed = allowed_tokens([None, constraint], [drafted, drafted], 1024, torch.device("cpu"))
+    assert allowed.shape == (2, len(drafted) + 1, 1024)
+    assert allowed[0].all()
+    for place, id in enumerate(drafted):
+        assert allowed[1, place, id]
+        assert not allowed[1, place, next(iter(tokenizer.end_ids))]
+    assert not allowed[1, 0, tokenizer.encode("1")[0]]
+    assert allowed[1, -1, tokenizer.encode("}")[0]]
+    assert allowed[1, -1, tokenizer.encode("2")[0]]
+    again = allowed_tokens([constraint], [drafted[:0]], 1024, torch.device("cpu"))
+    assert torch.equal(again[0, 0], allowed[1, 0])  # looking ahead leaves no trace
+
+
+def test_at_its_end_only_an_end_may_come() -> None:
+    tokenizer = load_tokenizer(str(WEIGHTS / "target"))
+    constraint = Grammars(tokenizer, 1024).constraint('{"type": "boolean"}')
+    constraint.consume(tokenizer.encode("true"))
+    allowed = allowed_tokens([constraint], [[]], 1024, torch.device("cpu"))
+    assert allowed[0, 0].nonzero().flatten().tolist() == sorted(tokenizer.end_ids)

@@ -41,6 +41,7 @@ class FollowingEngine(ScriptedEngine):
                 text += f"{answer(asked, call.json_schema)}<|end|>"
         else:
             text = f"{answer(asked, call.json_schema)}<|end|>"
+            text = text.removeprefix(written)  # of a model that does not think apart
         return Reply(text, hangs=self.hangs, delay_s=self.delay_s, chunk_size=self.chunk_size)
 
     def _opinion_on(self, call: Call) -> Opinion:
@@ -91,7 +92,10 @@ def instance(form: Mapping[str, Any], root: Mapping[str, Any], said: str) -> Any
     kind = form.get("type", "object")
     kind = kind if isinstance(kind, str) else kind[0]
     if kind == "object":
-        properties = form.get("properties") or {key: {"type": "string"} for key in re.findall(r"['`](\w+)['`]", said)}
+        properties = form.get("properties") or {
+            key: {"type": "integer" if re.search(r"\d", said) else "string"}
+            for key in re.findall(r"['`](\w+)['`]", said)
+        }
         return {name: instance(each, root, said) for name, each in properties.items()}
     if kind == "array":
         return [instance(form.get("items", {"type": "string"}), root, said)]

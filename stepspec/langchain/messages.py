@@ -178,8 +178,7 @@ def _blocks(message: AIMessage) -> list[Any]:
         blocks.append({"type": "text", "text": message.content, "index": TEXT_INDEX})
     if isinstance(message, AIMessageChunk) and message.chunk_position != "last":
         return [*blocks, *(_call_piece(chunk) for chunk in message.tool_call_chunks)]
-    calls: Sequence[Mapping[str, Any]] = [*message.tool_calls, *message.invalid_tool_calls]
-    return [*blocks, *({"index": CALL_INDEX + place, **call} for place, call in enumerate(calls))]
+    return [*blocks, *message.tool_calls, *message.invalid_tool_calls]
 
 
 def _call_piece(chunk: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,432 @@
+"""ChatStepSpec beyond the standard suites: its settings, what composes with it, and what it refuses."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from following import THOUGHTS, FollowingEngine, asked_of, following_pair
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import AsyncCallbackHandler, UsageMetadataCallbackHandler
+from langchain_core.exceptions import (
+    ContextOverflowError,
+    ModelAPIError,
+    ModelInvalidRequestError,
+    ModelNotFoundError,
+    ModelTimeoutError,
+)
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.runnables import ConfigurableField
+from langchain_core.tools import tool
+from pydantic import BaseModel, ValidationError
+from scripted import Reply, ScriptedEngine, WordTokenizer
+
+from stepspec import Pair, Policy
+from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.langchain import ChatStepSpec, StepSpecRunnable
+from stepspec.langchain.chat import PER_CALL
+
+pytestmark = pytest.mark.anyio
+
+SAID = "\n\nYou said 1 things, How many? among them."
+
+
+@tool
+def double(n: int) -> int:
+    """Doubles a number."""
+    return 2 * n
+
+
+def new_chat(**settings: Any) -> ChatStepSpec:
+    """A chat model over a pair of its own."""
+    return ChatStepSpec(pair=following_pair(), **settings)
+
+
+def calls(chat: ChatStepSpec) -> list[Any]:
+    """What the target was asked to write."""
+    assert isinstance(chat.pair.target, FollowingEngine)
+    return [call for call in chat.pair.target.calls if call.verb == "generate"]
+
+
+# What comes of a call.
+
+
+async def test_a_message_tells_what_speculation_did() -> None:
+    message = await new_chat(policy="specreason").ainvoke("How many?")
+    about = message.response_metadata["stepspec"]
+    assert (about["policy"], about["steps"], about["steps_accepted"]) == ("specreason", 2, 2)
+    usage = message.usage_metadata
+    assert usage is not None
+    assert about["draft_tokens"] + about["target_tokens"] == usage["output_tokens"]
+    assert about["estimated_speedup"] > 0
+    assert message.response_metadata["finish_reason"] == "stop"
+
+
+async def test_reasoning_is_a_block_for_each_step_and_the_content_a_string() -> None:
+    message = await new_chat().ainvoke("How many?")
+    assert message.content == SAID
+    blocks: list[Any] = message.content_blocks
+    assert [block["type"] for block in blocks] == ["reasoning", "reasoning", "text"]
+    assert [block["index"] for block in blocks] == [1, 2, 0]
+    assert tuple(block["reasoning"] for block in blocks[:2]) == THOUGHTS
+    extras = blocks[0]["extras"]
+    assert (extras["step"], extras["origin"], extras["tokens"]) == (0, "draft", extras["tokens_from_draft"])
+
+
+@pytest.mark.parametrize("version", ["v0", "v1"])
+@pytest.mark.parametrize("asked", ["How many?", "Please double 4."])
+async def test_chunks_add_up_to_the_message(version: Any, asked: str) -> None:
+    model = new_chat(output_version=version).bind_tools([double])
+    whole = await model.ainvoke(asked)
+    chunks = [chunk async for chunk in model.astream(asked)]
+    total: Any = chunks[0]
+    for chunk in chunks[1:]:
+        total = total + chunk
+    assert total.text == whole.text
+    assert total.usage_metadata == whole.usage_metadata
+    strip = [{name: value for name, value in block.items() if name != "id"} for block in total.content_blocks]
+    assert strip == [{name: value for name, value in block.items() if name != "id"} for block in whole.content_blocks]
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_a_model_that_does_not_think_apart_gives_text_alone() -> None:
+    message = await ChatStepSpec(pair=following_pair(thinks=False)).ainvoke("How many?")
+    assert [block["type"] for block in message.content_blocks] == ["text"]
+    assert message.text == SAID
+
+
+async def test_earlier_reasoning_goes_to_the_template() -> None:
+    chat = new_chat()
+    first = await chat.ainvoke("How many?")
+    for earlier in (first, AIMessage(content=first.content_blocks)):  # type: ignore[arg-type]
+        await chat.ainvoke([HumanMessage("How many?"), earlier, HumanMessage("Sure?")])
+        seen = asked_of(chat.pair.target)[1]
+        assert (seen["content"], seen["reasoning_content"]) == (SAID, "".join(THOUGHTS))
+
+
+class Listener(AsyncCallbackHandler):
+    """Collects what is told of tokens and steps."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.steps: list[Any] = []
+
+    async def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
+        self.tokens.append(token)
+
+    async def on_custom_event(self, name: str, data: Any, **kwargs: Any) -> None:
+        self.steps.append((name, data["index"]))
+
+
+async def test_callbacks_hear_every_token_once() -> None:
+    listener = Listener()
+    chunks = [chunk async for chunk in new_chat().astream("How many?", {"callbacks": [listener]})]
+    assert "".join(listener.tokens) == "".join(str(chunk.content) for chunk in chunks) == SAID
+
+
+async def test_in_a_chain_steps_are_custom_events() -> None:
+    listener = Listener()
+    await (new_chat() | StrOutputParser()).ainvoke("How many?", {"callbacks": [listener]})
+    assert listener.steps == [("stepspec.step.committed", 0), ("stepspec.step.committed", 1)]
+
+
+# Settings.
+
+
+async def test_settings_reach_both_models() -> None:
+    chat = new_chat(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1, seed=4, max_tokens=50)
+    await chat.ainvoke("How many?")
+    sampling = calls(chat)[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.7, 0.9, 5, 0.1)
+    assert (sampling.repetition_penalty, sampling.seed) == (1.1, 4)
+    assert calls(chat)[0].stop.max_tokens < 50
+
+
+async def test_a_call_may_say_otherwise() -> None:
+    chat = new_chat()
+    await chat.ainvoke("How many?", temperature=0.5, seed=9, max_tokens=12, policy="target")
+    (call,) = calls(chat)
+    assert (call.sampling.temperature, call.sampling.seed, call.stop.max_tokens) == (0.5, 9, 12)
+    message = await chat.ainvoke("How many?", max_thinking_tokens=0)
+    assert message.response_metadata["stepspec"]["limit"] == "max_thinking_tokens"
+    assert (await chat.ainvoke("How many?", stop=["things"])).text == "\n\nYou said 1 "
+    assert (await chat.ainvoke("How many?", deadline_s=60)).text == SAID
+
+
+async def test_without_a_seed_every_call_draws_anew() -> None:
+    chat = new_chat(temperature=1.0)
+    for _ in range(2):
+        await chat.ainvoke("How many?")
+    seeds = [call.sampling.seed for call in calls(chat)]
+    assert len(set(seeds)) == 2
+
+
+async def test_names_of_other_chat_models_are_understood() -> None:
+    chat = ChatStepSpec(model_name="following:a", max_completion_tokens=9, request_timeout=3, stop_sequences=["x"])
+    assert (chat.model, chat.max_tokens, chat.timeout, chat.stop) == ("following:a", 9, 3, ["x"])
+
+
+async def test_engines_are_shared_between_chat_models() -> None:
+    settings = {"model": "following:target", "draft": "following:draft"}
+    one, other = ChatStepSpec(**settings), ChatStepSpec(**settings, temperature=0.3)
+    for chat in (one, other, one):
+        await chat.ainvoke("How many?")
+    from stepspec.langchain import sharing
+
+    assert len(sharing._pairs) == 1  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_fields_are_configurable() -> None:
+    chat = new_chat(seed=1).configurable_fields(temperature=ConfigurableField(id="heat"))
+    await chat.with_config(configurable={"heat": 0.9}).ainvoke("How many?")  # type: ignore[arg-type]
+    assert calls(chat.default)[0].sampling.temperature == 0.9  # type: ignore[attr-defined]
+
+
+async def test_a_policy_may_be_a_value_or_a_file(tmp_path: Path) -> None:
+    policy = Policy(version=1, summary="alone", family="target")
+    assert (await new_chat(policy=policy).ainvoke("How many?")).response_metadata["stepspec"]["policy"] == "alone"
+
+
+async def test_the_cache_of_langchain_is_used() -> None:
+    chat = new_chat(cache=InMemoryCache())
+    for _ in range(2):
+        await chat.ainvoke("How many?")
+    assert len(calls(chat)) == 1
+    await chat.ainvoke("How many?", temperature=0.1, seed=3)
+    assert len(calls(chat)) == 2
+
+
+async def test_usage_is_told_to_callbacks() -> None:
+    counted = UsageMetadataCallbackHandler()
+    message = await new_chat().ainvoke("How many?", {"callbacks": [counted]})
+    assert counted.usage_metadata == {"target": message.usage_metadata}
+
+
+# Structured output.
+
+
+class Sum(BaseModel):
+    """A sum."""
+
+    total: int
+
+
+class SumDict(TypedDict):
+    """A sum."""
+
+    total: int
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+@pytest.mark.parametrize("raw", [False, True])
+async def test_all_methods_give_what_was_wanted(method: Any, raw: bool) -> None:
+    model = new_chat().with_structured_output(Sum, method=method, include_raw=raw)
+    found = await model.ainvoke("It is 7, as `total`.")
+    parsed = found["parsed"] if raw else found
+    assert parsed == Sum(total=7)
+    assert not raw or isinstance(found["raw"], AIMessage)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("schema", [SumDict, Sum.model_json_schema()])
+async def test_dictionaries_are_given_for_what_is_no_class(method: Any, schema: Any) -> None:
+    assert await new_chat().with_structured_output(schema, method=method).ainvoke("It is 7.") == {"total": 7}
+
+
+async def test_the_engine_is_held_to_the_schema() -> None:
+    chat = new_chat()
+    await chat.with_structured_output(Sum).ainvoke("It is 7.")
+    assert '"total"' in calls(chat)[-1].json_schema
+
+
+async def test_structured_output_beside_tools() -> None:
+    message = await new_chat().with_structured_output(Sum, include_raw=True, tools=[double]).ainvoke("It is 7.")
+    assert [call["name"] for call in message["raw"].tool_calls] == ["double"]
+
+
+# Failing.
+
+
+def failing_chat(error: Exception, *, times: int = 100, **settings: Any) -> ChatStepSpec:
+    """A chat model whose target fails so often, and then answers."""
+    tokenizer = WordTokenizer()
+    replies = [Reply(fails=error) for _ in range(times)]  # type: ignore[arg-type]
+    target = ScriptedEngine(tokenizer, [*replies, "</think>So 9.<|end|>"], name="target")
+    return ChatStepSpec(pair=Pair(target, None), policy="target", **settings)
+
+
+async def test_a_failing_engine_is_an_error_of_langchain_s_and_ours() -> None:
+    with pytest.raises(ModelAPIError, match="It broke") as caught:
+        await failing_chat(EngineError("It broke.")).ainvoke("How many?")
+    assert isinstance(caught.value, EngineError)
+    assert caught.value.is_retryable
+
+
+async def test_retries_and_fallbacks_compose() -> None:
+    failing = failing_chat(EngineError("It broke."), times=1)
+    assert (await failing.with_retry(stop_after_attempt=2).ainvoke("How many?")).text == "So 9."
+    assert (await failing_chat(EngineError("It broke."), times=2, max_retries=2).ainvoke("How many?")).text == "So 9."
+    broken = failing_chat(EngineError("It broke."))
+    assert (await broken.with_fallbacks([new_chat()]).ainvoke("How many?")).text == SAID
+
+
+async def test_a_call_that_takes_too_long_is_given_up() -> None:
+    pair = following_pair(hangs=True)
+    with pytest.raises(ModelTimeoutError, match="within"):
+        await ChatStepSpec(pair=pair, timeout=0.05).ainvoke("How many?")
+    assert pair.target.num_open == 0  # type: ignore[attr-defined]
+
+
+async def test_leaving_a_stream_frees_the_engines() -> None:
+    pair = following_pair()
+    stream = ChatStepSpec(pair=pair).astream("How many?")
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    assert pair.target.num_open == pair.draft.num_open == 0  # type: ignore[union-attr]
+
+
+def test_leaving_a_synchronous_stream_frees_the_engines() -> None:
+    pair = following_pair(delay_s=0.01)
+    stream = ChatStepSpec(pair=pair).stream("How many?")
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert ChatStepSpec(pair=pair).invoke("How many?").text == SAID
+
+
+# Bad input.
+
+IMAGE = HumanMessage([{"type": "text", "text": "What is it?"}, {"type": "image", "url": "http://example.com/a.png"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "empty"),
+        ([HumanMessage("")], "question is empty"),
+        ([IMAGE], "text"),
+        ([HumanMessage("Hi"), AIMessage("Hello")], "assistant's own"),
+    ],
+)
+async def test_what_the_model_cannot_take_is_refused(messages: Any, said: str) -> None:
+    with pytest.raises(ModelInvalidRequestError, match=said) as caught:
+        await new_chat().ainvoke(messages)
+    assert isinstance(caught.value, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"temprature": 1}, "Did you mean 'temperature'"),
+        ({"temperature": -1}, "between 0"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"stop": [""]}, "empty"),
+        ({"policy": "stepsepc"}, "Did you mean 'stepspec'"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "Tool 1"),
+        ({"tools": [], "tool_choice": "x", "deadline_s": -1}, "above 0"),
+        ({"model": "nothing:x"}, "engine kind 'nothing'"),
+        ({"draft": "following:x"}, "draft was named without a target"),
+    ],
+)
+async def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelInvalidRequestError, match=said):
+        await new_chat().ainvoke("How many?", **settings)
+
+
+async def test_a_long_conversation_overflows_as_langchain_knows_it() -> None:
+    with pytest.raises(ContextOverflowError) as caught:
+        await ChatStepSpec(pair=following_pair(max_context=20)).ainvoke("How many?")
+    assert isinstance(caught.value, ContextError)
+
+
+async def test_a_model_that_is_not_there() -> None:
+    with pytest.raises(ModelNotFoundError, match="no folder") as caught:
+        await ChatStepSpec(model="torch:./nothing").ainvoke("How many?")
+    assert isinstance(caught.value, ModelError)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"base_url": "http://localhost:8000/v1", "draft": "torch:x"}, "leave out draft"),
+        ({"base_url": "http://localhost:8000/v1", "policy": Policy(version=1, summary="s", family="target")}, "name"),
+        ({"pair": 3}, "stepspec.Pair"),
+        ({"pair": following_pair(), "model": "torch:x"}, "either"),
+    ],
+)
+def test_contradictory_settings_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ChatStepSpec(**settings)
+
+
+@pytest.mark.parametrize("choice", ["triple", {"type": "function", "function": {"name": "triple"}}])
+def test_a_choice_of_an_unknown_tool_is_refused(choice: Any) -> None:
+    with pytest.raises(ModelInvalidRequestError, match="triple"):
+        new_chat().bind_tools([double], tool_choice=choice)
+
+
+def test_a_tool_without_schema_is_refused_by_langchain() -> None:
+    with pytest.raises((ValueError, TypeError)):
+        new_chat().bind_tools([3])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"schema": None}, "needs a schema"),
+        ({"schema": Sum, "method": "by hoping"}, "no method"),
+        ({"schema": Sum, "method": "function_calling", "tools": [double]}, "leave out tools"),
+    ],
+)
+def test_structured_output_that_cannot_be_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelInvalidRequestError, match=said):
+        new_chat().with_structured_output(**arguments)
+
+
+def test_every_setting_is_a_field_or_a_tool_s() -> None:
+    of_tools = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
+    assert set(PER_CALL) - of_tools <= set(ChatStepSpec.model_fields)
+
+
+# The runnable.
+
+
+async def test_the_runnable_takes_what_chat_models_take() -> None:
+    runnable = StepSpecRunnable(pair=following_pair())
+    for given in ("How many?", [("user", "How many?")], [HumanMessage("How many?")]):
+        assert (await runnable.ainvoke(given)).text == SAID
+    assert (await runnable.ainvoke({"messages": [("user", "How many?")]}))["messages"][0].text == SAID
+    assert runnable.invoke("How many?").text == SAID
+    assert "".join(chunk.text for chunk in runnable.stream("How many?")) == SAID
+    assert [each.text for each in runnable.batch(["How many?"] * 3)] == [SAID] * 3
+    assert [each.text for each in await runnable.abatch(["How many?"] * 3)] == [SAID] * 3
+
+
+async def test_the_runnable_tells_every_step_by_itself() -> None:
+    runnable = StepSpecRunnable(pair=following_pair())
+    events = [event async for event in runnable.astream_events("How many?", version="v2")]
+    told = [event for event in events if event["event"] == "on_custom_event"]
+    assert [event["name"].removeprefix("stepspec.step.") for event in told][:3] == ["proposed", "judged", "committed"]
+    assert told[2]["data"]["text"] == THOUGHTS[0]
+    assert events[0]["event"] == "on_chain_start"
+
+
+async def test_the_runnable_stands_in_chains() -> None:
+    chain = StepSpecRunnable(pair=following_pair()) | StrOutputParser()
+    assert await chain.ainvoke("How many?") == SAID
+    assert "".join([piece async for piece in chain.astream("How many?")]) == SAID
+
+
+async def test_the_runnable_takes_settings_of_a_call() -> None:
+    runnable = StepSpecRunnable(pair=following_pair())
+    assert (await runnable.ainvoke("How many?", stop=["things"])).text == "\n\nYou said 1 "
+    with pytest.raises(ModelInvalidRequestError, match="messages"):
+        await runnable.ainvoke({"question": "How many?"})
+
+
+async def test_a_system_message_is_a_turn_of_its_own() -> None:
+    chat = new_chat()
+    await chat.ainvoke([SystemMessage("Be brief."), HumanMessage("How many?")])
+    assert [turn["role"] for turn in asked_of(chat.pair.target)] == ["system", "user"]

@@ -1,0 +1,108 @@
+"""The embedded pair behind the chat model says what it says by the Python API, in the order of its commitment."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.tools import tool
+
+from stepspec import StepSpec
+from stepspec.langchain import ChatStepSpec, StepSpecRunnable
+from stepspec.langchain.sharing import shared_pair
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
+
+
+@pytest.fixture
+def following() -> None:
+    """Not here: what is loaded is the embedded pair, once for all."""
+
+
+@pytest.fixture(scope="module")
+def spec() -> StepSpec:
+    return StepSpec(pair=shared_pair(None, None))
+
+
+async def test_a_chain_says_what_the_python_api_says(spec: StepSpec) -> None:
+    chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | ChatStepSpec() | StrOutputParser()
+    expected = await spec.generate(QUESTION)
+    assert "17" in expected.answer
+    assert await chain.ainvoke({"question": QUESTION}) == expected.answer
+    pieces = [piece async for piece in chain.astream({"question": QUESTION})]
+    assert "".join(pieces) == expected.answer
+
+
+async def test_what_is_streamed_is_committed_and_in_its_order(spec: StepSpec) -> None:
+    expected = await spec.generate(QUESTION)
+    chunks = [chunk async for chunk in ChatStepSpec().astream(QUESTION)]
+    blocks: list[Any] = [block for chunk in chunks for block in chunk.content_blocks]
+    kinds = [block["type"] for block in blocks]
+    assert kinds == sorted(kinds)  # reasoning, then text
+    thoughts = [block for block in blocks if block["type"] == "reasoning"]
+    assert [block["reasoning"] for block in thoughts] == [step.text for step in expected.steps]
+    assert [block["extras"]["origin"] for block in thoughts] == [step.origin for step in expected.steps]
+    assert "".join(block["text"] for block in blocks if block["type"] == "text") == expected.answer
+
+
+async def test_an_agent_says_what_the_python_api_says(spec: StepSpec) -> None:
+    @tool
+    def calculate(expression: str) -> str:
+        """Calculates."""
+        raise AssertionError("the pair knows no tools")
+
+    model = ChatStepSpec(max_tokens=150)
+    agent: Any = create_agent(model, [calculate])
+    message = (await agent.ainvoke({"messages": [("user", QUESTION)]}))["messages"][-1]
+    described: Any = model.bind_tools([calculate])
+    expected = await spec.generate(QUESTION, max_tokens=150, tools=described.kwargs["tools"])
+    assert message.text == expected.answer
+    assert message.additional_kwargs.get("reasoning_content", "") == expected.reasoning
+
+
+async def test_the_runnable_says_the_same(spec: StepSpec) -> None:
+    expected = await spec.generate(QUESTION)
+    message = await StepSpecRunnable().ainvoke(QUESTION)
+    assert isinstance(message, AIMessage)
+    assert message.content == expected.answer
+    assert message == (await ChatStepSpec().ainvoke(QUESTION)).model_copy(
+        update={"id": message.id, "response_metadata": message.response_metadata}
+    )
+
+
+async def test_the_second_turn_reads_what_is_new(spec: StepSpec) -> None:
+    model = ChatStepSpec()
+    first = await model.ainvoke([HumanMessage(QUESTION)])
+    assert first.usage_metadata is not None
+    second = await model.ainvoke([HumanMessage(QUESTION), first, HumanMessage("And how many has Ann?")])
+    usage = second.usage_metadata
+    assert usage is not None
+    # All of the first prompt but for the tag that opened its thinking, which the template does not write again.
+    cached = usage.get("input_token_details", {}).get("cache_read", 0)
+    assert cached >= first.usage_metadata["input_tokens"] - 2
+
+
+async def test_calls_at_once_share_the_engine_and_say_the_same(spec: StepSpec) -> None:
+    model = ChatStepSpec()
+    expected = await spec.generate(QUESTION)
+    messages = await asyncio.gather(*(model.ainvoke(QUESTION) for _ in range(64)))
+    assert {message.content for message in messages} == {expected.answer}
+
+
+def test_synchronous_batches_run_at_once(spec: StepSpec) -> None:
+    messages = ChatStepSpec().batch([QUESTION] * 8)
+    assert {message.content for message in messages} == {messages[0].content}
+    assert ChatStepSpec().invoke(QUESTION).content == messages[0].content
+
+
+def test_a_loaded_pair_tells_its_context(spec: StepSpec) -> None:
+    profile: Any = ChatStepSpec().profile
+    assert profile["max_input_tokens"] == spec.pair.target.max_context
+    assert ChatStepSpec().get_num_tokens("Ann has 12 apples.") == len(
+        spec.pair.target.tokenizer.encode_text("Ann has 12 apples.")
+    )

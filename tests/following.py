@@ -114,7 +114,7 @@ def instance(form: Mapping[str, Any], root: Mapping[str, Any], said: str) -> Any
 def following_pair(*, thinks: bool = True, **settings: Any) -> Pair:
     """A target and a draft that share a tokenizer."""
     tokenizer = WordTokenizer(TEMPLATE.replace("thinks", str(thinks).lower()), tags=thinks)
-    target = FollowingEngine(tokenizer, "target", **settings)
+    target = FollowingEngine(tokenizer, settings.pop("name", "target"), **settings)
     return Pair(target, FollowingEngine(tokenizer, "draft", **settings))
 
 

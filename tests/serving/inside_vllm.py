@@ -50,6 +50,9 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
     found["cached"] = cached
     hot = Sampling(temperature=1.2, seed=3)
     found["hot"] = [(await collect(target.generate(TokenBuffer(asked["prompts"][0]), hot, Stop(30)))).ids for _ in "ab"]
+    schema = json.dumps(asked["schema"])
+    held = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(60), json_schema=schema)
+    found["held"] = target.tokenizer.decode((await collect(held)).ids[:-1])
     leaving = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(500))
     await anext(leaving)
     await leaving.aclose()

@@ -40,7 +40,7 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     labels = [tokenizer.encode(str(digit))[-1] for digit in range(10)]
     probes = [tokenizer.encode(text) for text in ("Rating: ", " so it is ")]
     asked = {"prompts": prompts, "steps": steps, "labels": labels, "probes": probes}
-    asked |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS}
+    asked |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS, "schema": {"enum": ["stepspec", "others"]}}
     question, answer = tmp_path / "asked.json", tmp_path / "found.json"
     question.write_text(json.dumps(asked))
     command = [str(VLLM_PYTHON), str(INSIDE), str(WEIGHTS), str(question), str(answer)]
@@ -63,7 +63,8 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
             assert shown
             assert [law[index] for index in shown] == pytest.approx([whole[index] for index in shown], abs=ROUNDING)
     await torch_engine.aclose()
-    assert found["abilities"] == ["choices", "label laws", "scores"]
+    assert found["abilities"] == ["choices", "json schema", "label laws", "scores"]
+    assert json.loads(found["held"]) in asked["schema"]["enum"]
     assert found["context"] == 1024
     assert found["described"]["device"] == "vLLM on cpu, drafting by draft_model, 3 tokens"
     assert all(found["hot"])

@@ -90,6 +90,14 @@ async def test_a_tag_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine
         assert theirs.ids[-1] == tag
 
 
+async def test_a_text_is_held_to_a_schema(remote: RemoteEngine) -> None:
+    assert remote._server.schema_field == "structured_outputs"
+    ids, schema = prompts(remote.tokenizer)[0], '{"enum": ["stepspec", "others"]}'
+    written = await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(60), json_schema=schema))
+    assert written.end == "token"
+    assert json.loads(remote.tokenizer.decode(written.ids[:-1])) in ("stepspec", "others")
+
+
 async def test_it_judges_as_the_torch_engine_does(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
     tokenizer = remote.tokenizer
     labels = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
@@ -211,7 +219,7 @@ async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, 
     async with text_server(target_port) as remote:
         server = remote._server
         assert (server.takes_ids, server.gives_ids, server.names_ids) == (False, False, False)
-        assert (server.scores, remote.abilities) == (None, {"label laws"})
+        assert (server.scores, remote.abilities) == (None, {"label laws", "json schema"})
         (tag,) = remote.tokenizer.encode("</think>")
         for stop in (Stop(60, ("\n\n",)), Stop(200, token_ids=frozenset({tag}))):
             for ids in prompts(remote.tokenizer)[:3]:

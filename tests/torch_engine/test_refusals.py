@@ -93,7 +93,7 @@ def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs
 def save_model(folder: Path, config: PreTrainedConfig | None = None) -> None:
     network = make_network(config or llama_config())
     network.save_pretrained(folder)
-    make_tokenizer()._tokenizer.save_pretrained(folder)
+    make_tokenizer().own.save_pretrained(folder)
 
 
 def empty(folder: Path) -> None:

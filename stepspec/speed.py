@@ -141,6 +141,37 @@ class ControllerCosts(Conditions):
     results: list[ControllerCost]
 
 
+class ChatCost(Record):
+    """What LangChain's chat model adds to the controller alone, over engines that answer at once."""
+
+    calls: int
+    chunks: int
+    """Of each streamed call."""
+    call_ms: float
+    chunk_ms: float
+
+
+class ManyChats(Record):
+    """Calls of equal work on one engine, one after the other and at once."""
+
+    concurrent: int
+    median_s: float
+    slowest_s: float
+    tokens_per_s_alone: float
+    tokens_per_s: float
+
+
+class ChatCosts(Conditions):
+    """The file that `stepspec bench langchain --json` writes."""
+
+    version: Literal[1] = 1
+    policy: str
+    target: str
+    draft: str
+    overhead: ChatCost
+    many: ManyChats
+
+
 class WireCost(Record):
     """What one way of asking two servers took for the same problems, one at a time; means of a problem."""
 
@@ -223,6 +254,18 @@ def controller_table(costs: ControllerCosts) -> Table:
         cells = (_written(value, form) for value, form in figures)
         table.add_row(f"{each.context:,}", str(each.concurrent), *cells)
     return table
+
+
+def chat_lines(costs: ChatCosts) -> list[str]:
+    """What the chat model costs, in words."""
+    added, many = costs.overhead, costs.many
+    return [
+        f"ChatStepSpec adds {added.call_ms:.2f} ms to a call, {added.chunk_ms:.3f} ms to each of {added.chunks} chunks "
+        f"(medians of {added.calls} paired turns, over engines that answer at once).",
+        f"{many.concurrent} calls at once: {many.tokens_per_s:,.0f} tokens/s, one after the other "
+        f"{many.tokens_per_s_alone:,.0f}: {many.tokens_per_s / many.tokens_per_s_alone:.2f} times. Median "
+        f"{many.median_s:.2f} s, slowest {many.slowest_s:.2f} s.",
+    ]
 
 
 def wire_table(costs: WireCosts) -> Table:

@@ -22,11 +22,13 @@ from stepspec.metrics import Metrics
 from stepspec.records import Record
 from stepspec.session import StepSpec, load_pair, named_models, titles_of
 from stepspec.speed import (
+    ChatCosts,
     ContextCosts,
     ControllerCosts,
     EngineSpeeds,
     WireCost,
     WireCosts,
+    chat_lines,
     controller_table,
     costs_table,
     speeds_table,
@@ -149,6 +151,30 @@ def bench_controller(
     ]
     costs = ControllerCosts.model_validate({**conditions, "policy": POLICY, "results": found})
     _finish([controller_table(costs)], costs, json_file)
+
+
+@app.command("langchain")
+def bench_langchain(
+    concurrent: Annotated[int, typer.Option(min=2, help="Calls at once.")] = 64,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Time what LangChain's chat model adds to the controller, and many calls at once on one engine."""
+    from stepspec.mini.problems import load_split
+
+    overhead = importlib.import_module("stepspec.langchain.overhead")
+    question = next(iter(load_split("test"))).question
+    conditions = _conditions()
+    with asyncio.Runner() as runner:
+        added = runner.run(overhead.chat_cost(_embedded_tokenizer()))
+        pair = load_pair(target, draft)
+        many = runner.run(overhead.many_chats(pair, question, concurrent))
+        names = {"target": pair.target.name, "draft": pair.draft.name if pair.draft else ""}
+        runner.run(pair.aclose())
+    about = {**conditions, **names, "policy": overhead.POLICY}
+    costs = ChatCosts.model_validate({**about, "overhead": added, "many": many})
+    _finish(chat_lines(costs), costs, json_file)
 
 
 @app.command("wire")

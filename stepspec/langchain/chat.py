@@ -193,7 +193,7 @@ class ChatStepSpec(BaseChatModel):
                 if isinstance(event, Done):
                     message = message_of(event.result, call.model, call.policy_name, thinks=call.thinks)
                     return ChatResult(generations=[ChatGeneration(message=message)])
-                await _tell(event, thinks=call.thinks)
+                await call.tell(event)
         raise AssertionError("a request ends with Done or an error")
 
     async def _astream(
@@ -206,7 +206,7 @@ class ChatStepSpec(BaseChatModel):
         call, num_calls = self._call(stop, kwargs), 0
         async with aclosing(call.events(messages)) as events:
             async for event in events:
-                await _tell(event, thinks=call.thinks)
+                await call.tell(event)
                 if isinstance(event, Done):
                     chunk: AIMessageChunk | None = last_chunk(event.result, call.model, call.policy_name)
                 else:
@@ -365,6 +365,17 @@ class _Call:
         self.policy_name = self.policy if isinstance(self.policy, str) else self.policy.summary
         self.thinks = True
         """Whether the model thinks apart from its answer; known with the first event."""
+        self._in_a_run = True
+
+    async def tell(self, event: Event) -> None:
+        """Tells a committed step to whoever listens to the run that the model is called in, if it is in one."""
+        if isinstance(event, StepCommitted) and self.thinks and self._in_a_run:
+            step = event.step
+            data = {"index": step.index, "origin": step.origin, "text": step.text, "scores": dict(step.scores)}
+            try:
+                await adispatch_custom_event(STEP_EVENT, {**data, "tokens": step.num_tokens})
+            except RuntimeError:  # called by itself: there is no run that an event could belong to
+                self._in_a_run = False
 
     def _setting(self, name: str) -> Any:
         said = self._said.get(name)
@@ -448,17 +459,6 @@ async def _tried(
         except EngineError:
             if begun or not left:
                 raise
-
-
-async def _tell(event: Event, *, thinks: bool) -> None:
-    """Tells a committed step to whoever listens to the run that the model is called in, if it is in one."""
-    if isinstance(event, StepCommitted) and thinks:
-        step = event.step
-        data = {"index": step.index, "origin": step.origin, "text": step.text, "scores": dict(step.scores)}
-        try:
-            await adispatch_custom_event(STEP_EVENT, {**data, "tokens": step.num_tokens})
-        except RuntimeError:  # called by itself: there is no run that an event could belong to
-            return
 
 
 def _tool_choice(choice: str | Mapping[str, Any] | bool | None) -> str:

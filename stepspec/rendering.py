@@ -20,6 +20,8 @@ def _lines(result: Result) -> Iterator[str]:
     yield from (_step_line(step) for step in result.steps)
     if result.answer and result.answer != result.reasoning:  # a model that does not think apart says it all in steps
         yield f'<div style="margin: 0.6em 0; white-space: pre-wrap">{escape(result.answer.strip())}</div>'
+    for call in result.tool_calls:
+        yield f'<div style="margin: 0.6em 0"><code>{escape(f"{call.name}({call.arguments})")}</code></div>'
     usage, times = result.usage, result.times
     said = f"{usage.completion_tokens} tokens in {times.wall:.2f} s, {usage.draft_tokens} of them the draft's"
     if result.finish_reason == "length":

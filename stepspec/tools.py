@@ -120,6 +120,40 @@ def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> st
     return json.dumps({**definitions, "anyOf": [toolbox.schema(), own]})
 
 
+def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:
+    """A `tool_choice` in OpenAI's form as a `Toolbox` takes it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if tool_choice is None or isinstance(tool_choice, str):
+        return tool_choice or "auto"
+    try:
+        return str(tool_choice["function"]["name"])
+    except (KeyError, TypeError):
+        said = "Write 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}."
+        raise UsageError(f"tool_choice is {tool_choice!r}. {said}") from None
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The JSON schema that a `response_format` in OpenAI's form asks for, if it asks for one.
+
+    Raises:
+        UsageError: it is none.
+    """
+    kind = response_format.get("type") if response_format else "text"
+    inner = response_format.get("json_schema") if response_format else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANYTHING
+    if kind == "json_schema" and isinstance(inner, Mapping):
+        form = cast("Mapping[str, Any]", inner)
+        return form.get("schema", form)
+    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
+    raise UsageError(f"response_format is of no known kind. {said}")
+
+
 @dataclass(frozen=True)
 class CallFormat:
     """How a family of models writes calls.

@@ -29,4 +29,4 @@ def serve_models(
 
     needs_draft = load_policy(policy)[0].needs_draft
     app = create_app(load_pair(target, draft, needs_draft=needs_draft), policy)
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    uvicorn.run(app, host=host, port=port, access_log=False)

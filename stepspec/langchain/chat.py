@@ -40,6 +40,7 @@ from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
 from stepspec.policy import Policy
 from stepspec.session import Options, Pair, StepSpec
 from stepspec.step import Done, Event, StepCommitted, ToolCalled
+from stepspec.tools import chosen, schema_of
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event of a step, where there is a run around the model to tell it to."""
@@ -462,17 +463,11 @@ async def _tried(
 
 
 def _tool_choice(choice: str | Mapping[str, Any] | bool | None) -> str:
-    """The choice as a word or a tool's name."""
-    if choice is None or choice is False:
-        return "auto"
+    """The choice as a word or a tool's name, with LangChain's words for it."""
     if choice is True or choice == "any":
         return "required"
-    if isinstance(choice, str):
-        return choice
-    try:
-        return str(choice["function"]["name"])
-    except (KeyError, TypeError):
-        raise InvalidRequestError(f"tool_choice is {choice!r}; write 'auto', 'any', 'none' or a tool's name.") from None
+    with as_langchain_errors():
+        return chosen(choice or None)
 
 
 def _response_format(schema: Schema | None, method: str) -> dict[str, Any]:
@@ -484,23 +479,5 @@ def _response_format(schema: Schema | None, method: str) -> dict[str, Any]:
 
 
 def _schema_of(response_format: Any) -> Mapping[str, Any] | None:
-    """The JSON schema that a response_format asks for.
-
-    Raises:
-        InvalidRequestError: it is none.
-    """
-    if response_format is None:
-        return None
-    if isinstance(response_format, type):
-        return convert_to_json_schema(response_format)
-    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": "object"}
-    if kind == "json_schema" and isinstance(inner := response_format.get("json_schema"), Mapping):
-        return inner.get("schema", inner)
-    raise InvalidRequestError(
-        "response_format is none of {'type': 'text'}, {'type': 'json_object'}, "
-        "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}."
-    )
+    """The JSON schema that is asked for, perhaps by a class."""
+    return convert_to_json_schema(response_format) if isinstance(response_format, type) else schema_of(response_format)

@@ -2,7 +2,8 @@
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from stepspec.engine import Sampling
 from stepspec.errors import UsageError
 from stepspec.session import Options
+from stepspec.tools import chosen, schema_of
 
 logger = logging.getLogger(__name__)
 
@@ -85,15 +87,19 @@ class ChatRequest(BaseModel):
         most = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         thinking = 0 if self.reasoning_effort == "none" else self.thinking_token_budget
+        with _of("response_format"):
+            schema = schema_of(self.response_format)
+        with _of("tool_choice"):
+            choice = chosen(self.tool_choice)
         return Options(
             sampling=Sampling(**given, seed=seed),
             max_tokens=max_context if most is None else most,
             max_thinking_tokens=thinking,
             deadline_s=self.deadline_s,
             stop=stops,
-            json_schema=json_schema_of(self.response_format),
+            json_schema=schema,
             tools=self.tools or [],
-            tool_choice=self._tool_choice(),
+            tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
         )
 
@@ -111,35 +117,14 @@ class ChatRequest(BaseModel):
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise RefusedError("stop", f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
 
-    def _tool_choice(self) -> str:
-        choice = self.tool_choice
-        if choice is None:
-            return "auto"
-        if isinstance(choice, str):
-            return choice
-        try:
-            return str(choice["function"]["name"])
-        except (KeyError, TypeError):
-            said = "Write 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}."
-            raise RefusedError("tool_choice", f"tool_choice is none. {said}") from None
 
-
-def json_schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The schema that a response_format asks for.
-
-    Raises:
-        RefusedError: it is none.
-    """
-    kind = response_format.get("type") if response_format else "text"
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": "object"}
-    inner = response_format.get("json_schema") if response_format else None
-    if kind == "json_schema" and isinstance(inner, Mapping):
-        return inner.get("schema", inner)
-    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
-    raise RefusedError("response_format", f"response_format is none. {said}")
+@contextmanager
+def _of(param: str) -> Generator[None]:
+    """Says of which field it is that something is wrong with."""
+    try:
+        yield
+    except UsageError as error:
+        raise RefusedError(param, str(error)) from error
 
 
 def field_of(location: Sequence[Any]) -> str:

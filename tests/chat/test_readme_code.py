@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MODULE
+from by_name import name_engines
 from following import following_pair
 from service import serving
 
 import stepspec
-from stepspec import session
 from stepspec.langchain import sharing
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
@@ -26,7 +25,7 @@ Run = Callable[[str], str]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a program as its own file would, and gives what it printed."""
-    monkeypatch.setattr(session, "ENGINES", {**session.ENGINES, "vllm": (MODULE, "ByName", "none")})
+    name_engines("vllm", monkeypatch)
     monkeypatch.setattr(sharing, "_pairs", {})
 
     def ran(program: str) -> str:

@@ -9,9 +9,11 @@ from stepspec.tools import CallReader
 class AnswerReader:
     """Takes the answer's text piece by piece. What may be the beginning of a stop string or a call is held back."""
 
-    def __init__(self, stops: Sequence[str] = (), calls: CallReader | None = None) -> None:
+    def __init__(self, stops: Sequence[str] = (), calls: CallReader | None = None, *, only_call: bool = False) -> None:
+        """`only_call`: whether the first call of a tool ends the text."""
         self.stopped = False
-        """Whether a stop string has come, which ends the text."""
+        """Whether something has come that ends the text, a stop string for one."""
+        self._only_call = only_call
         self.calls: list[ToolCall] = []
         self._stops = stops
         self._reader = calls
@@ -29,7 +31,7 @@ class AnswerReader:
             return
         text = self._held + text
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        self.stopped = bool(found)
+        self.stopped |= bool(found)
         end = min(found) if found else len(text) - _beginning(text, self._stops)
         text, self._held = text[:end], "" if found else text[end:]
         yield from self._told(self._reader.feed(text) if self._reader else [text])
@@ -44,8 +46,11 @@ class AnswerReader:
 
     def _told(self, found: Sequence[str | ToolCall]) -> Iterator[AnswerDelta | ToolCalled]:
         for each in found:
+            if self._only_call and self.calls:
+                return
             if isinstance(each, ToolCall):
                 self.calls.append(each)
+                self.stopped |= self._only_call
                 yield ToolCalled(each)
             elif each:
                 self._pieces.append(each)

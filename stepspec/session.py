@@ -265,7 +265,7 @@ class StepSpec:
             tools: what the target may call, each `{"type": "function", "function": {...}}`; calls come as events of
                 their own and are never the draft's.
             tool_choice: "auto", "none", "required", or the name of the tool that has to be called.
-            parallel_tool_calls: whether several calls may come at once, where some call has to come.
+            parallel_tool_calls: whether several calls may come at once.
 
         Raises:
             UsageError: the prompt's name is unknown, there is nothing to answer, a turn holds something else than
@@ -298,7 +298,9 @@ class StepSpec:
             ledger=ledger,
             breaker=self.pair.breaker,
             demands=demands,
-            answer=AnswerReader(stop, self._call_reader(toolbox, listed=demands.json_schema is not None)),
+            answer=AnswerReader(
+                stop, self._call_reader(toolbox, listed=demands.json_schema is not None), only_call=not toolbox.parallel
+            ),
         )
         asked = Asked(target.name, self.policy_name, sampling, max_tokens, tuple(stop))
         async with aclosing(traced(controller.run(ids), asked)) as events:

@@ -91,18 +91,29 @@ class Toolbox:
     def schema(self) -> dict[str, Any]:
         """What a list of calls must look like."""
         names = list(self.tools) if self.choice in MODES else [self.choice]
-        calls = [_call_schema(name, self.tools[name]["function"].get("parameters")) for name in names]
+        definitions: dict[str, Any] = {}
+        calls = [_call_schema(name, self._parameters(name, definitions)) for name in names]
         most = {"maxItems": 1} if self.choice not in MODES or not self.parallel else {}
-        return {"type": "array", "minItems": 1, **most, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+        listed = {"type": "array", "minItems": 1, **most, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+        return {"$defs": definitions, **listed} if definitions else listed
+
+    def _parameters(self, name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
+        """A tool's parameters; what they define goes to the top, where references look, under a name of the tool's."""
+        form = self.tools[name]["function"].get("parameters") or ANYTHING
+        if "$defs" not in form:
+            return form
+        form = json.loads(json.dumps(form).replace('"#/$defs/', f'"#/$defs/{name}.'))
+        definitions |= {f"{name}.{key}": value for key, value in form.pop("$defs").items()}
+        return form
 
 
 EXAMPLE = "{'type': 'function', 'function': {'name': 'add', 'parameters': {'type': 'object', 'properties': {...}}}}"
 
 
-def _call_schema(name: str, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters or ANYTHING},
+        "properties": {"name": {"const": name}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
@@ -115,9 +126,12 @@ def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> st
     """
     if toolbox is None or not toolbox.tools:
         return json.dumps(schema)
-    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    own = {name: value for name, value in schema.items() if name not in definitions}
-    return json.dumps({**definitions, "anyOf": [toolbox.schema(), own]})
+    calls, own = toolbox.schema(), dict(schema)
+    whole: dict[str, Any] = {"anyOf": [calls, own]}
+    for name in ("$defs", "definitions"):
+        if definitions := {**calls.pop(name, {}), **own.pop(name, {})}:
+            whole[name] = definitions
+    return json.dumps(whole)
 
 
 def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:

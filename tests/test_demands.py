@@ -253,6 +253,14 @@ async def test_calls_where_the_model_has_the_choice_of_json_are_told_from_it() -
     assert [call.name for call in result.tool_calls] == ["add"]
 
 
+@pytest.mark.parametrize(("parallel", "names"), [(True, ["add", "add"]), (False, ["add"])])
+async def test_several_calls_come_only_if_they_may(parallel: bool, names: list[str]) -> None:
+    pair = pair_of([f"</think>{CALL}\n{CALL}<|end|>"])
+    result = await ask(pair, "target", tools=[ADD], parallel_tool_calls=parallel)
+    assert [call.name for call in result.tool_calls] == names
+    assert result.finish_reason == "tool_calls"
+
+
 async def test_contradictions_are_refused() -> None:
     with pytest.raises(UsageError, match="JSON of another form"):
         await ask(following_pair(), tools=[ADD], tool_choice="add", json_schema=SCHEMA)

@@ -154,6 +154,15 @@ def test_a_schema_beside_tools_keeps_its_definitions_where_they_are_looked_for()
     assert json.loads(schema_text(own)) == own
 
 
+def test_what_a_tool_s_parameters_define_is_found_at_the_top() -> None:
+    form = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}}
+    one, other = ({"type": "function", "function": {"name": name, "parameters": form}} for name in ("one", "other"))
+    schema = Toolbox.checked([one, other], "required").schema()
+    assert schema["$defs"] == {"one.P": {"type": "integer"}, "other.P": {"type": "integer"}}
+    refs = [call["properties"]["arguments"]["properties"]["p"] for call in schema["items"]["anyOf"]]
+    assert refs == [{"$ref": "#/$defs/one.P"}, {"$ref": "#/$defs/other.P"}]
+
+
 # Descriptions.
 
 

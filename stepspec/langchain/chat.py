@@ -396,15 +396,20 @@ class _Call:
             if "max_tokens" not in options and isinstance(spec, StepSpec):
                 options["max_tokens"] = spec.pair.target.max_context
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
-            limit = asyncio.timeout(timeout)
-            try:
-                async with limit, aclosing(_tried(spec, turns, options, tries)) as events:
-                    async for event in events:
-                        yield event
-            except TimeoutError as error:
-                if limit.expired():
-                    raise LateError(f"There was no answer within {timeout} s.") from error
-                raise
+            end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+            async with aclosing(_tried(spec, turns, options, tries)) as events:
+                while True:
+                    limit = asyncio.timeout_at(end)
+                    try:
+                        async with limit:
+                            event = await anext(events, None)
+                    except TimeoutError as error:
+                        if limit.expired():
+                            raise LateError(f"There was no answer within {timeout} s.") from error
+                        raise
+                    if event is None:
+                        return
+                    yield event
 
     async def _session(self) -> Any:
         """What answers: a session over engines in this process, or the service."""

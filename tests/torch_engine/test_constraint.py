@@ -15,6 +15,7 @@ from stepspec.engine import Chunk, DrafterName, Drafting, Stop, TokenBuffer, col
 from stepspec.errors import UsageError
 from stepspec.hugging_face import load_tokenizer
 from stepspec.mini import WEIGHTS
+from stepspec.tools import Toolbox, schema_text
 from stepspec.torch_engine.constraint import Grammars, allowed_tokens
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +111,15 @@ async def test_a_cap_cuts_it_short(pair: Pair) -> None:
     assert chunk.end == "length"
     with pytest.raises(ValueError, match="Expecting"):
         json.loads(text)
+
+
+async def test_calls_of_tools_whose_parameters_refer_to_definitions(pair: Pair) -> None:
+    form = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"enum": [1]}}}
+    described = form | {"required": ["p"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "count", "parameters": described}}
+    schema = json.loads(schema_text(Toolbox.checked([tool], "count").schema()))
+    text, _ = await write(pair, schema)
+    assert json.loads(text) == [{"name": "count", "arguments": {"p": 1}}]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ class _Reader:
 
     def _read(self, chunk: Mapping[str, Any]) -> list[Event]:
         if "error" in chunk:
-            raise EngineError(chunk["error"]["message"])
+            raise _meant(chunk["error"])
         if not chunk["choices"]:
             return [Done(self._result(chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
@@ -175,7 +175,7 @@ class _Reader:
     def _result(self, usage: Mapping[str, Any], told: Mapping[str, Any]) -> Result:
         answer = "".join(self._answer)
         return Result(
-            reasoning="".join(step.text for step in self._steps) if self._steps else "",
+            reasoning="".join(step.text for step in self._steps) if told["thinks"] else answer,
             answer=answer,
             steps=tuple(self._steps),
             counts=Counts(**told["counts"]),
@@ -184,6 +184,7 @@ class _Reader:
             num_prompt_tokens=usage["prompt_tokens"],
             num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
             tool_calls=tuple(self._calls),
+            thinks=told["thinks"],
             limit=told["limit"],
             token_level_exact=told["token_level_exact"],
         )
@@ -191,13 +192,19 @@ class _Reader:
 
 def _refusal(address: Address, status: int, body: bytes) -> StepSpecError:
     """What the service means by an error status."""
-    try:
-        error = json.loads(body)["error"]
-        message, code = str(error["message"]), error.get("code")
-    except (ValueError, KeyError, TypeError, AttributeError):
+    if status not in (400, 404, 413, 422):
         return refused(address, status, body)
+    try:
+        return _meant(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return refused(address, status, body)
+
+
+def _meant(error: Mapping[str, Any]) -> StepSpecError:
+    """The error that the service tells of."""
+    message, code = str(error["message"]), error.get("code")
     if code == "context_length_exceeded":
         return ContextError(message)
-    if status == 404:
-        return ModelError(f"{address.base}: {message}")
-    return UsageError(message) if status in (400, 413, 422) else refused(address, status, body)
+    if code == "model_not_found":
+        return ModelError(message)
+    return UsageError(message) if error.get("type") == "invalid_request_error" else EngineError(message)

@@ -20,7 +20,7 @@ from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.judges import Panel
 from stepspec.ledger import Ledger
 from stepspec.policy import Policy
-from stepspec.step import Done, Event, Limit, Proposal, Result, StepJudged, StepProposed, Verdict
+from stepspec.step import Done, Event, FinishReason, Limit, Proposal, Result, StepJudged, StepProposed, Verdict
 from stepspec.transcript import Transcript
 
 DRAFT_SEED = 0x5EED
@@ -326,20 +326,24 @@ class Controller:
         counts, times = self.ledger.counts, self.ledger.times()
         counts.check()
         times.check()
-        whole = self.transcript.ended
-        if not whole and self.limit != "deadline":
-            self.limit = "context" if self.ledger.remaining > 0 else "max_tokens"
-        cut = not whole or self.limit == "deadline"
+        reason: FinishReason = "tool_calls" if self.answer.calls else "stop"
+        if not self.transcript.ended:
+            reason = "length"
+            if self.limit != "deadline":
+                self.limit = "context" if self.ledger.remaining > 0 else "max_tokens"
+        elif self.limit == "deadline" and not self.answer.calls:
+            reason = "length"
         return Result(
             reasoning=reasoning,
             answer=self.answer.text,
             steps=steps,
             counts=counts,
             times=times,
-            finish_reason="length" if cut else "tool_calls" if self.answer.calls else "stop",
+            finish_reason=reason,
             num_prompt_tokens=num_prompt_tokens,
             num_cached_tokens=self.ledger.cached or 0,
             tool_calls=tuple(self.answer.calls),
+            thinks=self.think_end is not None,
             limit=self.limit,
             token_level_exact=self.policy.token.tolerance == 0,
         )

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from stepspec.errors import EngineError, UsageError
+
 T = TypeVar("T")
 
 
@@ -29,7 +31,17 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts something there; cancelling what is given back cancels it."""
+        """Starts something there; cancelling what is given back cancels it.
+
+        Raises:
+            UsageError: this is that thread, which would wait for itself.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError(
+                "A synchronous call was made from inside an asynchronous callback that runs in the same thread, and "
+                "would wait for ever. Use the asynchronous method there: ainvoke, astream, generate of StepSpec."
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -46,14 +58,16 @@ class LoopThread:
         told: queue.SimpleQueue[_Told[T]] = queue.SimpleQueue()
 
         async def pump() -> None:
-            end = _Told[T]()
+            end = _Told[T](error=EngineError("The call was cancelled."))
             try:
                 async with aclosing(items):
                     async for item in items:
                         told.put(_Told((item,)))
+                end = _Told[T]()
             except Exception as error:
                 end = _Told(error=error)
-            told.put(end)
+            finally:  # also where it was cancelled, or its reader would wait for ever
+                told.put(end)
 
         running = self.start(pump())
         try:

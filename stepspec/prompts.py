@@ -144,17 +144,24 @@ def _checked_turn(place: int, message: Message) -> Message:
     if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"Turn {place} is no mapping. Write {{'role': 'user', 'content': 'How many?'}}.")
     role, content = message.get("role"), message.get("content")
+    role = "system" if role == "developer" else role  # OpenAI's newer name
     if role not in ROLES:
         raise UsageError(f"Turn {place}: {unknown_name('role', str(role), ROLES)}")
     text = _text_of(content)
     if text is None:
         raise UsageError(f"Turn {place} holds something else than text, which is all that the models take.")
-    turn = {**message, "content": text}
+    turn = {**message, "role": role, "content": text}
+    try:
+        json.dumps(turn, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        raise UsageError(f"Turn {place} holds what is no JSON or no Unicode, such as half of a character.") from None
     if role == "assistant" and THINK_END in text:
         thought, _, said = text.partition(THINK_END)
         turn |= {"reasoning_content": thought.replace(THINK_OPEN, "", 1).strip(), "content": said.strip()}
-    if message.get("tool_calls"):
-        turn["tool_calls"] = [_checked_call(place, call) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, Sequence):
+            raise UsageError(f"Turn {place}: tool_calls is no list.")
+        turn["tool_calls"] = [_checked_call(place, call) for call in cast("Sequence[Any]", calls)]
     return turn
 
 
@@ -222,11 +229,11 @@ def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message], tools: Se
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of JSON with every text in it changed."""
+    """A value of JSON with every text in it changed, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _mapped(each, change) for name, each in cast("Mapping[str, Any]", value).items()}
+        return {change(name): _mapped(each, change) for name, each in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list):
         return [_mapped(each, change) for each in cast("list[Any]", value)]
     return value

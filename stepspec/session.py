@@ -7,6 +7,7 @@
 Engines are found by the name in front of the colon of their spec string, so that heavy libraries load only when used.
 """
 
+import asyncio
 import hashlib
 import importlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -278,9 +279,12 @@ class StepSpec:
         toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
         if max_tokens < 1:
             raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
+        stop = [stop] if isinstance(stop, str) else stop
         if not all(stop):
             raise UsageError("A stop string is empty; it would end every answer before it begins.")
         demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s)
+        if demands.json_schema is not None and hasattr(self._answering, "check_schema"):
+            await asyncio.to_thread(self._answering.check_schema, demands.json_schema)
         target, shown = self.pair.target, list(toolbox.tools.values())
         ids = encode_messages(target.tokenizer, messages, shown)
         if len(ids) >= target.max_context:
@@ -334,21 +338,27 @@ class StepSpec:
                 f"A tool has to be called (tool_choice {toolbox.choice!r}), but the answer has to be JSON of another "
                 "form. Leave out json_schema, or let tool_choice be 'auto'."
             )
+        if toolbox.tools and json_schema is not None and json_schema.get("type") == "array":
+            raise UsageError("Beside tools the answer's form cannot be a list, as calls are one. Wrap it in an object.")
         schema: str | None = None
         if toolbox.forced:
             schema = schema_text(toolbox.schema())
         elif json_schema is not None:
             schema = schema_text(json_schema, toolbox)
-        writer = self.pair.draft if self.policy.family == "draft" and self.pair.draft else self.pair.target
-        if schema is not None and "json schema" not in writer.abilities:
+        if schema is not None and "json schema" not in self._answering.abilities:
             raise UsageError(
-                f"{writer.name} cannot be held to a JSON schema, which json_schema and a tool_choice other than 'auto' "
-                "and 'none' need. Serve it with the torch engine or vLLM, or describe the form in words."
+                f"{self._answering.name} cannot be held to a JSON schema, which json_schema and a tool_choice other "
+                "than 'auto' and 'none' need. Serve it with the torch engine or vLLM, or describe the form in words."
             )
         opener = None
         if toolbox.tools and not self.thinks:
             opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
         return Demands(schema, opener, max_thinking_tokens, deadline_s)
+
+    @property
+    def _answering(self) -> Any:
+        """The engine that writes answers."""
+        return self.pair.draft if self.policy.family == "draft" and self.pair.draft else self.pair.target
 
     def _call_reader(self, toolbox: Toolbox, *, listed: bool) -> CallReader | None:
         if not toolbox.tools:

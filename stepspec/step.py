@@ -201,8 +201,10 @@ class Result:
     num_cached_tokens: int = 0
     """Tokens of the prompt that the target had read before, for an earlier request."""
     tool_calls: tuple[ToolCall, ...] = ()
+    thinks: bool = True
+    """Whether the target thinks apart from its answer; if not, the steps are the answer."""
     limit: Limit | None = None
-    """What cut it short; the thinking alone where the reason to finish is another than `length`."""
+    """What cut it short, or its thinking alone; a deadline then gives the reason `length`, unless a tool is called."""
     token_level_exact: bool = True
     """Whether what the target wrote has the target's law; false under a policy with a tolerance."""
 
@@ -214,7 +216,7 @@ class Result:
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=min(self.num_cached_tokens, self.num_prompt_tokens),
             completion_tokens=counts.committed,
-            reasoning_tokens=sum(step.num_tokens for step in self.steps),
+            reasoning_tokens=sum(step.num_tokens for step in self.steps) if self.thinks else 0,
             draft_tokens=counts.accepted,
             target_tokens=counts.regenerated + counts.forced,
         )

@@ -100,7 +100,7 @@ class Toolbox:
     def _parameters(self, name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
         """A tool's parameters; what they define goes to the top, where references look, under a name of the tool's."""
         form = self.tools[name]["function"].get("parameters") or ANYTHING
-        if "$defs" not in form:
+        if not isinstance(form.get("$defs"), dict):
             return form
         form = json.loads(json.dumps(form).replace('"#/$defs/', f'"#/$defs/{name}.'))
         definitions |= {f"{name}.{key}": value for key, value in form.pop("$defs").items()}
@@ -161,9 +161,9 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
         return None
     if kind == "json_object":
         return ANYTHING
-    if kind == "json_schema" and isinstance(inner, Mapping):
-        form = cast("Mapping[str, Any]", inner)
-        return form.get("schema", form)
+    form = cast("Mapping[str, Any]", inner).get("schema") if isinstance(inner, Mapping) else None
+    if kind == "json_schema" and isinstance(form, Mapping):
+        return cast("Mapping[str, Any]", form)
     said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
     raise UsageError(f"response_format is of no known kind. {said}")
 
@@ -389,7 +389,15 @@ def _calls_in(value: Any) -> list[str | ToolCall]:
         return [_broken(json.dumps(value), "The call names no tool.")]
     if isinstance(call.arguments, str):
         return [_from_text(call.arguments, call.name)]
-    return [ToolCall(_new_id(), call.name, json.dumps(call.arguments, ensure_ascii=False))]
+    return [_with_arguments(call.name, call.arguments)]
+
+
+def _with_arguments(name: str, arguments: Any) -> ToolCall:
+    """A call with these arguments; none at all are as good as an empty object."""
+    text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    if arguments is None or isinstance(arguments, Mapping):
+        return ToolCall(_new_id(), name, text)
+    return _broken(text, "The arguments are no JSON object.", name)
 
 
 def _parts(text: str) -> list[str]:
@@ -406,7 +414,7 @@ def _from_text(text: str, name: str | None = None) -> ToolCall:
     except ValueError as error:
         return _broken(text, f"The arguments are no JSON: {error}.", name or "")
     if name is not None:
-        return ToolCall(_new_id(), name, json.dumps(value, ensure_ascii=False))
+        return _with_arguments(name, value)
     (call,) = _calls_in(value) if isinstance(value, Mapping) else [_broken(text, "The call names no tool.")]
     assert isinstance(call, ToolCall)
     return call

@@ -261,6 +261,26 @@ async def test_several_calls_come_only_if_they_may(parallel: bool, names: list[s
     assert result.finish_reason == "tool_calls"
 
 
+async def test_a_call_after_a_deadline_is_still_a_call() -> None:
+    slow = [Reply(ONE, delay_s=60.0)]
+    result = await ask(pair_of([f"{CALL}<|end|>"], [], slow), tools=[ADD], deadline_s=0.05)
+    assert (result.finish_reason, result.limit) == ("tool_calls", "deadline")
+
+
+async def test_beside_tools_a_form_that_is_a_list_is_refused() -> None:
+    with pytest.raises(UsageError, match="Wrap it in an object"):
+        await ask(following_pair(), tools=[ADD], json_schema={"type": "array"})
+
+
+async def test_a_single_stop_string_may_stand_alone() -> None:
+    assert (await ask(pair_of(["One</think>So 9. Done.<|end|>"]), "target", stop=" Done")).answer == "So 9."
+
+
+async def test_of_a_model_that_does_not_think_apart_nothing_counts_as_reasoning() -> None:
+    result = await ask(pair_of(["One two.<|end|>"], tags=False), "target")
+    assert (result.usage.reasoning_tokens, result.thinks) == (0, False)
+
+
 async def test_contradictions_are_refused() -> None:
     with pytest.raises(UsageError, match="JSON of another form"):
         await ask(following_pair(), tools=[ADD], tool_choice="add", json_schema=SCHEMA)

@@ -59,6 +59,9 @@ WRITTEN = [
     ),
     ("hermes", '\n\n<tool_call>\n{"name": "now"}\n</tool_call>', "", [("now", {}, True)]),
     ("hermes", "<tool_call>\nadd 1 and 2\n</tool_call>", "", [("", "add 1 and 2", False)]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", {}, True)]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", "[1]", False)]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "5"}</tool_call>', "", [("add", "5", False)]),
     ("hermes", '<tool_call>\n{"arguments": {}}\n</tool_call>', "", [("", '{"arguments": {}}', False)]),
     (
         "hermes",

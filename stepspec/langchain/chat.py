@@ -5,6 +5,8 @@ model = ChatStepSpec(model="Qwen3-32B", base_url="http://localhost:8000/v1")    
 """
 
 import asyncio
+import hashlib
+import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
@@ -24,12 +26,11 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableConfig, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from langchain_core.utils.utils import from_env
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from stepspec.engine import Sampling
@@ -45,6 +46,7 @@ from stepspec.tools import chosen, schema_of
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event of a step, where there is a run around the model to tell it to."""
 
+LIMITS = ("seed", "max_tokens", "max_thinking_tokens", "deadline_s")
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 PER_CALL = (
     "model",
@@ -67,6 +69,9 @@ PER_CALL = (
 
 SAID_ANYWAY = ("strict", "stream", "ls_structured_output_format")
 """Of other providers' arguments those that say what is the case here in any event: schemas are always kept to."""
+
+RETRIES = 2
+"""Of a call to a service."""
 
 Schema = dict[str, Any] | type
 
@@ -107,14 +112,18 @@ class ChatStepSpec(BaseChatModel):
     """Strings that end the answer. Reasoning has no part in this."""
     streaming: bool = False
     """Whether `invoke` streams inside, for callbacks that listen to tokens."""
-    base_url: str | None = Field(default_factory=from_env("STEPSPEC_BASE_URL", default=None))
-    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`."""
+    base_url: str | None = None
+    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. Where no model of this process is named, the
+    environment's STEPSPEC_BASE_URL is taken."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
     pair: Any = Field(default=None, exclude=True)
     """A `stepspec.Pair` that is loaded already, instead of `model` and `draft`."""
 
     @model_validator(mode="after")
     def _check(self) -> "ChatStepSpec":
+        local = self.draft is not None or self.pair is not None or ":" in (self.model or "")
+        if self.base_url is None and not local:
+            self.base_url = os.environ.get("STEPSPEC_BASE_URL")
         if self.base_url is not None and (self.draft is not None or self.pair is not None):
             raise ValueError("With base_url the service has its own models; leave out draft and pair.")
         if self.base_url is not None and isinstance(self.policy, Policy):
@@ -133,10 +142,11 @@ class ChatStepSpec(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        policy = self.policy if isinstance(self.policy, str) else self.policy.summary
-        return {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url} | {
-            name: getattr(self, name) for name in (*SAMPLED, "seed", "max_tokens", "max_thinking_tokens", "deadline_s")
-        }
+        policy = self.policy if isinstance(self.policy, str) else _hash_of(self.policy)
+        told = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
+        told |= {"pair": id(self.pair)} if self.pair else {}
+        told["ends"] = self.stop  # under a name that LangChain does not replace by what a call says
+        return told | {name: getattr(self, name) for name in (*SAMPLED, *LIMITS)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -192,7 +202,7 @@ class ChatStepSpec(BaseChatModel):
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    message = message_of(event.result, call.model, call.policy_name, thinks=call.thinks)
+                    message = message_of(event.result, call.model, call.policy_name)
                     return ChatResult(generations=[ChatGeneration(message=message)])
                 await call.tell(event)
         raise AssertionError("a request ends with Done or an error")
@@ -313,7 +323,7 @@ class ChatStepSpec(BaseChatModel):
                 the form as a tool that has to be called.
             include_raw: whether the result is a dictionary with `raw`, `parsed` and `parsing_error`.
             strict: nothing changes by it, as forms are always kept to.
-            tools: tools that may be called instead; not with `function_calling`.
+            tools: tools that may be called instead, and the result is then None; not with `function_calling`.
             kwargs: further settings of each call.
 
         Raises:
@@ -348,6 +358,8 @@ class ChatStepSpec(BaseChatModel):
         else:
             methods = ("json_schema", "function_calling", "json_mode")
             raise InvalidRequestError(unknown_name("method", method, methods))
+        if tools:
+            parser = RunnableBranch((_calls, lambda _: None), parser)
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
@@ -416,14 +428,16 @@ class _Call:
         chat = self._chat
         model, draft = self._setting("model"), self._setting("draft")
         policy = self.policy if isinstance(self.policy, str) else id(self.policy)
-        key = (chat.base_url, model, draft, id(chat.pair), policy)
+        retries, timeout = self._setting("max_retries"), self._setting("timeout")
+        wire = (chat.api_key, RETRIES if retries is None else retries, timeout) if chat.base_url is not None else None
+        key = (chat.base_url, model, draft, id(chat.pair), policy, wire)
         if key not in chat._sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")
                 secret = chat.api_key.get_secret_value() if chat.api_key else None
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
                 chat._sessions[key] = client.RemoteStepSpec(
-                    chat.base_url, **settings, retries=chat.max_retries, timeout=chat.timeout
+                    chat.base_url, **settings, retries=RETRIES if retries is None else retries, timeout=timeout
                 )
             else:
                 pair = chat.pair if model == chat.model and draft == chat.draft else None
@@ -437,13 +451,13 @@ class _Call:
             **{name: self._setting(name) for name in SAMPLED}, seed=secrets.randbits(31) if seed is None else seed
         )
         options = Options(sampling=sampling, stop=self._setting("stop") or ())
+        options["tool_choice"] = _tool_choice(self._said.get("tool_choice"))
         if (most := self._setting("max_tokens")) is not None:
             options["max_tokens"] = most
         options["max_thinking_tokens"] = self._setting("max_thinking_tokens")
         options["deadline_s"] = self._setting("deadline_s")
         if tools := self._said.get("tools"):
             options["tools"] = tools
-            options["tool_choice"] = _tool_choice(self._said.get("tool_choice"))
             if self._said.get("parallel_tool_calls") is not None:
                 options["parallel_tool_calls"] = self._said["parallel_tool_calls"]
         options["json_schema"] = _schema_of(self._said.get("response_format"))
@@ -465,6 +479,16 @@ async def _tried(
         except EngineError:
             if begun or not left:
                 raise
+
+
+def _calls(message: AIMessage) -> bool:
+    """Whether a message calls tools instead of saying something."""
+    return bool(message.tool_calls)
+
+
+def _hash_of(policy: Policy) -> str:
+    """What tells a policy that has no name from others."""
+    return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _tool_choice(choice: str | Mapping[str, Any] | bool | None) -> str:

@@ -32,7 +32,9 @@ def turns_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for message in messages:
         try:
-            turn: Any = convert_to_openai_messages(_plain(message), pass_through_unknown_blocks=False)
+            turn: Any = convert_to_openai_messages(
+                _plain(message), text_format="block", pass_through_unknown_blocks=False
+            )
         except ValueError as error:
             raise ModelInvalidRequestError(f"The models take text alone: {error}") from error
         if isinstance(message, AIMessage) and (thought := _reasoning_of(message)):
@@ -87,12 +89,12 @@ def last_chunk(result: Result, model: str, policy: str) -> AIMessageChunk:
     )
 
 
-def message_of(result: Result, model: str, policy: str, *, thinks: bool) -> AIMessage:
+def message_of(result: Result, model: str, policy: str) -> AIMessage:
     """The whole of it at once."""
     good = [call for call in result.tool_calls if call.problem is None]
     return AIMessage(
         content=result.answer,
-        additional_kwargs=_thought(result.steps) if thinks and result.steps else {},
+        additional_kwargs=_thought(result.steps) if result.thinks and result.steps else {},
         tool_calls=[{"name": call.name, "args": json.loads(call.arguments), "id": call.id} for call in good],
         invalid_tool_calls=[_invalid(call) for call in result.tool_calls if call.problem is not None],
         usage_metadata=_usage(result),

@@ -109,6 +109,7 @@ def metrics(result: Result, policy: str) -> dict[str, Any]:
             "policy": policy,
             "counts": asdict(counts),
             "times": asdict(times),
+            "thinks": result.thinks,
             "limit": result.limit,
             "estimated_speedup": result.estimated_speedup,
             "token_level_exact": result.token_level_exact,

@@ -2,16 +2,19 @@
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
+from anyio import CancelScope
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from stepspec import __version__
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
@@ -20,6 +23,8 @@ from stepspec.serve.answers import Answering
 from stepspec.serve.requests import ChatRequest, RefusedError, field_of
 from stepspec.session import Pair, StepSpec
 from stepspec.step import Done, Event, Result
+
+logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 10.0
 """Seconds of silence after which a comment goes over the wire: a step and its judgement may take longer than a client's
@@ -118,16 +123,19 @@ def create_app(pair: Pair, policy: str = "stepspec") -> FastAPI:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> Response:
         name, session = service.session(asked)
-        options = asked.options(pair.target.max_context)
+        options = asked.options(pair.target.max_context, thinks=session.thinks)
         answering = Answering(service.model, name, thinks=session.thinks, include_reasoning=asked.include_reasoning)
         events = session.stream(asked.messages, **options)
         if not asked.stream:
             return await _while_connected(request, _whole(events, answering))
-        first = asyncio.ensure_future(anext(events))
-        if (await asyncio.wait({first}, timeout=FIRST_S))[0]:
-            first.result()  # what is wrong with the request shows here, and still has a status of its own
         usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        return EventSourceResponse(_kept_alive(_lines(first, events, answering, usage=usage)))
+        told = _Told(events)
+        try:
+            await told.wait_for_first()
+        except BaseException:
+            await told.end()
+            raise
+        return _Stream(told, answering, usage=usage)
 
     app.add_exception_handler(StepSpecError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -163,27 +171,88 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _lines(
-    first: "asyncio.Future[Event]", events: AsyncGenerator[Event, None], answering: Answering, *, usage: bool
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        yield _line(answering.first())
-        result = None
+class _Told:
+    """The events of a request, which a task of their own waits for: whoever leaves it ends it, wherever it stands."""
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        self._queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self._first: Event | Exception | None = None
+        self._task = asyncio.ensure_future(self._pump(events))
+
+    async def _pump(self, events: AsyncGenerator[Event, None]) -> None:
         try:
-            event = await first
-            while True:
-                if isinstance(event, Done):
-                    result = event.result
-                    break
-                if (piece := answering.piece(event)) is not None:
-                    yield _line(piece)
-                event = await anext(events)
-        except StepSpecError as error:  # the status has gone out already
-            yield _line(error_body(error))
+            async with aclosing(events):
+                async for event in events:
+                    self._queue.put_nowait(event)
+        except Exception as error:
+            self._queue.put_nowait(error)
+
+    async def wait_for_first(self) -> None:
+        """Waits a while for the first event: what is wrong with the request then still has a status of its own.
+
+        Raises:
+            StepSpecError: it is refused.
+        """
+        with suppress(TimeoutError):
+            self._first = await asyncio.wait_for(self._queue.get(), FIRST_S)
+        if isinstance(self._first, Exception):
+            raise self._first
+
+    async def next(self) -> Event | Exception | None:
+        """The next event, or what went wrong; None after a while of silence."""
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        try:
+            return await asyncio.wait_for(self._queue.get(), KEEPALIVE_S)
+        except TimeoutError:
+            return None
+
+    async def end(self) -> None:
+        """Ends the request, and waits until its engines are free, whatever happens meanwhile."""
+        self._task.cancel()
+        with CancelScope(shield=True):
+            await asyncio.wait({self._task})
+
+
+class _Stream(EventSourceResponse):
+    """An answer in pieces; a client that leaves ends the request."""
+
+    def __init__(self, told: _Told, answering: Answering, *, usage: bool) -> None:
+        super().__init__(_lines(told, answering, usage=usage))
+        self._told = told
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._told.end()
+
+
+async def _lines(told: _Told, answering: Answering, *, usage: bool) -> AsyncGenerator[bytes, None]:
+    yield _line(answering.first())
+    while True:
+        event = await told.next()
+        if event is None:
+            yield KEEPALIVE_COMMENT
+        elif isinstance(event, Exception):  # the status has gone out already
+            yield _line(error_body(_told_error(event)))
             return
-        for chunk in _ending(result, answering, usage=usage):
-            yield _line(chunk)
-        yield DONE
+        elif isinstance(event, Done):
+            for chunk in _ending(event.result, answering, usage=usage):
+                yield _line(chunk)
+            yield DONE
+            return
+        elif (piece := answering.piece(event)) is not None:
+            yield _line(piece)
+
+
+def _told_error(error: Exception) -> StepSpecError:
+    """What a client is told of an error; of a mistake of ours the log says more."""
+    if isinstance(error, StepSpecError):
+        return error
+    logger.error("A request failed.", exc_info=error)
+    return EngineError(f"The service failed: {type(error).__name__}. See its log.")
 
 
 def _ending(result: Result, answering: Answering, *, usage: bool) -> list[dict[str, Any]]:
@@ -193,24 +262,6 @@ def _ending(result: Result, answering: Answering, *, usage: bool) -> list[dict[s
 
 def _line(chunk: Mapping[str, Any]) -> bytes:
     return format_sse_event(data_str=json.dumps(chunk, ensure_ascii=False))
-
-
-async def _kept_alive(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The lines, with comments where there is silence."""
-    async with aclosing(lines):
-        while True:
-            line = asyncio.ensure_future(anext(lines, None))
-            try:
-                while not (await asyncio.wait({line}, timeout=KEEPALIVE_S))[0]:
-                    yield KEEPALIVE_COMMENT
-            except BaseException:
-                line.cancel()
-                with suppress(asyncio.CancelledError):
-                    await line
-                raise
-            if (found := line.result()) is None:
-                return
-            yield found
 
 
 def error_body(error: StepSpecError) -> dict[str, Any]:
@@ -249,5 +300,4 @@ async def _on_http(_: Request, error: Exception) -> Response:
 
 
 async def _on_mistake(_: Request, error: Exception) -> Response:
-    """A mistake of ours, of which the log says more."""
-    return JSONResponse(error_body(EngineError(f"The service failed: {type(error).__name__}. See its log.")), 500)
+    return JSONResponse(error_body(_told_error(error)), 500)

@@ -71,7 +71,7 @@ class ChatRequest(BaseModel):
     frequency_penalty: float | None = None
     reasoning_effort: str | None = Field(default=None, description="only `none`")
 
-    def options(self, max_context: int) -> Options:
+    def options(self, max_context: int, *, thinks: bool) -> Options:
         """What the Python API is told.
 
         Raises:
@@ -86,7 +86,8 @@ class ChatRequest(BaseModel):
         seed = secrets.randbits(31) if self.seed is None else self.seed
         most = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        thinking = 0 if self.reasoning_effort == "none" else self.thinking_token_budget
+        no_thinking = self.reasoning_effort == "none" and thinks
+        thinking = 0 if no_thinking else self.thinking_token_budget
         with _of("response_format"):
             schema = schema_of(self.response_format)
         with _of("tool_choice"):

@@ -295,6 +295,45 @@ def test_leaving_a_synchronous_stream_frees_the_engines() -> None:
     assert ChatStepSpec(pair=pair).invoke("How many?").text == SAID
 
 
+def test_a_synchronous_call_from_inside_the_shared_thread_is_refused_and_not_waited_for() -> None:
+    class Calling(AsyncCallbackHandler):
+        def __init__(self) -> None:
+            self.errors: list[Exception] = []
+
+        async def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                new_chat().invoke("How many?")
+            except UsageError as error:
+                self.errors.append(error)
+
+    calling = Calling()
+    assert new_chat().batch(["How many?"], {"callbacks": [calling]})[0].text == SAID
+    assert "ainvoke" in str(calling.errors[0])
+
+
+async def test_structured_output_is_none_where_a_tool_is_called() -> None:
+    assert await new_chat().with_structured_output(Sum, tools=[double]).ainvoke("It is 7.") is None
+
+
+async def test_the_cache_tells_stop_strings_apart() -> None:
+    cache, pair = InMemoryCache(), following_pair()
+    assert (await ChatStepSpec(pair=pair, cache=cache).ainvoke("How many?")).text == SAID
+    assert (await ChatStepSpec(pair=pair, cache=cache, stop=["things"]).ainvoke("How many?")).text == "\n\nYou said 1 "
+
+
+async def test_blocks_of_text_are_one_text() -> None:
+    chat = new_chat()
+    await chat.ainvoke([HumanMessage([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}])])
+    assert asked_of(chat.pair.target)[0]["content"] == "Hello"
+
+
+def test_the_environment_s_service_is_for_chats_without_models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_BASE_URL", "http://localhost:8000/v1")
+    assert ChatStepSpec().base_url == ChatStepSpec(model="Qwen3-32B").base_url == "http://localhost:8000/v1"
+    assert new_chat().base_url is None
+    assert ChatStepSpec(model="torch:./x").base_url is None
+
+
 # Bad input.
 
 IMAGE = HumanMessage([{"type": "text", "text": "What is it?"}, {"type": "image", "url": "http://example.com/a.png"}])
@@ -324,8 +363,11 @@ async def test_what_the_model_cannot_take_is_refused(messages: Any, said: str) -
         ({"stop": [""]}, "empty"),
         ({"policy": "stepsepc"}, "Did you mean 'stepspec'"),
         ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": None}}}, "response_format"),
+        ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [{"type": "function"}]}, "Tool 1"),
-        ({"tools": [], "tool_choice": "x", "deadline_s": -1}, "above 0"),
+        ({"deadline_s": -1}, "above 0"),
+        ({"tool_choice": "x"}, "no tool_choice 'x'"),
         ({"model": "nothing:x"}, "engine kind 'nothing'"),
         ({"draft": "following:x"}, "draft was named without a target"),
     ],

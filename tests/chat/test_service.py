@@ -144,12 +144,16 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
         ("messages", [], "empty"),
         ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "text"),
         ("messages", "hello", "messages"),
+        ("messages", [{"role": "assistant", "content": "", "tool_calls": 5}, *ASK], "tool_calls is no list"),
+        ("messages", [{"role": "user", "content": "\ud800"}], "half of a character"),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": [1]}}, "response_format"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_is_refused(address: str, field: str, value: Any, said: str, stream: bool) -> None:
     body = {"model": "target", "messages": ASK, "stream": stream, field: value}
-    answer = httpx.post(f"{address}/chat/completions", json=body)
+    sent = json.dumps(body).encode()
+    answer = httpx.post(f"{address}/chat/completions", content=sent, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert answer.status_code == 400
     assert said in error["message"]
@@ -204,15 +208,16 @@ def wait_until_free(pair: Pair) -> None:
     assert num_open(pair) == 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_the_engines(stream: bool) -> None:
-    pair = following_pair(delay_s=0.2 if stream else 0.0, hangs=not stream)
+@pytest.mark.parametrize(("stream", "delay_s"), [(False, 0.0), (True, 0.2), (True, 60.0)])
+def test_a_client_that_leaves_frees_the_engines(stream: bool, delay_s: float) -> None:
+    """Also one that leaves before there is anything to see."""
+    pair = following_pair(delay_s=delay_s, hangs=not stream)
     with serving(pair) as address:
         body = {"messages": ASK, "stream": stream}
 
         def ask() -> None:
             sent = {"url": f"{address}/chat/completions", "json": body, "timeout": 0.5}
-            if stream:
+            if stream and delay_s < 1:
                 with httpx.stream("POST", **sent) as answer:
                     next(answer.iter_lines())
             else:

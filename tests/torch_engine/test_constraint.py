@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from stepspec import Pair, Sampling, load_pair
+from stepspec import Pair, Sampling, StepSpec, load_pair
 from stepspec.engine import Chunk, DrafterName, Drafting, Stop, TokenBuffer, collect
 from stepspec.errors import UsageError
 from stepspec.hugging_face import load_tokenizer
@@ -134,6 +134,11 @@ async def test_calls_of_tools_whose_parameters_refer_to_definitions(pair: Pair) 
 async def test_a_schema_that_is_none_is_refused(pair: Pair, form: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         await write(pair, form)
+
+
+async def test_a_wrong_schema_is_refused_before_anything_is_thought(pair: Pair) -> None:
+    with pytest.raises(UsageError, match="Invalid type"):
+        await anext(StepSpec(pair=pair).stream("How many?", json_schema={"type": "objekt"}))
 
 
 async def test_what_is_no_json_is_refused(pair: Pair) -> None:

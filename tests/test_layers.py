@@ -43,6 +43,7 @@ EDGES = {
 ALLOWED_BESIDES = {("cli", "stepspec.mini.problems"), ("evaluate", "stepspec.mini.problems")}
 
 HEAVY = ["torch", "transformers", "vllm", "langchain_core", "fastapi", "numpy", "scipy", "matplotlib", "httpx"]
+HEAVY += ["opentelemetry", "llguidance", "uvicorn"]
 
 
 def module_name(path: Path) -> str:
@@ -163,6 +164,27 @@ def test_an_import_across_the_layers_is_seen_however_it_is_written(module: str, 
 def test_an_import_along_the_layers_is_allowed(module: str, source: str) -> None:
     imported = imported_modules(source, module, False, {"stepspec", "stepspec.mini.problems"})
     assert [wrong for name in imported if (wrong := violation(module, name))] == []
+
+
+@pytest.mark.parametrize(
+    ("library", "parts"),
+    [
+        ("langchain_core", {"langchain"}),
+        ("fastapi", {"serve"}),
+        ("opentelemetry", {"tracing"}),
+        ("vllm", {"vllm_engine"}),
+        ("llguidance", {"torch_engine"}),
+    ],
+)
+def test_a_library_of_an_edge_is_imported_there_alone(library: str, parts: set[str]) -> None:
+    found: set[str] = set()
+    for module, path in MODULES.items():
+        for statement in import_statements(ast.parse(path.read_text("utf-8"))):
+            names = [statement.module or ""] if isinstance(statement, ast.ImportFrom) else []
+            names += [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+            if any(name.split(".")[0] == library for name in names):
+                found.add(part_of(module))
+    assert found == parts
 
 
 def test_importing_stepspec_loads_no_heavy_library() -> None:

@@ -14,6 +14,12 @@ from stepspec.errors import EngineError, UsageError
 T = TypeVar("T")
 
 
+FOR_ITSELF = (
+    "A synchronous call was made from inside an asynchronous callback that runs in the same thread, and would wait for "
+    "ever. Use the asynchronous method there: ainvoke, astream, generate of StepSpec."
+)
+
+
 @dataclass(frozen=True)
 class _Told(Generic[T]):
     """What an iterator has given; nothing at its end, or because of an error."""
@@ -31,21 +37,18 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts something there; cancelling what is given back cancels it.
+        """Starts something there; cancelling what is given back cancels it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does something there and waits for it; who is interrupted while waiting cancels it.
 
         Raises:
             UsageError: this is that thread, which would wait for itself.
         """
-        if threading.current_thread() is self._thread:
+        if self._is_here:
             work.close()
-            raise UsageError(
-                "A synchronous call was made from inside an asynchronous callback that runs in the same thread, and "
-                "would wait for ever. Use the asynchronous method there: ainvoke, astream, generate of StepSpec."
-            )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something there and waits for it; who is interrupted while waiting cancels it."""
+            raise UsageError(FOR_ITSELF)
         running = self.start(work)
         try:
             return running.result()
@@ -53,8 +56,18 @@ class LoopThread:
             running.cancel()
             raise
 
+    @property
+    def _is_here(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T]:
-        """Goes through something there, as it comes; leaving the iterator ends it there too."""
+        """Goes through something there, as it comes; leaving the iterator ends it there too.
+
+        Raises:
+            UsageError: as `run`.
+        """
+        if self._is_here:
+            raise UsageError(FOR_ITSELF)
         told: queue.SimpleQueue[_Told[T]] = queue.SimpleQueue()
 
         async def pump() -> None:

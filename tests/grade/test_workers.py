@@ -104,14 +104,13 @@ def test_workers_killed_at_random_lose_nothing() -> None:
             with counting:
                 num_done += 1
                 workers = grading.worker_ids()
-                there = sorted({*workers} & {*grown_up})
-                if num_done >= kill_at and there:
-                    with suppress(ProcessLookupError):  # it is the one that was killed last, and not replaced yet
-                        os.kill(rng.choice(there), signal.SIGKILL)
-                        kill_at = num_done + rng.randint(12, 20)
-                        num_killed += 1
-                        grown_up = workers
-                grown_up = grown_up or workers
+                if num_done >= kill_at:
+                    if there := sorted({*workers} & {*grown_up}):
+                        with suppress(ProcessLookupError):  # it is the one that was killed last, and not replaced yet
+                            os.kill(rng.choice(there), signal.SIGKILL)
+                            kill_at = num_done + rng.randint(12, 20)
+                            num_killed += 1
+                    grown_up = workers
             return grade
 
         grades = list(threads.map(grade_and_kill, rows))

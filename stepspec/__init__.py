@@ -16,6 +16,9 @@ from stepspec.step import (
     StepJudged,
     StepProposed,
     Times,
+    ToolCall,
+    ToolCallDelta,
+    ToolCalled,
     Usage,
 )
 
@@ -42,6 +45,9 @@ __all__ = [
     "SyncStepSpec",
     "TargetError",
     "Times",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCalled",
     "Usage",
     "UsageError",
     "load_pair",

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepspec.step import AnswerDelta, ToolCall, ToolCalled
-from stepspec.tools import CallReader
+from stepspec.calls import CallPiece, CallReader, Found
+from stepspec.step import AnswerDelta, Said, ToolCall, ToolCallDelta, ToolCalled
 
 
 class AnswerReader:
@@ -19,13 +19,15 @@ class AnswerReader:
         self._reader = calls
         self._held: str = ""
         self._pieces: list[str] = []
+        self._calling = False
+        """Whether pieces of a call are out, and the call is not."""
 
     @property
     def text(self) -> str:
         """All that was given so far."""
         return "".join(self._pieces)
 
-    def feed(self, text: str) -> Iterator[AnswerDelta | ToolCalled]:
+    def feed(self, text: str) -> Iterator[Said]:
         """Takes a further piece, and gives what is now certain to be seen."""
         if self.stopped:
             return
@@ -36,7 +38,7 @@ class AnswerReader:
         text, self._held = text[:end], "" if found else text[end:]
         yield from self._told(self._reader.feed(text) if self._reader else [text])
 
-    def finish(self) -> Iterator[AnswerDelta | ToolCalled]:
+    def finish(self) -> Iterator[Said]:
         """Gives what was held back, as no more will come."""
         held, self._held = self._held, ""
         if self._reader is None:
@@ -44,17 +46,28 @@ class AnswerReader:
         else:
             yield from self._told([*self._reader.feed(held), *self._reader.finish()])
 
-    def _told(self, found: Sequence[str | ToolCall]) -> Iterator[AnswerDelta | ToolCalled]:
+    def _told(self, found: Sequence[Found]) -> Iterator[Said]:
         for each in found:
             if self._only_call and self.calls:
                 return
             if isinstance(each, ToolCall):
+                if not self._calling:
+                    yield self._piece(each)
+                self._calling = False
                 self.calls.append(each)
                 self.stopped |= self._only_call
-                yield ToolCalled(each)
+                yield ToolCalled(len(self.calls) - 1, each)
+            elif isinstance(each, CallPiece):
+                yield self._piece(each)
             elif each:
                 self._pieces.append(each)
                 yield AnswerDelta(each)
+
+    def _piece(self, call: CallPiece | ToolCall) -> ToolCallDelta:
+        """A piece of a call; of one that is told at once, all of it."""
+        id, name = (None, None) if self._calling else (call.id, call.name)
+        self._calling = True
+        return ToolCallDelta(len(self.calls), call.arguments, id, name)
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:

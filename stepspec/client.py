@@ -20,7 +20,19 @@ from stepspec.remote.address import Address
 from stepspec.remote.client import Wire
 from stepspec.remote.problems import nonsense, refused
 from stepspec.session import Options, one_conversation
-from stepspec.step import AnswerDelta, Counts, Done, Event, Result, Step, StepCommitted, Times, ToolCall, ToolCalled
+from stepspec.step import (
+    AnswerDelta,
+    Counts,
+    Done,
+    Event,
+    Result,
+    Step,
+    StepCommitted,
+    Times,
+    ToolCall,
+    ToolCallDelta,
+    ToolCalled,
+)
 
 UNSAID = Sampling()
 
@@ -142,6 +154,8 @@ class _Reader:
         self._steps: list[Step] = []
         self._answer: list[str] = []
         self._calls: list[ToolCall] = []
+        self._open: list[ToolCallDelta] = []
+        """Pieces of the call that is being written."""
 
     def read(self, chunk: Any) -> list[Event]:
         """The events of a chunk."""
@@ -167,9 +181,15 @@ class _Reader:
             events.append(AnswerDelta(delta["content"]))
         for each in delta.get("tool_calls", ()):
             function = each["function"]
-            call = ToolCall(each["id"], function["name"], function["arguments"], about.get("problem"))
+            piece = ToolCallDelta(each["index"], function["arguments"], each.get("id"), function.get("name"))
+            self._open.append(piece)
+            events.append(piece)
+        if "call" in about:
+            arguments = "".join(piece.arguments for piece in self._open)
+            first, self._open = self._open[0], []
+            call = ToolCall(first.id or "", first.name or "", arguments, about["call"]["problem"])
             self._calls.append(call)
-            events.append(ToolCalled(call))
+            events.append(ToolCalled(first.index, call))
         return events
 
     def _result(self, usage: Mapping[str, Any], told: Mapping[str, Any]) -> Result:

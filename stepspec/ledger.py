@@ -7,10 +7,14 @@ from dataclasses import replace
 from typing import Literal
 
 from stepspec.engine import Chunk
-from stepspec.step import AnswerDelta, Counts, Event, StepCommitted, Times
+from stepspec.step import AnswerDelta, Counts, Event, StepCommitted, Times, ToolCallDelta
 
 Role = Literal["draft", "judge", "target"]
-FIRSTS: Mapping[type[Event], str] = {StepCommitted: "first_step", AnswerDelta: "first_answer"}
+FIRSTS: Mapping[type[Event], str] = {
+    StepCommitted: "first_step",
+    AnswerDelta: "first_answer",
+    ToolCallDelta: "first_answer",
+}
 """What is noted when an event of that kind is shown for the first time, as `Times` calls it."""
 
 

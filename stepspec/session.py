@@ -19,6 +19,7 @@ from typing import Any, TypedDict, Unpack
 
 from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
+from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.controller import Controller, Demands
 from stepspec.engine import Engine, Sampling, side_by_side
 from stepspec.errors import ContextError, ModelError, StepSpecError, UsageError, unknown_name
@@ -28,7 +29,7 @@ from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
-from stepspec.tools import HERMES, CallReader, ListedCalls, Tool, Toolbox, WrittenCalls, call_format, schema_text
+from stepspec.tools import HERMES, Tool, Toolbox, call_format, schema_text
 from stepspec.tracing import Asked, traced
 from stepspec.translation import TranslatedDraft
 
@@ -366,8 +367,9 @@ class StepSpec:
         if listed:
             return ListedCalls()
         tokenizer = self.pair.target.tokenizer
-        template = (call_format(tokenizer) or HERMES).template
-        return WrittenCalls(tokenizer.response_parser(template, list(toolbox.tools.values())))
+        form = call_format(tokenizer) or HERMES
+        parser = tokenizer.response_parser(form.template, list(toolbox.tools.values()))
+        return WrittenCalls(parser, in_json=form.in_json)
 
     def _draft_of(self, messages: Sequence[Message], tools: Sequence[Tool], num_ids: int) -> Engine | None:
         """The draft for one request, in the target's ids."""

@@ -162,11 +162,29 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class ToolCalled:
-    """A call is whole. Its text is no part of the answer."""
+class ToolCallDelta:
+    """A further piece of a call, which the target is writing. The pieces' arguments make up the call's."""
 
+    index: int
+    """Which of the answer's calls, from 0 on."""
+    arguments: str
+    id: str | None = None
+    """With the first piece of a call; then None, and so is `name`."""
+    name: str | None = None
+    type: Literal["tool.delta"] = "tool.delta"
+
+
+@dataclass(frozen=True)
+class ToolCalled:
+    """A call is whole, or will never be. Its text is no part of the answer."""
+
+    index: int
     call: ToolCall
     type: Literal["tool.called"] = "tool.called"
+
+
+Said = AnswerDelta | ToolCallDelta | ToolCalled
+"""What there is to an answer while it is written."""
 
 
 LEAST_TO_JUDGE_BY = 8
@@ -249,4 +267,4 @@ class Done:
     type: Literal["done"] = "done"
 
 
-Event = StepProposed | StepJudged | StepCommitted | AnswerDelta | ToolCalled | Done
+Event = StepProposed | StepJudged | StepCommitted | Said | Done

@@ -1,24 +1,20 @@
-"""Tools: how they are described, how the families of models write a call, and how calls are read from a text.
+"""Tools: how they are described, and how the families of models write a call.
 
-A model that may call a tool writes the call as it was taught to, and what it writes is read by transformers' parser of
-responses. A model that has to call one writes a list of calls in JSON, whose schema the engine holds it to.
+A model that may call a tool writes the call as it was taught to. A model that has to call one writes a list of calls in
+JSON, whose schema the engine holds it to.
 """
 
 import json
 import re
-import secrets
-import string
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, cast
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stepspec.engine import Tokenizer
 from stepspec.errors import UsageError, unknown_name
-from stepspec.step import ToolCall
 
 Tool = Mapping[str, Any]
 """A tool as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
@@ -182,6 +178,12 @@ class CallFormat:
     opener: re.Pattern[str]
     template: Mapping[str, Any]
 
+    @property
+    def in_json(self) -> bool:
+        """Whether calls stand in the text as JSON that says all of them, so that a part of one can be understood."""
+        field = self.template["fields"]["tool_calls"]
+        return field.get("content") == "json" and "transform" not in field
+
 
 def _format(mark: str, opener: str | None = None, end: str | None = None, **field: Any) -> CallFormat:
     """A format whose calls are JSON between an opening and perhaps a closing mark; `end` stands behind them all."""
@@ -195,7 +197,6 @@ def _format(mark: str, opener: str | None = None, end: str | None = None, **fiel
 
 LLAMA_OPENER = r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
-_DEEPSEEK_CALL = {"name": "{name}", "arguments": "{content}"}
 FORMATS: Mapping[str, CallFormat] = {
     "qwen-xml": _format(  # Qwen's models for code, and all from 3.5 on
         "<function=",
@@ -209,13 +210,9 @@ FORMATS: Mapping[str, CallFormat] = {
     "mistral": _format("[TOOL_CALLS]", open="[TOOL_CALLS]"),
     "deepseek": _format(
         "<｜tool▁call▁begin｜>",
-        # Of V3 the first, of V3.1 and later ones the second.
-        open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>"
-        r"(?:function<｜tool▁sep｜>(?P<name>[^<\n]+)\n```json\n"
-        r"|(?!function<｜tool▁sep｜>)(?P<name>[^<\n]+)<｜tool▁sep｜>)",
+        open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>",
         close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>",
         end="<｜tool▁calls▁end｜>",
-        transform=_DEEPSEEK_CALL,
     ),
     "llama": _format('"parameters": ', LLAMA_OPENER, open_pattern=LLAMA_OPENER),
 }
@@ -287,143 +284,3 @@ def in_plain_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool])
         else:
             turns.insert(0, {"role": "system", "content": prompt})
     return turns
-
-
-class CallReader(ABC):
-    """Parts a growing text into what is said and what is called."""
-
-    @abstractmethod
-    def feed(self, text: str) -> list[str | ToolCall]:
-        """Takes a further piece; gives text and calls that are certain, in their order."""
-
-    @abstractmethod
-    def finish(self) -> list[str | ToolCall]:
-        """Gives the rest, as no more will come."""
-
-
-class WrittenCalls(CallReader):
-    """Calls as the model was taught to write them, among text. White space in front of a call is not text."""
-
-    def __init__(self, parser: Any) -> None:
-        """`parser`: a streaming parser of transformers, see `Tokenizer.response_parser`."""
-        self._parser = parser
-        self._space = ""
-
-    def feed(self, text: str) -> list[str | ToolCall]:
-        try:
-            return self._read(self._parser.feed(text))
-        except (ValueError, KeyError) as error:  # of a template that is not ours
-            return [_broken(text, f"The call cannot be read: {error}")]
-
-    def finish(self) -> list[str | ToolCall]:
-        try:
-            found = self._read(self._parser.finalize()[1])
-        except (ValueError, KeyError) as error:
-            found = [_broken("", f"The call cannot be read: {error}")]
-        space, self._space = self._space, ""
-        return [*found, "" if any(isinstance(each, ToolCall) for each in found) else space]
-
-    def _read(self, events: Sequence[Mapping[str, Any]]) -> list[str | ToolCall]:
-        found: list[str | ToolCall] = []
-        for event in events:
-            if event["type"] == "region_chunk" and event["field"] == "content":
-                text = self._space + event["text"]
-                kept = text.rstrip()
-                self._space = text[len(kept) :]
-                found.append(kept)
-            elif event["type"] == "region_close" and event["field"] == "tool_calls":
-                self._space = ""
-                found += _calls_in(event["value"])
-        return found
-
-
-class ListedCalls(CallReader):
-    """Calls as a JSON list, which the engine has held the model to; or an answer in JSON, where it had the choice."""
-
-    def __init__(self) -> None:
-        self._rest = ""
-        self._listed: bool | None = None
-
-    def feed(self, text: str) -> list[str | ToolCall]:
-        self._rest += text
-        if self._listed is None and (start := self._rest.lstrip()):
-            self._listed = start.startswith("[")
-            self._rest = start.removeprefix("[")
-        if self._listed is False:
-            text, self._rest = self._rest, ""
-            return [text]
-        found: list[str | ToolCall] = []
-        while self._listed and "}" in self._rest:
-            rest = self._rest.lstrip(", \t\r\n")
-            try:
-                value, end = json.JSONDecoder().raw_decode(rest)
-            except ValueError:
-                break
-            found += _calls_in(value)
-            self._rest = rest[end:]
-        return found
-
-    def finish(self) -> list[str | ToolCall]:
-        if left := self._rest.strip(", \t\r\n]"):
-            return [_broken(left, "The call is not whole.")]
-        return []
-
-
-class Written(BaseModel):
-    """A call as models write it in JSON."""
-
-    name: str
-    arguments: Any = Field(default_factory=dict[str, Any], validation_alias=AliasChoices("arguments", "parameters"))
-
-
-def _calls_in(value: Any) -> list[str | ToolCall]:
-    """The calls in what a parser made of one, or of several."""
-    if isinstance(value, list):
-        return [call for each in cast("list[Any]", value) for call in _calls_in(each)]
-    if isinstance(value, str):
-        return [_from_text(part) for part in _parts(value)]
-    said = cast("Mapping[str, Any]", value).get("function", value) if isinstance(value, Mapping) else value
-    try:
-        call = Written.model_validate(said)
-    except ValidationError:
-        return [_broken(json.dumps(value), "The call names no tool.")]
-    if isinstance(call.arguments, str):
-        return [_from_text(call.arguments, call.name)]
-    return [_with_arguments(call.name, call.arguments)]
-
-
-def _with_arguments(name: str, arguments: Any) -> ToolCall:
-    """A call with these arguments; none at all are as good as an empty object."""
-    text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    if arguments is None or isinstance(arguments, Mapping):
-        return ToolCall(_new_id(), name, text)
-    return _broken(text, "The arguments are no JSON object.", name)
-
-
-def _parts(text: str) -> list[str]:
-    """Several calls as Llama and Mistral write them behind one mark."""
-    return re.split(r"(?<=\})\s*;\s*(?=\{)|\[TOOL_CALLS\]", text)
-
-
-def _from_text(text: str, name: str | None = None) -> ToolCall:
-    """A call from what is no JSON, or from arguments that should be."""
-    if name is None and (found := re.fullmatch(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\](.*)", text, re.DOTALL)):
-        name, text = found[1], found[2]
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        return _broken(text, f"The arguments are no JSON: {error}.", name or "")
-    if name is not None:
-        return _with_arguments(name, value)
-    (call,) = _calls_in(value) if isinstance(value, Mapping) else [_broken(text, "The call names no tool.")]
-    assert isinstance(call, ToolCall)
-    return call
-
-
-def _broken(text: str, problem: str, name: str = "") -> ToolCall:
-    return ToolCall(_new_id(), name, text, problem)
-
-
-def _new_id() -> str:
-    """Nine letters or digits, which is what Mistral's chat templates ask for."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

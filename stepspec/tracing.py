@@ -12,7 +12,7 @@ from typing import Any
 
 from stepspec.engine import Sampling
 from stepspec.errors import StepSpecError
-from stepspec.step import AnswerDelta, Done, Event, Result, StepCommitted, StepJudged, StepProposed
+from stepspec.step import AnswerDelta, Done, Event, Result, StepCommitted, StepJudged, StepProposed, ToolCallDelta
 
 PROVIDER = "stepspec"
 OPERATION = "chat"
@@ -124,7 +124,7 @@ class _Steps:
             self._child(VERIFY_SPAN, event.index, {"stepspec.step.accepted": event.accepted, **scores})
         elif isinstance(event, StepCommitted):
             self._committed(event)
-        if isinstance(event, StepCommitted | AnswerDelta) and not self._seen:
+        if isinstance(event, StepCommitted | AnswerDelta | ToolCallDelta) and not self._seen:
             self._seen = True
             seconds = (time.time_ns() - self._began) / 1e9
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stepspec.answer import AnswerReader
 from stepspec.engine import Stop, TokenBuffer, Tokenizer
-from stepspec.step import AnswerDelta, Origin, Step, StepCommitted, StepEnd, ToolCalled
+from stepspec.step import Origin, Said, Step, StepCommitted, StepEnd
 from stepspec.stops import StopWatch
 from stepspec.text import TextReader
 
@@ -68,7 +68,7 @@ class Transcript:
 
     def close_step(
         self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
-    ) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
+    ) -> Iterator[StepCommitted | Said]:
         """Commits the open step; an end tag ends the thinking or the text and is no part of the step."""
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
@@ -86,14 +86,14 @@ class Transcript:
             self._reader.position = len(self.buffer)
         self.open_ids, self._watch, self._step_end = [], self._new_watch(), None
 
-    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
+    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | Said]:
         """Puts the tag behind what was thought so far, in the name of somebody who has not finished it."""
         assert self._think_end is not None
         yield from self.finish(origin)
         self.extend([self._think_end])
         yield from self.close_step(origin)
 
-    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
+    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | Said]:
         """Takes ids of somebody who writes on alone, closing each step as it ends, then the answer."""
         for index, id in enumerate(ids):
             if self.ended:  # by a stop string; what was written behind it is there, and not shown
@@ -107,12 +107,12 @@ class Transcript:
                 from_draft = len(self.open_ids) if origin == "draft" else 0
                 yield from self.close_step(origin, from_draft)
 
-    def finish(self, origin: Origin) -> Iterator[StepCommitted | AnswerDelta | ToolCalled]:
+    def finish(self, origin: Origin) -> Iterator[StepCommitted | Said]:
         """Closes the step that the last writer has left open."""
         if self.open_ids:
             yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
 
-    def _answer(self, ids: Sequence[int]) -> Iterator[AnswerDelta | ToolCalled]:
+    def _answer(self, ids: Sequence[int]) -> Iterator[Said]:
         self.buffer.append(ids)
         ended = ids[-1] in self._tokenizer.end_ids
         text = self._reader.read(len(self.buffer) - ended, to_the_end=ended)

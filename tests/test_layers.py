@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
     {"errors", "files", "step", "rendering", "loop_thread"},
-    {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "tools"},
+    {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools"},
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},
     {"session"},

@@ -40,7 +40,7 @@ from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
 from stepspec.policy import Policy
 from stepspec.session import Options, Pair, StepSpec
-from stepspec.step import Done, Event, StepCommitted, ToolCalled
+from stepspec.step import Done, Event, StepCommitted
 from stepspec.tools import chosen, schema_of
 
 STEP_EVENT = "stepspec.step.committed"
@@ -214,15 +214,14 @@ class ChatStepSpec(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call, num_calls = self._call(stop, kwargs), 0
+        call = self._call(stop, kwargs)
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 await call.tell(event)
                 if isinstance(event, Done):
                     chunk: AIMessageChunk | None = last_chunk(event.result, call.model, call.policy_name)
                 else:
-                    chunk = chunk_of(event, thinks=call.thinks, num_calls=num_calls)
-                num_calls += isinstance(event, ToolCalled)
+                    chunk = chunk_of(event, thinks=call.thinks)
                 if chunk is not None:
                     yield ChatGenerationChunk(message=chunk)
 

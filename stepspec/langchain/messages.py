@@ -14,8 +14,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, conv
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.utils.json import parse_partial_json
 
-from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCalled
+from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0
@@ -59,20 +60,33 @@ def _reasoning_of(message: AIMessage) -> str:
     return str(kept or "")
 
 
-def chunk_of(event: Event, *, thinks: bool, num_calls: int) -> AIMessageChunk | None:
-    """What of an event is shown; `num_calls` calls of tools came before it."""
+def chunk_of(event: Event, *, thinks: bool) -> AIMessageChunk | None:
+    """What of an event is shown."""
     about = {"model_provider": PROVIDER}
     if isinstance(event, StepCommitted) and thinks:
         return AIMessageChunk(content="", additional_kwargs=_thought([event.step]), response_metadata=about)
     if isinstance(event, AnswerDelta):
         return AIMessageChunk(content=event.text, response_metadata=about)
-    if isinstance(event, ToolCalled):
-        call = event.call
-        # Of a call that cannot be made a prefix may read like arguments; as a string it is none.
-        arguments = call.arguments if call.problem is None else json.dumps(call.arguments)
-        piece = tool_call_chunk(name=call.name, args=arguments, id=call.id, index=CALL_INDEX + num_calls)
-        return AIMessageChunk(content="", tool_call_chunks=[piece], response_metadata=about)
-    return None
+    if isinstance(event, ToolCallDelta):
+        piece = tool_call_chunk(name=event.name, args=event.arguments, id=event.id, index=CALL_INDEX + event.index)
+    elif isinstance(event, ToolCalled) and event.call.problem is not None:
+        piece = tool_call_chunk(args=_spoiling(event.call.arguments), index=CALL_INDEX + event.index)
+    else:
+        return None
+    return AIMessageChunk(content="", tool_call_chunks=[piece], response_metadata=about)
+
+
+def _spoiling(arguments: str) -> str:
+    """What is put behind the arguments of a call that cannot be made, as LangChain would complete them and make it."""
+    ends = ("", "]", "}", '"]', '"}', '\\"]', '\\"}')
+    return next(end for end in ends if not _can_be_completed(arguments + end))
+
+
+def _can_be_completed(arguments: str) -> bool:
+    try:
+        return not arguments or isinstance(parse_partial_json(arguments), dict)
+    except ValueError:
+        return False
 
 
 CALL_INDEX = 1_000_000

@@ -19,7 +19,7 @@ from stepspec.langchain.chat import ChatStepSpec
 from stepspec.langchain.errors import InvalidRequestError
 from stepspec.langchain.messages import chunk_of, last_chunk
 from stepspec.langchain.sharing import loop_thread
-from stepspec.step import Done, Event, StepCommitted, StepJudged, StepProposed, ToolCalled
+from stepspec.step import Done, Event, StepCommitted, StepJudged, StepProposed
 
 State = Mapping[str, Any]
 """A graph's state, or any mapping with `messages`."""
@@ -89,16 +89,15 @@ class StepSpecRunnable(Runnable[Any, Any]):
     async def _chunks(
         self, messages: Sequence[BaseMessage], config: RunnableConfig, settings: Mapping[str, Any]
     ) -> AsyncGenerator[AIMessageChunk, None]:
-        call, num_calls = self.chat._call(None, settings), 0
+        call = self.chat._call(None, settings)
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if (told := _told(event)) is not None:
                     await adispatch_custom_event(f"stepspec.{event.type}", told, config=config)
                 if isinstance(event, Done):
                     yield last_chunk(event.result, call.model, call.policy_name)
-                elif (chunk := chunk_of(event, thinks=call.thinks, num_calls=num_calls)) is not None:
+                elif (chunk := chunk_of(event, thinks=call.thinks)) is not None:
                     yield chunk
-                num_calls += isinstance(event, ToolCalled)
 
 
 def _told(event: Event) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCalled
+from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
 
 
 class Answering:
@@ -16,7 +16,6 @@ class Answering:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._policy = policy
         self._thinks = thinks and include_reasoning
-        self._num_calls = 0
 
     def first(self) -> dict[str, Any]:
         """The chunk that says who speaks."""
@@ -29,10 +28,10 @@ class Answering:
             return self._chunk(_reasoning(step.text), about={"step": _described(step)})
         if isinstance(event, AnswerDelta):
             return self._chunk({"content": event.text})
+        if isinstance(event, ToolCallDelta):
+            return self._chunk({"tool_calls": [_call_piece(event)]})
         if isinstance(event, ToolCalled):
-            self._num_calls += 1
-            call = {"index": self._num_calls - 1, **_call(event.call)}
-            return self._chunk({"tool_calls": [call]}, about={"problem": event.call.problem})
+            return self._chunk({}, about={"call": {"index": event.index, "problem": event.call.problem}})
         return None
 
     def last(self, result: Result, *, with_metrics: bool) -> dict[str, Any]:
@@ -77,6 +76,13 @@ def _described(step: Step) -> dict[str, Any]:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
+    """Who is called stands in the first piece alone."""
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    return {"index": piece.index, **_call(ToolCall(piece.id, piece.name or "", piece.arguments))}
 
 
 def usage(result: Result) -> dict[str, Any]:

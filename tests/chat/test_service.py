@@ -113,8 +113,21 @@ def test_a_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 4})
     assert (found.choices[0].message.content or "") == ""
     chunks = list(client.chat.completions.create(**asked, stream=True))
-    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
-    assert [(piece.index, piece.function.name) for piece in pieces] == [(0, "add")]
+    first, *others = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    assert (first.index, first.type, first.function.name) == (0, "function", "add")
+    assert {(piece.index, piece.id, piece.function.name) for piece in others} == {(0, None, None)}
+    assert "".join(piece.function.arguments for piece in (first, *others)) == call.function.arguments
+
+
+def test_openai_s_client_puts_the_pieces_of_calls_together(client: openai.OpenAI) -> None:
+    other = {**ADD, "function": {**ADD["function"], "name": "double"}}
+    ask: list[Any] = [{"role": "user", "content": "Please add 4 and double it."}]
+    with client.chat.completions.stream(model="target", messages=ask, tools=[ADD, other]) as events:
+        calls = events.get_final_completion().choices[0].message.tool_calls or []
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("add", {"a": 4}),
+        ("double", {"a": 4}),
+    ]
 
 
 def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:

@@ -1,0 +1,224 @@
+"""Calls of tools and text, read from what models write, piece by piece."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import WordTokenizer
+
+from stepspec.answer import AnswerReader
+from stepspec.calls import CallReader, ListedCalls, WrittenCalls
+from stepspec.step import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.tools import FORMATS
+
+TOKENIZER = WordTokenizer()
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+
+
+def reader(family: str) -> WrittenCalls:
+    """What reads that family's calls."""
+    form = FORMATS[family]
+    return WrittenCalls(TOKENIZER.response_parser(form.template, [ADD]), in_json=form.in_json)
+
+
+def read(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, Any, bool]]]:
+    """The text, and of each call its name, its arguments and whether it can be made."""
+    found = [each for piece in pieces for each in reader.feed(piece)] + reader.finish()
+    calls = [each for each in found if isinstance(each, ToolCall)]
+    text = "".join(each for each in found if isinstance(each, str))
+    return text, [(call.name, _arguments(call), call.problem is None) for call in calls]
+
+
+def _arguments(call: ToolCall) -> Any:
+    return json.loads(call.arguments) if call.problem is None else call.arguments
+
+
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+ONE = ("add", {"a": 1, "b": 2}, True)
+TWO = ("add", {"a": 3, "b": 4}, True)
+WRITTEN = [
+    ("hermes", 'Sure.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', "Sure.", [ONE]),
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>\n'
+        '<tool_call>{"name": "add", "arguments": "{\\"a\\": 3, \\"b\\": 4}"}</tool_call>',
+        "",
+        [ONE, TWO],
+    ),
+    ("hermes", '\n\n<tool_call>\n{"name": "now"}\n</tool_call>', "", [("now", {}, True)]),
+    ("hermes", "<tool_call>\nadd 1 and 2\n</tool_call>", "", [("", "add 1 and 2", False)]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", {}, True)]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", "[1]", False)]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": "5"}</tool_call>', "", [("add", "5", False)]),
+    ("hermes", '<tool_call>\n{"arguments": {}}\n</tool_call>', "", [("", '{"arguments": {}}', False)]),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1',
+        "",
+        [("add", '{"a": 1', False)],
+    ),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}}</tool_call>', "", [ONE]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}', "", [("add", '{"a": 1}', False)]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {a: 1}}</tool_call>', "", [("add", "{a: 1}", False)]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}, "id": {}}</tool_call>', "", [ONE]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1, "b": 2}, "name": "add"}</tool_call>', "", [ONE]),
+    (
+        "hermes",
+        '<tool_call>{"name": "say", "arguments": {"text": "\\"}]\\\\", "list": [{}, [1]]}}</tool_call>',
+        "",
+        [("say", {"text": '"}]\\', "list": [{}, [1]]}, True)],
+    ),
+    ("hermes", "No call at all. \n", "No call at all. \n", []),
+    ("hermes", "Less < more, and <tool is no tag.", "Less < more, and <tool is no tag.", []),
+    ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}]', "", [ONE]),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]add[ARGS]{"a": 3, "b": 4}', "", [ONE, TWO]),
+    ("mistral", 'Well.[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1, "b": 2}', "Well.", [ONE]),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1,', "", [("add", '{"a": 1,', False)]),
+    ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}', "", [ONE]),
+    ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}', "", [ONE]),
+    (
+        "llama",
+        '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}',
+        "",
+        [ONE, TWO],
+    ),
+    ("llama", 'A map is {"name": "x"}.', 'A map is {"name": "x"}.', []),
+    ("deepseek", DEEPSEEK.format('function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```'), "", [ONE]),
+    ("deepseek", "Well." + DEEPSEEK.format('add<｜tool▁sep｜>{"a": 1, "b": 2}'), "Well.", [ONE]),
+    (
+        "qwen-xml",
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "",
+        [ONE],
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
+def test_a_family_s_calls_are_read(family: str, text: str, said: str, calls: list[Any]) -> None:
+    assert read(reader(family), [text]) == (said, calls)
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
+def test_calls_are_read_letter_by_letter(family: str, text: str, said: str, calls: list[Any]) -> None:
+    assert read(reader(family), list(text)) == (said, calls)
+
+
+def test_calls_have_ids_of_their_own() -> None:
+    text = WRITTEN[1][1]
+    ids = [each.id for each in reader("hermes").feed(text) if isinstance(each, ToolCall)]
+    assert len(set(ids)) == 2
+    assert all(len(id) == 9 and id.isalnum() for id in ids)  # Mistral's templates want nothing else
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
+def test_where_a_call_begins_is_seen(family: str, text: str, said: str, calls: list[Any]) -> None:
+    assert (FORMATS[family].opener.search(text) is not None) == bool(calls)
+
+
+# Lists of calls, which the engine holds the model to.
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        ('[{"name": "add", "arguments": {"a": 1, "b": 2}}]', "", [ONE]),
+        (
+            '\n\n[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "add", "arguments": {"a": 3, "b": 4}}]',
+            "",
+            [ONE, TWO],
+        ),
+        ('[{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1', False)]),
+        ('[{"name": "ad', "", [("", '[{"name": "ad', False)]),
+        ('[{"arguments": {"a": 1, "b": 2}, "name": "add"}]', "", [ONE]),
+        ('{"n": [1, {"m": 2}]}', '{"n": [1, {"m": 2}]}', []),
+        ("", "", []),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_lists_of_calls_are_read(text: str, said: str, calls: list[Any], size: int) -> None:
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert read(ListedCalls(), pieces) == (said, calls)
+
+
+# The answer while it is written.
+
+
+@given(
+    text=st.text("ab.", max_size=20),
+    stops=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 20), max_size=6),
+)
+def test_an_answer_ends_in_front_of_the_first_stop_string_however_it_comes(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
+    answer = AnswerReader(stops)
+    shown = [event for piece in pieces for event in answer.feed(piece)] + list(answer.finish())
+    # The earliest to be whole ends the text at once; what begins earlier and ends later never comes.
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    whole = text[: min(ends)] if ends else text
+    starts = [whole.find(stop) for stop in stops if stop in whole]
+    told = "".join(event.text for event in shown if isinstance(event, AnswerDelta))
+    assert told == answer.text
+    assert answer.stopped == bool(starts)
+    if len(pieces) <= 1:
+        starts = [text.find(stop) for stop in stops if stop in text]
+        assert told == (text[: min(starts)] if starts else text)
+    assert not any(stop in told for stop in stops)
+
+
+def test_calls_and_text_come_in_their_order() -> None:
+    answer = AnswerReader((), reader("hermes"))
+    events = [*answer.feed('Yes.\n<tool_call>{"name": "add", "argu'), *answer.feed('ments": {}}</tool_call>')]
+    events += answer.finish()
+    assert [type(event) for event in events] == [AnswerDelta, ToolCallDelta, ToolCalled]
+    assert (answer.text, [call.name for call in answer.calls]) == ("Yes.", ["add"])
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_pieces_of_calls_make_up_the_calls(family: str, text: str, said: str, calls: list[Any], size: int) -> None:
+    answer = AnswerReader((), reader(family))
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    events = [event for piece in pieces for event in answer.feed(piece)] + list(answer.finish())
+    for index, call in enumerate(answer.calls):
+        first, *others = [event for event in events if isinstance(event, ToolCallDelta) and event.index == index]
+        assert (first.id, first.name) == (call.id, call.name)
+        assert all((piece.id, piece.name) == (None, None) for piece in others)
+        assert "".join(piece.arguments for piece in (first, *others)) == call.arguments
+        assert events.index(others[-1] if others else first) < events.index(ToolCalled(index, call))
+    assert len(answer.calls) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("family", "start"),
+    [
+        ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b'),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b'),
+        ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b'),
+        ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b'),
+        ("deepseek", '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b'),
+    ],
+)
+def test_arguments_are_told_while_they_are_written(family: str, start: str) -> None:
+    answer = AnswerReader((), reader(family))
+    events = [event for letter in start for event in answer.feed(letter)]
+    assert all(isinstance(event, ToolCallDelta) for event in events)
+    assert "".join(event.arguments for event in events if isinstance(event, ToolCallDelta)) == '{"a": 1, "b'
+
+
+def test_a_call_that_ends_the_text_ends_it_with_its_last_brace() -> None:
+    answer = AnswerReader((), ListedCalls(), only_call=True)
+    events = [event for letter in '[{"name": "add", "arguments": {}}, {"name": "add"' for event in answer.feed(letter)]
+    assert [type(event) for event in events] == [ToolCallDelta, ToolCallDelta, ToolCalled]
+    assert answer.stopped
+    assert not list(answer.finish())

@@ -288,6 +288,15 @@ class Engine(Protocol):
         """
         ...
 
+    async def check_schema(self, json_schema: str) -> None:
+        """Whether texts can be held to a schema, before any is written. An engine without that ability is not asked.
+
+        Raises:
+            UsageError: they cannot.
+            EngineError: the model failed.
+        """
+        ...
+
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:

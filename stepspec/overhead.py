@@ -83,6 +83,9 @@ class InstantEngine:
         else:
             yield Chunk((self._end,), "token", passes=1)
 
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`: any will do, as nothing is read."""
+
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:

@@ -7,7 +7,6 @@
 Engines are found by the name in front of the colon of their spec string, so that heavy libraries load only when used.
 """
 
-import asyncio
 import hashlib
 import importlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -284,8 +283,8 @@ class StepSpec:
         if not all(stop):
             raise UsageError("A stop string is empty; it would end every answer before it begins.")
         demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s)
-        if demands.json_schema is not None and hasattr(self._answering, "check_schema"):
-            await asyncio.to_thread(self._answering.check_schema, demands.json_schema)
+        if demands.json_schema is not None:
+            await self._answering.check_schema(demands.json_schema)
         target, shown = self.pair.target, list(toolbox.tools.values())
         ids = encode_messages(target.tokenizer, messages, shown)
         if len(ids) >= target.max_context:
@@ -357,7 +356,7 @@ class StepSpec:
         return Demands(schema, opener, max_thinking_tokens, deadline_s)
 
     @property
-    def _answering(self) -> Any:
+    def _answering(self) -> Engine:
         """The engine that writes answers."""
         return self.pair.draft if self.policy.family == "draft" and self.pair.draft else self.pair.target
 

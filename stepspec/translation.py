@@ -100,6 +100,10 @@ class TranslatedDraft:
         if text := self._reader.read(len(prompt), to_the_end=False):
             self._own.append(self._draft.tokenizer.encode_text(text))
 
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`."""
+        await self._draft.check_schema(json_schema)
+
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl
 
 import torch
-from vllm import SamplingParams
+from vllm import SamplingParams, exceptions
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -44,6 +44,9 @@ from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_
 from stepspec.loop_thread import LoopThread
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
+
+VllmError: Any = getattr(exceptions, "VLLMError", ValueError)
+"""What vLLM raises of its own; older versions raise plain errors."""
 
 DEVICES, VISIBLE = "devices", "CUDA_VISIBLE_DEVICES"
 """Our own argument among vLLM's, `devices=0,1`: the CUDA devices that this engine may use."""
@@ -113,7 +116,7 @@ class VllmEngine:
             with _only(devices):
                 llm = loop.run(_started(AsyncEngineArgs(**settings)))
             return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
-        except (ValueError, RuntimeError, OSError, TypeError) as error:
+        except (VllmError, ValueError, RuntimeError, OSError, TypeError) as error:
             loop.close()
             raise ModelError(f"vLLM cannot serve {folder!r}: {_first_line(error)}") from error
 
@@ -174,6 +177,16 @@ class VllmEngine:
                     return
                 yield Chunk(tuple(ids))
         raise EngineError(f"vLLM ended a text of {self.name} without saying why.")
+
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`. vLLM looks at a schema when it takes a call; it is asked to look at it now."""
+        config: Any = self._llm.vllm_config
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json=json_schema))
+        settings = (config.model_config, config.speculative_config, config.structured_outputs_config)
+        try:
+            await asyncio.to_thread(params.verify, *settings, self.tokenizer.own)
+        except (VllmError, ValueError) as error:
+            raise UsageError(f"The JSON schema cannot be kept to: {_first_line(error)}") from error
 
     def _ended(self, reason: str) -> Literal["length"]:
         if reason != "length":

@@ -5,7 +5,9 @@ knows text alone, text goes, and what comes back is encoded once, piece by piece
 found out while a request runs: what the server can do is asked when the engine is loaded.
 """
 
+import json
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -31,13 +33,14 @@ from stepspec.remote.address import Address
 from stepspec.remote.answers import Choice, Completion, Usage, checked_ids, label_logprobs
 from stepspec.remote.client import Wire
 from stepspec.remote.conversation import Conversation
-from stepspec.remote.problems import nonsense
+from stepspec.remote.problems import RefusedError, nonsense
 from stepspec.remote.server import Server, generate_fields, one_token_fields, schema_fields
 from stepspec.stops import StopWatch
 
 UNKNOWN_CONTEXT = 1 << 20
 """Tokens, where nobody says how long a text may be: the server will refuse what is too long."""
 
+SCHEMAS_KNOWN = 64
 USUAL = Sampling()
 FURTHER = ("top_k", "min_p", "repetition_penalty")
 """Of a sampling what OpenAI's own API does not have."""
@@ -66,6 +69,8 @@ class RemoteEngine:
         self._wire = Wire(address)
         self._metrics = Metrics()
         self._conversations: WeakKeyDictionary[TokenBuffer, Conversation] = WeakKeyDictionary()
+        self._kept_schemas: deque[str] = deque(maxlen=SCHEMAS_KNOWN)
+        """Those that the server took, the last ones."""
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "RemoteEngine":
@@ -139,6 +144,18 @@ class RemoteEngine:
             total = replace(total, passes=usage.completion_tokens - total.accepted)
         self._note(prompt, usage)
         yield replace(total, cached=usage.cached)
+
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`. The server is asked for one token under it, once for each of the last schemas."""
+        if not self._server.schema_field or json_schema in self._kept_schemas:
+            return
+        fields: dict[str, Any] = {"model": self._server.model, "prompt": "1", "max_tokens": 1}
+        try:
+            fields |= schema_fields(self._server.schema_field, json_schema)
+            await self._wire.ask(f"{self.address.base}/completions", json.dumps(fields).encode(), {})
+        except (RefusedError, ValueError) as error:
+            raise UsageError(f"The JSON schema cannot be kept to: {error}") from error
+        self._kept_schemas.append(json_schema)
 
     async def _answers(
         self, conversation: Conversation, body: bytes, *, in_one_piece: bool

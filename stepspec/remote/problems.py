@@ -18,6 +18,10 @@ CONTEXT_WORDS = (
 MAX_QUOTED = 200
 
 
+class RefusedError(EngineError):
+    """The server says that the call is wrong."""
+
+
 def unreachable(address: Address, error: Exception) -> EngineError:
     """Of an error below HTTP."""
     where, reason = address.base, str(error) or type(error).__name__
@@ -47,7 +51,7 @@ def refused(address: Address, status: int, body: bytes) -> StepSpecError:
         return ContextError(f"The prompt does not fit the context of the model at {where}: {said}")
     if status == 429 or status >= 500:
         return EngineError(f"{where} failed or is overloaded ({status}: {said}). See its log.")
-    return EngineError(f"{where} refused the call ({status}: {said}).")
+    return RefusedError(f"{where} refused the call ({status}: {said}).")
 
 
 def not_json(address: Address, content_type: str, body: bytes) -> EngineError:

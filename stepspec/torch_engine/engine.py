@@ -226,13 +226,9 @@ class TorchEngine:
         finally:
             call.cancelled = True
 
-    def check_schema(self, json_schema: str) -> None:
-        """Whether texts can be held to it, before anything is written; takes a second at the first time.
-
-        Raises:
-            UsageError: they cannot.
-        """
-        self._grammars.constraint(json_schema)
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`; takes a second at the first time."""
+        await asyncio.to_thread(self._grammars.constraint, json_schema)
 
     async def forget(self) -> None:
         """Drops what is kept of calls that have ended, prefixes and past outputs, so that the next ones start cold."""

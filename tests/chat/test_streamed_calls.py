@@ -14,7 +14,7 @@ from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec
 from stepspec.langchain.messages import chunk_of
 from stepspec.session import StepSpec
-from stepspec.step import Event, StepJudged, StepProposed, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.step import Event, ToolCall, ToolCallDelta, ToolCalled
 
 pytestmark = pytest.mark.anyio
 
@@ -77,11 +77,7 @@ def test_arguments_that_are_cut_off_anywhere_are_not_completed(arguments: dict[s
 
 async def test_the_events_are_the_same_remotely() -> None:
     def kept(events: list[Event]) -> list[Any]:
-        return [
-            event
-            for event in events
-            if not isinstance(event, StepProposed | StepJudged) and isinstance(event, ToolCallDelta | ToolCalled)
-        ]
+        return [event for event in events if isinstance(event, ToolCallDelta | ToolCalled)]
 
     def nameless(event: ToolCallDelta | ToolCalled) -> Any:
         if isinstance(event, ToolCallDelta):

@@ -53,6 +53,11 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
     schema = json.dumps(asked["schema"])
     held = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(60), json_schema=schema)
     found["held"] = target.tokenizer.decode((await collect(held)).ids[:-1])
+    try:
+        await target.check_schema('{"type": "strange"}')
+    except StepSpecError as error:
+        found["no schema"] = [type(error).__name__, str(error)]
+    await target.check_schema(schema)
     leaving = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(500))
     await anext(leaving)
     await leaving.aclose()

@@ -65,6 +65,8 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     await torch_engine.aclose()
     assert found["abilities"] == ["choices", "json schema", "label laws", "scores"]
     assert json.loads(found["held"]) in asked["schema"]["enum"]
+    assert found["no schema"][0] == "UsageError"
+    assert "The JSON schema cannot be kept to" in found["no schema"][1]
     assert found["context"] == 1024
     assert found["described"]["device"] == "vLLM on cpu, drafting by draft_model, 3 tokens"
     assert all(found["hot"])

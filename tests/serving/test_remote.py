@@ -98,6 +98,12 @@ async def test_a_text_is_held_to_a_schema(remote: RemoteEngine) -> None:
     assert json.loads(remote.tokenizer.decode(written.ids[:-1])) in ("stepspec", "others")
 
 
+async def test_a_schema_that_cannot_be_kept_to_is_refused_before_anything_is_written(remote: RemoteEngine) -> None:
+    await remote.check_schema('{"type": "object"}')
+    with pytest.raises(UsageError, match="The JSON schema cannot be kept to"):
+        await remote.check_schema('{"type": "strange"}')
+
+
 async def test_it_judges_as_the_torch_engine_does(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
     tokenizer = remote.tokenizer
     labels = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))

@@ -1,7 +1,7 @@
 """How calls of tools are read from a text that grows.
 
-Where calls stand is found by transformers' parser of responses. Of a call in JSON the beginning says which tool it is,
-and from there on its arguments are passed on as they come. Other calls are told when they are whole.
+Where calls stand is found by transformers' parser of responses. A call in JSON mostly begins with its name, and from
+there on its arguments are passed on as they come. Other calls are told when they are whole.
 """
 
 import json
@@ -10,6 +10,7 @@ import secrets
 import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -46,8 +47,8 @@ class WrittenCalls(CallReader):
     """Calls as the model was taught to write them, among text. White space in front of a call is not text."""
 
     def __init__(self, parser: Any, *, in_json: bool) -> None:
-        """`parser` is a streaming parser of transformers, see `Tokenizer.response_parser`; `in_json` is the format's,
-        see `CallFormat.in_json`."""
+        """`parser` is a streaming parser of transformers, see `Tokenizer.response_parser`, of a template whose calls are
+        plain text if they are `in_json`; else it makes calls of them itself."""
         self._parser = parser
         self._in_json = in_json
         self._calls = JsonCalls()
@@ -57,7 +58,7 @@ class WrittenCalls(CallReader):
     def feed(self, text: str) -> Sequence[Found]:
         try:
             return self._read(self._parser.feed(text))
-        except (ValueError, KeyError, RecursionError) as error:  # of a template that is not ours
+        except (ValueError, KeyError, RecursionError) as error:  # of a template that makes calls itself
             return [_broken(text, f"The call cannot be read: {error}")]
 
     def finish(self) -> Sequence[Found]:
@@ -86,7 +87,7 @@ class WrittenCalls(CallReader):
         elif event["type"] == "region_chunk" and self._in_json:
             return self._calls.feed(event["text"])
         elif event["type"] == "region_close":
-            return self._calls.close() if self._calls.any else _calls_in(event["value"])
+            return self._calls.close() if self._in_json else _calls_in(event["value"])
         return []
 
 
@@ -108,7 +109,7 @@ class ListedCalls(CallReader):
         return self._calls.close() if self._calls else []
 
 
-_SEPARATORS = " \t\r\n,;[]}"
+_BETWEEN = r"(?:\[TOOL_CALLS\]|[\s,;\[\]}])*"
 """What stands between calls and around them; of models that cannot count, a brace too many as well."""
 _NAMED = (
     r"(?:function<｜tool▁sep｜>)?(?P<named>[\w.-]+)"
@@ -116,18 +117,21 @@ _NAMED = (
 )
 """A name in front of its arguments, as Mistral and DeepSeek write it."""
 _BEGINNING = re.compile(
-    r"(?:\[TOOL_CALLS\]|[\s,;\[\]}])*"
+    rf"{_BETWEEN}"
     rf'(?:\{{\s*"name"\s*:\s*"(?P<inside>[\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:|{_NAMED})\s*(?=\{{)'
 )
 _LONGEST_BEGINNING = 512
 
 
+_NEXT = re.compile(r"\[TOOL_CALLS\]|;(?=\s*\{)|\Z")
+
+
 class JsonCalls:
-    """Calls in JSON, one or several, of which each begins with its name."""
+    """Calls in JSON, one or several. Those that begin otherwise than by their name are read when no more will come."""
 
     def __init__(self) -> None:
-        self.any = False
-        """Whether one has begun."""
+        self._any = False
+        """Whether one was understood."""
         self._call: _OpenCall | None = None
         self._held: str = ""
         """What is not understood yet."""
@@ -142,9 +146,9 @@ class JsonCalls:
                 if begins is None:
                     return found
                 inside = begins["inside"]
-                self._call = _OpenCall(inside or begins["named"], levels_around=1 if inside else 0)
+                self._call = _OpenCall(inside or begins["named"], inside=bool(inside))
                 self._held = self._held[begins.end() :]
-                self.any = True
+                self._any = True
             told, behind = self._call.feed(self._held)
             found += told
             self._held = behind or ""
@@ -152,25 +156,41 @@ class JsonCalls:
                 self._call = None
         return found
 
-    def close(self) -> list[ToolCall]:
-        """The last calls, as no more will come: one that is not whole, or such as begin otherwise."""
-        if self._call is not None:
-            return [self._call.broken_off()]
-        if not self._held.replace("[TOOL_CALLS]", "").strip(_SEPARATORS):
-            return []
-        try:
-            return _calls_in(json.loads(self._held))
-        except (ValueError, RecursionError):
-            return _calls_in(self._held)
+    def close(self) -> list[CallPiece | ToolCall]:
+        """Gives the rest, as no more will come. Words behind a call are none, and dropped."""
+        found: list[CallPiece | ToolCall] = []
+        while True:
+            self._held = re.sub(_BETWEEN, "", self._held, count=1)
+            length = len(self._held)
+            found += self.feed("")
+            if self._call is not None:
+                return [*found, self._call.broken_off()]
+            if not self._held:
+                return found
+            if len(self._held) == length:
+                found += self._otherwise(alone=not (self._any or found))
+
+    def _otherwise(self, *, alone: bool) -> list[ToolCall]:
+        """What stands next and begins otherwise; `alone` if there was no call before."""
+        if self._held.startswith("{"):
+            with suppress(ValueError, RecursionError):
+                value, end = json.JSONDecoder().raw_decode(self._held)
+                found = _calls_in(value)
+                self._held = self._held[end:]
+                return found
+        end = next(mark.start() for mark in _NEXT.finditer(self._held))
+        text, self._held = self._held[:end].strip(), self._held[end:]
+        return [_from_text(text)] if alone or "{" in text else []
 
 
 class _OpenCall:
     """A call whose arguments are being written."""
 
-    def __init__(self, name: str, *, levels_around: int) -> None:
+    def __init__(self, name: str, *, inside: bool) -> None:
+        """`inside`: whether the name stands in an object, in which the arguments stand too."""
         self._id, self._name = _new_id(), name
-        self._around = levels_around
-        self._nesting = _Nesting(levels_around)
+        self._around = int(inside)
+        self._nesting = Nesting("{" if inside else "")
         self._pieces: list[str] = []
         self._written = False
 
@@ -178,14 +198,14 @@ class _OpenCall:
         """What a further piece says of it, and what stands behind it, if it has come to its end."""
         found: list[CallPiece | ToolCall] = []
         if not self._written:
-            end = self._nesting.end(text, self._around)
+            end = self._nesting.read(text, self._around)
             self._written = end is not None
             self._pieces.append(text[:end])
             found.append(CallPiece(self._id, self._name, text[:end]))
             text = text[end:] if end is not None else ""
         if not self._written:
             return found, None
-        end = self._nesting.end(text, 0) if self._around else 0
+        end = self._nesting.read(text, 0) if self._around else 0
         return (found, None) if end is None else ([*found, self._whole()], text[end:])
 
     def _whole(self) -> ToolCall:
@@ -201,28 +221,33 @@ class _OpenCall:
         return ToolCall(self._id, self._name, "".join(self._pieces), "The call is not whole.")
 
 
-class _Nesting:
-    """How many objects and lists are open in JSON that comes in pieces."""
+class Nesting:
+    """Where one is in JSON that comes in pieces."""
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._in_string = False
-        self._escaped = False
+    def __init__(self, opened: str = "") -> None:
+        self.opened = list(opened)
+        """The braces and brackets that are open."""
+        self.in_string = False
+        self.escaped = False
+        """Whether the last letter takes its meaning from the next."""
 
-    def end(self, text: str, depth: int) -> int | None:
-        """The place in a further piece behind which only so many are left open, where reading ends; None if none."""
+    def read(self, text: str, depth: int = -1) -> int | None:
+        """Reads a further piece, up to the end of what leaves only so many open.
+
+        Returns the place behind it, or None if it does not come.
+        """
         for place, letter in enumerate(text, 1):
-            if self._escaped:
-                self._escaped = False
-            elif self._in_string:
-                self._escaped, self._in_string = letter == "\\", letter != '"'
+            if self.escaped:
+                self.escaped = False
+            elif self.in_string:
+                self.escaped, self.in_string = letter == "\\", letter != '"'
             elif letter == '"':
-                self._in_string = True
+                self.in_string = True
             elif letter in "{[":
-                self._depth += 1
+                self.opened.append(letter)
             elif letter in "}]":
-                self._depth -= 1
-                if self._depth == depth:
+                del self.opened[-1:]
+                if len(self.opened) == depth:
                     return place
         return None
 
@@ -239,7 +264,7 @@ def _calls_in(value: Any) -> list[ToolCall]:
     if isinstance(value, list):
         return [call for each in cast("list[Any]", value) for call in _calls_in(each)]
     if isinstance(value, str):
-        return [_from_text(part) for part in _parts(value)]
+        return [_from_text(value)]
     said = cast("Mapping[str, Any]", value).get("function", value) if isinstance(value, Mapping) else value
     try:
         call = Written.model_validate(said)
@@ -256,11 +281,6 @@ def _with_arguments(name: str, arguments: Any) -> ToolCall:
     if arguments is None or isinstance(arguments, Mapping):
         return ToolCall(_new_id(), name, text)
     return _broken(text, "The arguments are no JSON object.", name)
-
-
-def _parts(text: str) -> list[str]:
-    """Several calls as Llama and Mistral write them behind one mark."""
-    return re.split(r"(?<=\})\s*;\s*(?=\{)|\[TOOL_CALLS\]", text)
 
 
 def _from_text(text: str, name: str | None = None) -> ToolCall:

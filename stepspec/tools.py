@@ -172,27 +172,40 @@ class CallFormat:
         mark: what a rendered call has in this format and in no other.
         opener: where in a text a call begins.
         template: tells transformers' parser so; version 1 of its response templates.
+        in_json: whether calls are JSON that says all of them, so that a part of one can be understood; the template
+            then takes them for text.
     """
 
     mark: str
     opener: re.Pattern[str]
     template: Mapping[str, Any]
+    in_json: bool = True
 
-    @property
-    def in_json(self) -> bool:
-        """Whether calls stand in the text as JSON that says all of them, so that a part of one can be understood."""
-        field = self.template["fields"]["tool_calls"]
-        return field.get("content") == "json" and "transform" not in field
+
+TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
 
 
 def _format(mark: str, opener: str | None = None, end: str | None = None, **field: Any) -> CallFormat:
-    """A format whose calls are JSON between an opening and perhaps a closing mark; `end` stands behind them all."""
-    calls = {"content": "json", "content_args": {"allow_non_json": True}, "repeats": True, **field}
-    text = {"content": "text", "content_args": {"strip": False}}
-    fields = {"content": text, "tool_calls": calls, **({"end": {"open": end}} if end else {})}
-    return CallFormat(
-        mark, re.compile(opener or re.escape(mark)), {"version": 1, "start_anchor": "\0", "fields": fields}
+    """A format whose calls stand between an opening and perhaps a closing mark; `end` stands behind them all."""
+    fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
+    template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
+    return CallFormat(mark, re.compile(opener or re.escape(mark)), template, in_json="content" not in field)
+
+
+def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
+    """The format that a model's own template tells of, if it tells of calls."""
+    fields = template.get("fields", {})
+    if not (calls := fields.get("tool_calls")):
+        return None
+    opens = calls.get("open", [])
+    literal = "|".join(map(re.escape, [opens] if isinstance(opens, str) else opens))
+    plain = not calls.keys() & {"transform", "transform_each"} and not (
+        calls.get("content_args", {}).keys() - {"allow_non_json"}
     )
+    in_json = calls.get("content") == "json" and plain
+    if in_json:
+        template = {**template, "fields": {**fields, "tool_calls": {**calls, **TEXT}}}
+    return CallFormat("", re.compile(calls.get("open_pattern") or literal), template, in_json)
 
 
 LLAMA_OPENER = r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'
@@ -222,10 +235,8 @@ FORMATS: Mapping[str, CallFormat] = {
 def call_format(tokenizer: Tokenizer) -> CallFormat | None:
     """The format that the model comes with, or else the one in which its chat template writes calls; None if it knows
     no tools."""
-    if tokenizer.response_template and (own := tokenizer.response_template.get("fields", {}).get("tool_calls")):
-        opens = own.get("open", [])
-        literal = "|".join(map(re.escape, [opens] if isinstance(opens, str) else opens))
-        return CallFormat("", re.compile(own.get("open_pattern") or literal), tokenizer.response_template)
+    if own := _own_format(tokenizer.response_template or {}):
+        return own
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": 1}}}
     tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
     turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [call]}]

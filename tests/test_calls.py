@@ -135,7 +135,7 @@ def test_where_a_call_begins_is_seen(family: str, text: str, said: str, calls: l
             [ONE, TWO],
         ),
         ('[{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1', False)]),
-        ('[{"name": "ad', "", [("", '[{"name": "ad', False)]),
+        ('[{"name": "ad', "", [("", '{"name": "ad', False)]),
         ('[{"arguments": {"a": 1, "b": 2}, "name": "add"}]', "", [ONE]),
         ('{"n": [1, {"m": 2}]}', '{"n": [1, {"m": 2}]}', []),
         ("", "", []),

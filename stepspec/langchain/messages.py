@@ -14,8 +14,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, conv
 from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, UsageMetadata
 from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.utils.json import parse_partial_json
 
+from stepspec.calls import Nesting
 from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
 
 PROVIDER = "stepspec"
@@ -78,15 +78,10 @@ def chunk_of(event: Event, *, thinks: bool) -> AIMessageChunk | None:
 
 def _spoiling(arguments: str) -> str:
     """What is put behind the arguments of a call that cannot be made, as LangChain would complete them and make it."""
-    ends = ("", "]", "}", '"]', '"}', '\\"]', '\\"}')
-    return next(end for end in ends if not _can_be_completed(arguments + end))
-
-
-def _can_be_completed(arguments: str) -> bool:
-    try:
-        return not arguments or isinstance(parse_partial_json(arguments), dict)
-    except ValueError:
-        return False
+    nesting = Nesting()
+    nesting.read(arguments)
+    within = ("\\" if nesting.escaped else "") + ('"' if nesting.in_string else "")
+    return within + ("}" if nesting.opened[-1:] == ["["] else "]")
 
 
 CALL_INDEX = 1_000_000

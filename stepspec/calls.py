@@ -47,8 +47,8 @@ class WrittenCalls(CallReader):
     """Calls as the model was taught to write them, among text. White space in front of a call is not text."""
 
     def __init__(self, parser: Any, *, in_json: bool) -> None:
-        """`parser` is a streaming parser of transformers, see `Tokenizer.response_parser`, of a template whose calls are
-        plain text if they are `in_json`; else it makes calls of them itself."""
+        """`parser` is a streaming parser of transformers, see `Tokenizer.response_parser`. Calls `in_json` are text to
+        it; of others it makes calls itself."""
         self._parser = parser
         self._in_json = in_json
         self._calls = JsonCalls()

@@ -95,7 +95,7 @@ class Controller:
                 raise
         except EngineError as error:
             committed = "".join(step.text for step in self.transcript.steps)
-            committed += self.answer.text if self.think_end is not None else ""
+            committed += self.answer.text if self.think_end is not None else self.transcript.open_text
             raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
         for event in self.answer.finish():
             self.ledger.shown(event)
@@ -154,7 +154,9 @@ class Controller:
         """The thinking, step by step, for as long as there are a draft and tokens to spend."""
         while self.transcript.thinking and self.draft is not None and self.may_think_on():
             if len(self.transcript.steps) < self.policy.first_target_steps:
-                await self.regenerate("forced")
+                async with aclosing(self.regenerate("forced")) as events:
+                    async for event in events:
+                        yield event
                 for event in self.transcript.close_step("target"):
                     yield event
                 continue
@@ -174,7 +176,9 @@ class Controller:
                 origin, num_from_draft = "draft", proposal.num_written
             else:
                 num_from_draft, rest = self.salvage(proposal, verification, verdict)
-                await self.regenerate("regenerated", hint=rest)
+                async with aclosing(self.regenerate("regenerated", hint=rest)) as events:
+                    async for event in events:
+                        yield event
                 origin = "salvaged" if num_from_draft else "target"
             for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
                 yield event
@@ -262,25 +266,32 @@ class Controller:
             return kept, proposal.ids[kept + 1 :]
         return kept, proposal.ids[kept:]
 
-    async def regenerate(self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()) -> None:
+    async def regenerate(
+        self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()
+    ) -> AsyncGenerator[Event, None]:
         """Has the target write the open step to its end, perhaps much as in the hint."""
         if self.transcript.step_is_over or self.room <= 0:
             return
         stop = self.transcript.rest_of_step(self.room)
-        ids, chunk = list[int](), Chunk(())
-        try:
-            with self.ledger.time("target"):
-                written = self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint)
-                async with aclosing(punctual(written, self.deadline)) as chunks:
-                    async for chunk in chunks:
-                        ids += chunk.ids
-        except ContextError:
-            if not self.transcript.open_ids:
-                raise
-            return  # what was salvaged fills the context, and is the whole step
+        num_before, chunk = len(self.transcript.open_ids), Chunk(())
+        written = self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint)
+        async with aclosing(punctual(written, self.deadline)) as chunks:
+            while not self.answer.stopped:
+                try:
+                    with self.ledger.time("target"):
+                        following = await anext(chunks, None)
+                except ContextError:
+                    if not self.transcript.open_ids:
+                        raise
+                    break  # what was salvaged fills the context, and is the whole step
+                if following is None:
+                    break
+                chunk = following
+                self.transcript.extend(chunk.ids)
+                for event in self.transcript.tell():
+                    yield event
         self.ledger.add_target_call(chunk)
-        self.ledger.wrote(fate, len(ids))
-        self.transcript.extend(ids)
+        self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)
 
     def end_where_the_target_would(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> None:
         """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""

@@ -33,6 +33,8 @@ class Transcript:
         self.ended = False
         self.open_ids: list[int] = []
         """Ids of the step that is not closed yet."""
+        self.open_text = ""
+        """What a user has seen of it."""
         self._reader = TextReader(tokenizer, self.buffer, len(prompt))
         self._tokenizer = tokenizer
         self._step_stop = step_stop
@@ -73,18 +75,26 @@ class Transcript:
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
         if ids:
-            text = self._reader.read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
+            rest = self._reader.read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
+            text = self.open_text + rest
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
             self.num_thought += len(ids)
             yield StepCommitted(step)
             if self._think_end is None:
-                yield from self.answer.feed(text)
+                yield from self.answer.feed(rest)
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped
         self.ended = end == "text" or self.answer.stopped
         if not self.thinking:
             self._reader.position = len(self.buffer)
-        self.open_ids, self._watch, self._step_end = [], self._new_watch(), None
+        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
+
+    def tell(self) -> Iterator[Said]:
+        """Shows what there is of the open step, if steps are the answer. Nobody may take it back."""
+        if self._think_end is None and self.open_ids and not self.step_is_over:
+            text = self._reader.read(len(self.buffer), to_the_end=False)
+            self.open_text += text
+            yield from self.answer.feed(text)
 
     def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | Said]:
         """Puts the tag behind what was thought so far, in the name of somebody who has not finished it."""
@@ -104,8 +114,10 @@ class Transcript:
                 return
             self.extend([id])
             if self.step_is_over:
-                from_draft = len(self.open_ids) if origin == "draft" else 0
-                yield from self.close_step(origin, from_draft)
+                yield from self.finish(origin)
+        yield from self.tell()
+        if self.answer.stopped:
+            yield from self.finish(origin)
 
     def finish(self, origin: Origin) -> Iterator[StepCommitted | Said]:
         """Closes the step that the last writer has left open."""

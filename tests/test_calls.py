@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from scripted import WordTokenizer
 from stepspec.answer import AnswerReader
 from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.step import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
-from stepspec.tools import FORMATS
+from stepspec.tools import FORMATS, call_format
 
 TOKENIZER = WordTokenizer()
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -73,10 +73,25 @@ WRITTEN = [
         "",
         [("say", {"text": '"}]\\', "list": [{}, [1]]}, True)],
     ),
+    (
+        "hermes",
+        '<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "now"}]</tool_call>',
+        "",
+        [ONE, ("now", {}, True)],
+    ),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_', "", [ONE]),
     ("hermes", "No call at all. \n", "No call at all. \n", []),
     ("hermes", "Less < more, and <tool is no tag.", "Less < more, and <tool is no tag.", []),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}]', "", [ONE]),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]add[ARGS]{"a": 3, "b": 4}', "", [ONE, TWO]),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "now", "arguments": null}, '
+        '{"arguments": {}, "name": "now"}, {"name": "add", "arguments": {"a": 3, "b": 4}}]',
+        "",
+        [ONE, ("now", {}, True), ("now", {}, True), TWO],
+    ),
+    ("mistral", "[TOOL_CALLS]add[ARGS][1]", "", [("add", "[1]", False)]),
     ("mistral", 'Well.[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1, "b": 2}', "Well.", [ONE]),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1,', "", [("add", '{"a": 1,', False)]),
     ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}', "", [ONE]),
@@ -87,8 +102,17 @@ WRITTEN = [
         "",
         [ONE, TWO],
     ),
+    ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}\n\nThis adds them.', "", [ONE]),
+    (
+        "llama",
+        '{"name": "now", "parameters": {}}; {"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}; '
+        '{"name": "now"}',
+        "",
+        [("now", {}, True), ONE, ("now", {}, True)],
+    ),
     ("llama", 'A map is {"name": "x"}.', 'A map is {"name": "x"}.', []),
     ("deepseek", DEEPSEEK.format('function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```'), "", [ONE]),
+    ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```', "", [ONE]),
     ("deepseek", "Well." + DEEPSEEK.format('add<｜tool▁sep｜>{"a": 1, "b": 2}'), "Well.", [ONE]),
     (
         "qwen-xml",
@@ -137,6 +161,12 @@ def test_where_a_call_begins_is_seen(family: str, text: str, said: str, calls: l
         ('[{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1', False)]),
         ('[{"name": "ad', "", [("", '{"name": "ad', False)]),
         ('[{"arguments": {"a": 1, "b": 2}, "name": "add"}]', "", [ONE]),
+        (
+            '[{"name": "now", "arguments": {}}, {"arguments": {"a": 1, "b": 2}, "name": "add"}, {"name": "add", '
+            '"arguments": {"a": 3, "b": 4}}]',
+            "",
+            [("now", {}, True), ONE, TWO],
+        ),
         ('{"n": [1, {"m": 2}]}', '{"n": [1, {"m": 2}]}', []),
         ("", "", []),
     ],
@@ -196,6 +226,72 @@ def test_pieces_of_calls_make_up_the_calls(family: str, text: str, said: str, ca
         assert "".join(piece.arguments for piece in (first, *others)) == call.arguments
         assert events.index(others[-1] if others else first) < events.index(ToolCalled(index, call))
     assert len(answer.calls) == len(calls)
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama", "deepseek"])
+def test_calls_that_never_end_are_broken_off(family: str) -> None:
+    """Of a model that has gone astray: what would read the JSON as a whole breaks."""
+    start = next(text for name, text, _, calls in WRITTEN if name == family and calls == [ONE]).partition('"b"')[0]
+    answer = AnswerReader((), reader(family))
+    events = [*answer.feed(start + '"b": ' + "[" * 3000), *answer.finish()]
+    told = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+    assert [(call.name, call.arguments, call.problem) for call in answer.calls] == [
+        ("add", told, "The call is not whole.")
+    ]
+
+
+MARKS: Mapping[str, Sequence[str]] = {
+    "hermes": ["<tool_call>", "</tool_call>", "</tool"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [", "add[ARGS]", "[CALL_ID]abc"],
+    "llama": ["<|python_tag|>", "; "],
+    "deepseek": ["<｜tool▁call▁begin｜>add<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "\n```json\n", "\n```"],
+    "qwen-xml": ["<tool_call>\n<function=add>", "<parameter=a>\n1\n</parameter>", "</function>\n</tool_call>"],
+}
+PARTS = [
+    '{"name": "add", "arguments": {"a": 1}}',
+    '{"name": "say", "parameters": {"t": "}{\\"</tool_call>"}}',
+    '{"arguments": {"a": 1}, "name": "add"}',
+    '{"name": "add", "arguments": ',
+    *['{"a": 1}', '{"name": "now"}', "Well.", "{", "}", '"', "\\", "[", "]", ",", " ", "\n"],
+]
+
+
+@given(data=st.data(), family=st.sampled_from(sorted(MARKS)), size=st.integers(1, 9))
+def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, family: str, size: int) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from([*MARKS[family], *MARKS[family], *PARTS]), max_size=8)))
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    found = [read(reader(family), each) for each in ([text], pieces)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "calls"),
+    [
+        ({}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
+        ({}, '{"name": "add", "arguments": {"a": 1, "b": 2}}}', [ONE]),
+        ({"content_args": {"unquoted_keys": True}}, '{name:"add",arguments:{a:1,b:2}}', [ONE]),
+        ({"content_args": {"unquoted_keys": True}}, '{"name": "add", "arguments": {a:1,b:2}}', [ONE]),
+        (
+            {"transform": {"name": "{content.f}", "arguments": "{content.x}"}},
+            '{"f": "add", "x": {"a": 1, "b": 2}}',
+            [ONE],
+        ),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_model_s_own_template_tells_how_its_calls_are_read(
+    content: dict[str, Any], text: str, calls: list[Any], size: int
+) -> None:
+    tokenizer = WordTokenizer()
+    called = {"open": "<call>", "close": "</call>", "content": "json", "repeats": True, **content}
+    fields = {"content": {"content": "text", "content_args": {"strip": False}}, "tool_calls": called}
+    tokenizer.response_template = {"version": 1, "start_anchor": "\0", "fields": fields}  # type: ignore[assignment]
+    form = call_format(tokenizer)
+    assert form is not None
+    assert form.opener.search("<call>")
+    own = WrittenCalls(tokenizer.response_parser(form.template, [ADD]), in_json=form.in_json)
+    whole = f"Well.<call>{text}</call>"
+    assert read(own, [whole[start : start + size] for start in range(0, len(whole), size)]) == ("Well.", calls)
 
 
 @pytest.mark.parametrize(

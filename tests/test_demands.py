@@ -10,7 +10,7 @@ from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 from stepspec import Pair, Result, StepSpec, TargetError
 from stepspec.engine import EVERYTHING
 from stepspec.errors import EngineError, UsageError
-from stepspec.step import AnswerDelta, Done, StepCommitted, ToolCalled
+from stepspec.step import AnswerDelta, Done, StepCommitted, ToolCallDelta, ToolCalled
 
 pytestmark = pytest.mark.anyio
 
@@ -322,4 +322,30 @@ async def test_an_error_names_what_is_committed_once() -> None:
     pair = pair_of([Reply("One two", chunk_size=1, fails=EngineError("It broke."))], tags=False)
     with pytest.raises(TargetError) as caught:
         await ask(pair, "target")
-    assert caught.value.committed == ""
+    assert caught.value.committed == "One two"
+
+
+@pytest.mark.parametrize(
+    ("policy", "texts"),
+    [("target", [f"{ONE}Now then.{CALL}<|end|>"]), ("specreason", [ONE, f"Now then.{CALL}<|end|>"])],
+)
+async def test_where_steps_are_the_answer_it_is_told_while_it_is_written(policy: str, texts: list[str]) -> None:
+    """Of a step that the target writes; what the draft proposes is told once it is accepted."""
+    replies = [Reply(text, chunk_size=1) for text in texts]
+    pair = pair_of(replies, [Opinion(rating="0")] * 2, ["Five.\n\n", "Six.\n\n"], tags=False)
+    spec = StepSpec(policy=policy, pair=pair)
+    events = [event async for event in spec.stream("Please.", tools=[ADD], max_tokens=60)]
+    first = next(place for place, event in enumerate(events) if isinstance(event, StepCommitted))
+    assert sum(isinstance(event, AnswerDelta) for event in events[:first]) >= 2
+    assert sum(isinstance(event, ToolCallDelta) for event in events) >= 2
+    done = events[-1]
+    assert isinstance(done, Done)
+    told = "".join(event.text for event in events if isinstance(event, AnswerDelta))
+    assert told == done.result.answer
+
+
+async def test_where_steps_are_the_answer_a_stop_string_ends_the_writing_at_once() -> None:
+    pair = pair_of([Reply("One two three four five.\n\nSix.<|end|>", chunk_size=1)], tags=False)
+    result = await ask(pair, "target", stop=["three"])
+    assert (result.answer, result.finish_reason) == ("One two ", "stop")
+    assert result.counts.committed < 6

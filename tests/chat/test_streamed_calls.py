@@ -23,8 +23,9 @@ ADD, SAY = ({"type": "function", "function": {"name": name, "parameters": FORM}}
 ASK = "Please add 4 and say 'two words and then some'."
 
 
-async def test_a_call_s_chunks_are_those_of_other_chat_models() -> None:
-    model = ChatStepSpec(pair=following_pair(chunk_size=1)).bind_tools([ADD, SAY])
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_a_call_s_chunks_are_those_of_other_chat_models(*, thinks: bool) -> None:
+    model = ChatStepSpec(pair=following_pair(chunk_size=1, thinks=thinks)).bind_tools([ADD, SAY])
     chunks = [chunk async for chunk in model.astream(ASK)]
     pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]  # type: ignore[attr-defined]
     assert [piece["name"] for piece in pieces if piece["name"]] == ["add", "say"]

@@ -121,8 +121,6 @@ _BEGINNING = re.compile(
     rf'(?:\{{\s*"name"\s*:\s*"(?P<inside>[\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:|{_NAMED})\s*(?=\{{)'
 )
 _LONGEST_BEGINNING = 512
-
-
 _NEXT = re.compile(r"\[TOOL_CALLS\]|;(?=\s*\{)|\Z")
 
 

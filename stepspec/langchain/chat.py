@@ -409,6 +409,10 @@ class _Call:
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
             end = None if timeout is None else asyncio.get_running_loop().time() + timeout
             async with aclosing(_tried(spec, turns, options, tries)) as events:
+                if end is None:  # a timer for each event would cost more than all else here
+                    async for event in events:
+                        yield event
+                    return
                 while True:
                     limit = asyncio.timeout_at(end)
                     try:

@@ -129,7 +129,7 @@ class JsonCalls:
 
     def __init__(self) -> None:
         self._any = False
-        """Whether one was understood."""
+        """Whether there was one."""
         self._call: _OpenCall | None = None
         self._held: str = ""
         """What is not understood yet."""
@@ -166,10 +166,11 @@ class JsonCalls:
             if not self._held:
                 return found
             if len(self._held) == length:
-                found += self._otherwise(alone=not (self._any or found))
+                found += self._otherwise()
+                self._any = True
 
-    def _otherwise(self, *, alone: bool) -> list[ToolCall]:
-        """What stands next and begins otherwise; `alone` if there was no call before."""
+    def _otherwise(self) -> list[ToolCall]:
+        """What stands next and begins otherwise."""
         if self._held.startswith("{"):
             with suppress(ValueError, RecursionError):
                 value, end = json.JSONDecoder().raw_decode(self._held)
@@ -178,7 +179,7 @@ class JsonCalls:
                 return found
         end = next(mark.start() for mark in _NEXT.finditer(self._held))
         text, self._held = self._held[:end].strip(), self._held[end:]
-        return [_from_text(text)] if alone or "{" in text else []
+        return [_from_text(text)] if "{" in text or not self._any else []
 
 
 class _OpenCall:
@@ -207,12 +208,12 @@ class _OpenCall:
         return (found, None) if end is None else ([*found, self._whole()], text[end:])
 
     def _whole(self) -> ToolCall:
-        arguments = "".join(self._pieces)
+        arguments, problem = "".join(self._pieces), None
         try:
             json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            return ToolCall(self._id, self._name, arguments, _no_json(error))
-        return ToolCall(self._id, self._name, arguments)
+            problem = _no_json(error)
+        return ToolCall(self._id, self._name, arguments, problem)
 
     def broken_off(self) -> ToolCall:
         """What there is of it."""

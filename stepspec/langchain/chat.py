@@ -432,16 +432,15 @@ class _Call:
         model, draft = self._setting("model"), self._setting("draft")
         policy = self.policy if isinstance(self.policy, str) else id(self.policy)
         retries, timeout = self._setting("max_retries"), self._setting("timeout")
-        wire = (chat.api_key, RETRIES if retries is None else retries, timeout) if chat.base_url is not None else None
+        retries = RETRIES if retries is None else retries
+        wire = (chat.api_key, retries, timeout) if chat.base_url is not None else None
         key = (chat.base_url, model, draft, id(chat.pair), policy, wire)
         if key not in chat._sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")
                 secret = chat.api_key.get_secret_value() if chat.api_key else None
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
-                chat._sessions[key] = client.RemoteStepSpec(
-                    chat.base_url, **settings, retries=RETRIES if retries is None else retries, timeout=timeout
-                )
+                chat._sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
             else:
                 pair = chat.pair if model == chat.model and draft == chat.draft else None
                 pair = pair or loaded_pair(model, draft) or await asyncio.to_thread(shared_pair, model, draft)

@@ -33,7 +33,7 @@ from stepspec.remote.address import Address
 from stepspec.remote.answers import Choice, Completion, Usage, checked_ids, label_logprobs
 from stepspec.remote.client import Wire
 from stepspec.remote.conversation import Conversation
-from stepspec.remote.problems import RefusedError, nonsense
+from stepspec.remote.problems import RejectedError, nonsense
 from stepspec.remote.server import Server, generate_fields, one_token_fields, schema_fields
 from stepspec.stops import StopWatch
 
@@ -153,7 +153,7 @@ class RemoteEngine:
         try:
             fields |= schema_fields(self._server.schema_field, json_schema)
             await self._wire.ask(f"{self.address.base}/completions", json.dumps(fields).encode(), {})
-        except (RefusedError, ValueError) as error:
+        except (RejectedError, ValueError) as error:
             raise UsageError(f"The JSON schema cannot be kept to: {error}") from error
         self._kept_schemas.append(json_schema)
 

@@ -18,7 +18,7 @@ CONTEXT_WORDS = (
 MAX_QUOTED = 200
 
 
-class RefusedError(EngineError):
+class RejectedError(EngineError):
     """The server says that the call is wrong."""
 
 
@@ -51,7 +51,7 @@ def refused(address: Address, status: int, body: bytes) -> StepSpecError:
         return ContextError(f"The prompt does not fit the context of the model at {where}: {said}")
     if status == 429 or status >= 500:
         return EngineError(f"{where} failed or is overloaded ({status}: {said}). See its log.")
-    return RefusedError(f"{where} refused the call ({status}: {said}).")
+    return RejectedError(f"{where} refused the call ({status}: {said}).")
 
 
 def not_json(address: Address, content_type: str, body: bytes) -> EngineError:

@@ -6,7 +6,7 @@ verified like any other, and has the target's law among what is allowed.
 
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -23,6 +23,8 @@ from stepspec.hugging_face import HuggingFaceTokenizer
 
 BEFORE, WITHIN = r"\n{0,2}", r"\n?[ \t]{0,16}"
 """White space in front of JSON and wherever it may have some; not without end, which weak models never reach."""
+GRAMMARS_KEPT = 64
+"""Of the last schemas: each is asked for before a request begins and again when its answer does."""
 
 
 class Constraint:
@@ -47,6 +49,8 @@ class Grammars:
     def __init__(self, tokenizer: HuggingFaceTokenizer, num_ids: int) -> None:
         self._tokenizer = tokenizer
         self._num_ids = num_ids
+        self.grammar = lru_cache(maxsize=GRAMMARS_KEPT)(self._checked)
+        """The grammar of a schema; errors as for `constraint`."""
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -58,6 +62,9 @@ class Grammars:
         Raises:
             UsageError: it is none, or says what cannot be kept to.
         """
+        return Constraint(LLMatcher(self._vocabulary, self.grammar(schema)))
+
+    def _checked(self, schema: str) -> str:
         try:
             form = json.loads(schema)
         except ValueError as error:
@@ -69,7 +76,7 @@ class Grammars:
         if problem := LLMatcher.validate_grammar(grammar, self._vocabulary):
             reason = problem.partition("\n")[0].partition("JSON schema: ")[2] or problem.partition("\n")[0]
             raise UsageError(f"The JSON schema cannot be kept to: {reason.rstrip('.')}.")
-        return Constraint(LLMatcher(self._vocabulary, grammar))
+        return grammar
 
 
 _EXECUTOR = LLExecutor(1)

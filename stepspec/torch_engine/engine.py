@@ -228,7 +228,7 @@ class TorchEngine:
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`; takes a second at the first time."""
-        await asyncio.to_thread(self._grammars.constraint, json_schema)
+        await asyncio.to_thread(self._grammars.grammar, json_schema)
 
     async def forget(self) -> None:
         """Drops what is kept of calls that have ended, prefixes and past outputs, so that the next ones start cold."""

@@ -102,7 +102,7 @@ class Benchmark(FileModel):
     last_number: bool = False
     """Whether an answer that is given in no known form is taken from the last number of the text."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Most tokens generated per problem, rejected and discarded ones included."""
+    """Most committed tokens per problem, thinking and answer together."""
     default_limit: int | None = Field(default=None, ge=1)
     """How many problems are taken unless `--limit` says otherwise; None is all."""
     default_repeats: int = Field(default=1, ge=1)

@@ -127,8 +127,6 @@ def _fields(options: Options) -> dict[str, Any]:
         raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
     sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
     fields: dict[str, Any] = {name: getattr(sampling, name) for name in sampled}
-    if "max_tokens" in options:
-        fields["max_completion_tokens"] = options["max_tokens"]
     if options.get("tools"):
         choice = options.get("tool_choice", "auto")
         named = choice not in ("auto", "none", "required")
@@ -138,6 +136,7 @@ def _fields(options: Options) -> dict[str, Any]:
     if (schema := options.get("json_schema")) is not None:
         fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
     said = {
+        "max_completion_tokens": options.get("max_tokens"),
         "thinking_token_budget": options.get("max_thinking_tokens"),
         "deadline_s": options.get("deadline_s"),
         "stop": list(options.get("stop", ())) or None,

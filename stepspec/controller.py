@@ -87,7 +87,11 @@ class Controller:
             self.deadline = asyncio.get_running_loop().time() + self.demands.deadline_s
         try:
             async with aclosing(self.text()) as events:
-                async for event in events:
+                while True:
+                    with self.ledger.time("controller"):  # the engines' parts are measured inside it, and not in it
+                        event = await anext(events, None)
+                    if event is None:
+                        break
                     self.ledger.shown(event)
                     yield event
         except ContextError:
@@ -100,7 +104,9 @@ class Controller:
         for event in self.answer.finish():
             self.ledger.shown(event)
             yield event
-        yield Done(self.result(len(prompt)))
+        with self.ledger.time("controller"):
+            result = self.result(len(prompt))
+        yield Done(result)
 
     async def text(self) -> AsyncGenerator[Event, None]:
         """Thinking and answer, each by whom the policy wants to write it."""
@@ -114,6 +120,7 @@ class Controller:
                     async for event in events:
                         yield event
             if not self.may_think_on() and self.ledger.remaining > 0:
+                self.ledger.generated(1)
                 self.ledger.wrote("forced", 1)
                 for event in self.transcript.end_thinking("target"):
                     yield event
@@ -152,7 +159,10 @@ class Controller:
 
     async def speculate(self) -> AsyncGenerator[Event, None]:
         """The thinking, step by step, for as long as there are a draft and tokens to spend."""
+        max_step_tokens = self.policy.step.max_step_tokens
         while self.transcript.thinking and self.draft is not None and self.may_think_on():
+            if not self.ledger.may_waste(max_step_tokens):
+                return  # the target goes on alone
             if len(self.transcript.steps) < self.policy.first_target_steps:
                 async with aclosing(self.regenerate("forced")) as events:
                     async for event in events:
@@ -198,12 +208,14 @@ class Controller:
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.deadline):
                     chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
         except (EngineError, ContextError, TimeoutError) as error:
+            self.ledger.proposed(len(drafted))
             self.ledger.abandoned(len(drafted))
             if not isinstance(error, ContextError) and self.may_think_on():
                 self.breaker.failed()
             return None
         self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
+        self.ledger.proposed(len(chunk.ids))
         num_written = len(chunk.ids) - (chunk.end == "token")
         return Proposal(chunk.ids, self.tokenizer.decode(chunk.ids[:num_written]), num_written)
 
@@ -238,7 +250,7 @@ class Controller:
         """Takes the draft's step; the tag that ends it, if there is one, only if it is the target's choice too."""
         confirmed = proposal.tag is not None and proposal.tag == verification.next_choice
         taken = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
-        self.ledger.drafted(accepted=len(taken), rejected=len(proposal.ids) - len(taken))
+        self.ledger.judged(accepted=len(taken), rejected=len(proposal.ids) - len(taken))
         if proposal.num_written:
             self.ledger.add(steps_accepted=1)
         self.transcript.extend(taken)
@@ -256,11 +268,12 @@ class Controller:
         table = None if self.opens_call(proposal.text) else self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
         kept = agreed_prefix(proposal, verification, bound) if table else 0
-        self.ledger.drafted(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
+        self.ledger.judged(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
         self.transcript.extend(proposal.ids[:kept])
         free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
         if free and verification.choices is not None and self.ledger.remaining > 0:
             choices = (*verification.choices, verification.next_choice)
+            self.ledger.generated(1)
             self.ledger.wrote("regenerated", 1)
             self.transcript.extend([choices[kept]])
             return kept, proposal.ids[kept + 1 :]
@@ -287,6 +300,7 @@ class Controller:
                 if following is None:
                     break
                 chunk = following
+                self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 for event in self.transcript.tell():
                     yield event
@@ -298,6 +312,7 @@ class Controller:
         if self.ledger.remaining <= 0 or not self.transcript.thinking:
             return
         if verdict.accepted and verification.next_choice in self.ends:
+            self.ledger.generated(1)
             self.ledger.wrote("forced", 1)
             self.transcript.extend([verification.next_choice])
             for _ in self.transcript.close_step("target"):
@@ -319,9 +334,11 @@ class Controller:
                 if chunk is None:
                     break
                 if draft:
-                    self.ledger.drafted(accepted=len(chunk.ids), rejected=0)
+                    self.ledger.proposed(len(chunk.ids))
+                    self.ledger.judged(accepted=len(chunk.ids), rejected=0)
                     self.ledger.waited("draft", chunk.queue_s)
                 else:
+                    self.ledger.generated(len(chunk.ids))
                     self.ledger.wrote("forced", len(chunk.ids))
                     self.ledger.add_target_call(chunk)
                 for event in self.transcript.write_on(chunk.ids, writer):
@@ -330,13 +347,12 @@ class Controller:
             yield event
 
     def result(self, num_prompt_tokens: int) -> Result:
-        """The request as it ended; the identities of counts and times are asserted here, for every request."""
+        """The request as it ended."""
         steps = tuple(self.transcript.steps)
         reasoning = "".join(step.text for step in steps)
         self.ledger.add(steps=len(steps))
+        self.ledger.committed(len(self.transcript.buffer) - num_prompt_tokens)
         counts, times = self.ledger.counts, self.ledger.times()
-        counts.check()
-        times.check()
         reason: FinishReason = "tool_calls" if self.answer.calls else "stop"
         if not self.transcript.ended:
             reason = "length"

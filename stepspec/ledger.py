@@ -9,38 +9,51 @@ from typing import Literal
 from stepspec.engine import Chunk
 from stepspec.step import AnswerDelta, Counts, Event, StepCommitted, Times, ToolCallDelta
 
-Role = Literal["draft", "judge", "target"]
+Role = Literal["draft", "judge", "target", "controller"]
 FIRSTS: Mapping[type[Event], str] = {
     StepCommitted: "first_step",
     AnswerDelta: "first_answer",
     ToolCallDelta: "first_answer",
 }
-"""What is noted when an event of that kind is shown for the first time, as `Times` calls it."""
+"""The field of `Times` that is set when an event of that kind is emitted for the first time."""
 
 
 class Ledger:
-    """Books of one request. Time that no role has claimed is the controller's, so the parts make up the wall."""
+    """Counts and times of one request.
+
+    Every part of the time is measured by itself: entering a role stops the clock of the one around it. What no role
+    measured, such as the time that a caller takes over an event, is `Times.other`.
+    """
 
     def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: most tokens to commit. Rejected and discarded tokens do not count."""
         self._max_tokens = max_tokens
-        self._started = time.perf_counter()
-        self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0}
+        self._started = self._since = time.perf_counter()
+        self._role: Role | None = None
+        self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0, "controller": 0.0}
         self._firsts: dict[str, float] = {}
         self.counts = Counts()
         self.cached: int | None = None
-        """Ids of the prompt that the target did not have to read, by its first call."""
+        """Prompt tokens that the target did not have to read, by its first call."""
 
     @contextmanager
     def time(self, role: Role) -> Generator[None]:
-        """Books the time inside to a role; not to be nested."""
-        started = time.perf_counter()
+        """Measures the time inside as a role's. Where these nest, the inner role alone is measured."""
+        outer = self._role
+        self._switch(role)
         try:
             yield
         finally:
-            self._seconds[role] += time.perf_counter() - started
+            self._switch(outer)
+
+    def _switch(self, role: Role | None) -> None:
+        now = time.perf_counter()
+        if self._role is not None:
+            self._seconds[self._role] += now - self._since
+        self._role, self._since = role, now
 
     def shown(self, event: Event) -> None:
-        """Notes when a user saw the first step and the first piece of the answer."""
+        """Notes when the first step and the first part of the answer were emitted."""
         first = FIRSTS.get(type(event))
         if first is not None and first not in self._firsts:
             self._firsts[first] = time.perf_counter() - self._started
@@ -56,7 +69,7 @@ class Ledger:
         self.counts = replace(self.counts, **{name: getattr(self.counts, name) + n for name, n in counts.items()})
 
     def add_target_call(self, chunk: Chunk) -> None:
-        """Books the passes and token-level speculation of a finished call of the target."""
+        """Adds the passes and token-level speculation of a finished call of the target."""
         self.add(target_passes=chunk.passes, token_drafted=chunk.drafted, token_accepted=chunk.accepted)
         self.waited("target", chunk.queue_s)
         if chunk.end is not None:
@@ -67,28 +80,51 @@ class Ledger:
         if self.cached is None:
             self.cached = num_tokens
 
-    def drafted(self, *, accepted: int, rejected: int, salvaged: int = 0) -> None:
-        """Books the fate of a proposal's tokens; `salvaged` is within `accepted`."""
-        self.add(
-            drafted=accepted + rejected, accepted=accepted, rejected=rejected, salvaged=salvaged, committed=accepted
-        )
+    def proposed(self, num_tokens: int) -> None:
+        """Counts tokens as the draft delivers them, before their fate is known."""
+        self.add(drafted=num_tokens)
+
+    def judged(self, *, accepted: int, rejected: int, salvaged: int = 0) -> None:
+        """Counts the fate of drafted tokens; `salvaged` is within `accepted`."""
+        self.add(accepted=accepted, rejected=rejected, salvaged=salvaged)
 
     def abandoned(self, num_tokens: int) -> None:
-        """Books drafted tokens that nobody judged."""
-        self.add(drafted=num_tokens, cancelled=num_tokens)
+        """Counts drafted tokens that are never judged."""
+        self.add(cancelled=num_tokens)
 
-    def wrote(self, fate: Literal["regenerated", "forced"], num_tokens: int) -> None:
-        """Books tokens that the target wrote and that are committed."""
-        self.add(**{fate: num_tokens, "committed": num_tokens, "target_generated": num_tokens})
+    def generated(self, num_tokens: int) -> None:
+        """Counts tokens as the target delivers them, before their fate is known."""
+        self.add(target_generated=num_tokens)
+
+    def wrote(self, fate: Literal["regenerated", "forced", "discarded"], num_tokens: int) -> None:
+        """Counts the fate of tokens of the target."""
+        self.add(**{fate: num_tokens})
+
+    def committed(self, num_tokens: int) -> None:
+        """Takes the number of committed tokens, as the text itself has it."""
+        self.counts = replace(self.counts, committed=num_tokens)
 
     @property
     def remaining(self) -> int:
-        """Tokens left in the budget, which rejected and discarded ones have used up too."""
+        """Tokens that may still be committed."""
+        return self._max_tokens - self._num_committed
+
+    @property
+    def _num_committed(self) -> int:
         counts = self.counts
-        return self._max_tokens - counts.committed - counts.rejected - counts.cancelled - counts.discarded
+        return counts.accepted + counts.regenerated + counts.forced
+
+    def may_waste(self, max_step_tokens: int) -> bool:
+        """Whether one more step of at most so many tokens may be drafted.
+
+        Wasted tokens stay at most the committed ones plus those of two steps, so that speculation that never succeeds
+        costs a bounded amount of work.
+        """
+        return self.counts.wasted <= self._num_committed + max_step_tokens
 
     def times(self) -> Times:
         """The seconds so far."""
-        wall = time.perf_counter() - self._started
-        controller = wall - sum(self._seconds.values())
-        return Times(**self._seconds, controller=controller, wall=wall, **self._firsts)
+        self._switch(self._role)
+        wall = self._since - self._started
+        other = max(0.0, wall - sum(self._seconds.values()))
+        return Times(**self._seconds, other=other, wall=wall, **self._firsts)

@@ -97,13 +97,15 @@ class TokenRecord(Record):
 
 
 class TimeRecord(Record):
-    """Exclusive critical-path seconds."""
+    """Exclusive critical-path seconds, each part measured by itself."""
 
     queue: float = 0.0
     draft: float = 0.0
     judge: float = 0.0
     target: float = 0.0
     controller: float = 0.0
+    other: float = 0.0
+    """What the parts leave of the wall time."""
 
 
 class StepRecord(Record):

@@ -41,7 +41,6 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Engine kinds: module, class, and the extra that installs what it needs."""
 
-DEFAULT_MAX_TOKENS = 1024
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
 
@@ -183,7 +182,7 @@ class Options(TypedDict, total=False):
 
     prompt: str
     sampling: Sampling
-    max_tokens: int
+    max_tokens: int | None
     max_thinking_tokens: int | None
     deadline_s: float | None
     stop: Sequence[str]
@@ -242,7 +241,7 @@ class StepSpec:
         *,
         prompt: str = "bare",
         sampling: Sampling = Sampling(),
-        max_tokens: int = DEFAULT_MAX_TOKENS,
+        max_tokens: int | None = None,
         max_thinking_tokens: int | None = None,
         deadline_s: float | None = None,
         stop: Sequence[str] = (),
@@ -258,7 +257,8 @@ class StepSpec:
                 answered. What an earlier answer was thought through goes as `reasoning_content` or between think tags.
             prompt: which wording a problem's text is put in, a name in `stepspec.prompts.PROBLEM_PROMPTS`.
             sampling: how both models draw their tokens.
-            max_tokens: most tokens generated, rejected and discarded ones included.
+            max_tokens: most tokens of thinking and answer together; None for as many as the context has room for. What
+                speculation generates in vain does not count; it has a bound of its own, see `Ledger.may_waste`.
             max_thinking_tokens: after so many the thinking is ended, and the target answers.
             deadline_s: the same after so many seconds; where a model does not think apart, its text is ended.
             stop: strings of which the first to come ends the answer and is no part of it. Thinking has no part in this.
@@ -274,11 +274,12 @@ class StepSpec:
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """
-        ledger = Ledger(max_tokens)
+        # Without a limit the context is full before this many are committed, since the prompt takes some of it.
+        ledger = Ledger(self.pair.target.max_context if max_tokens is None else max_tokens)
         messages = one_conversation(question, prompt)
         toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens is {max_tokens}; it must be at least 1.")
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError(f"max_tokens must be at least 1, got {max_tokens}.")
         stop = [stop] if isinstance(stop, str) else stop
         if not all(stop):
             raise UsageError("A stop string is empty; it would end every answer before it begins.")
@@ -286,7 +287,8 @@ class StepSpec:
         if demands.json_schema is not None:
             await self._answering.check_schema(demands.json_schema)
         target, shown = self.pair.target, list(toolbox.tools.values())
-        ids = encode_messages(target.tokenizer, messages, shown)
+        with ledger.time("controller"):
+            ids = encode_messages(target.tokenizer, messages, shown)
         if len(ids) >= target.max_context:
             raise ContextError(
                 f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "

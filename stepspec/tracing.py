@@ -32,7 +32,7 @@ class Asked:
     target: str
     policy: str
     sampling: Sampling
-    max_tokens: int
+    max_tokens: int | None
     stop: tuple[str, ...] = ()
 
     @property
@@ -50,8 +50,8 @@ class Asked:
             "gen_ai.request.top_p": self.sampling.top_p,
             "gen_ai.request.top_k": self.sampling.top_k,
             "gen_ai.request.seed": self.sampling.seed,
-            "gen_ai.request.max_tokens": self.max_tokens,
             "stepspec.policy": self.policy,
+            **({"gen_ai.request.max_tokens": self.max_tokens} if self.max_tokens is not None else {}),
             **({"gen_ai.request.stop_sequences": self.stop} if self.stop else {}),
         }
 
@@ -68,6 +68,7 @@ def answer_attributes(result: Result, target: str) -> Mapping[str, Any]:
         "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         "stepspec.usage.draft_tokens": usage.draft_tokens,
         "stepspec.usage.target_tokens": usage.target_tokens,
+        "stepspec.usage.wasted_tokens": usage.wasted_tokens,
         **({"stepspec.limit": result.limit} if result.limit else {}),
     }
 

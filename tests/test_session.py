@@ -100,7 +100,7 @@ async def test_an_empty_question_is_refused(question: str) -> None:
 
 @pytest.mark.parametrize("max_tokens", [0, -1])
 async def test_a_budget_of_nothing_is_refused(max_tokens: int) -> None:
-    with pytest.raises(UsageError, match=f"max_tokens is {max_tokens}; it must be at least 1"):
+    with pytest.raises(UsageError, match=f"max_tokens must be at least 1, got {max_tokens}"):
         await StepSpec(policy="specreason", pair=new_pair()).generate("How many?", max_tokens=max_tokens)
 
 

@@ -82,7 +82,7 @@ class Candidate(Record):
     step_acceptance: float | None
     length_ratio: float | None
     num_cut_short: int
-    """Answers that the limit of tokens ended, which counts rejected ones too."""
+    """Answers that the limit of committed tokens ended."""
     time_s: TimeRecord
 
 

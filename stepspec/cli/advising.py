@@ -85,7 +85,6 @@ def advise(
 
 def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> "Plan":
     from stepspec.advise import Plan
-    from stepspec.session import DEFAULT_MAX_TOKENS
 
     loads = sorted(numbers("--concurrency", concurrency, int))
     if loads[0] < 1:
@@ -93,7 +92,7 @@ def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: in
     if loads[-1] > limit:
         raise UsageError(f"--concurrency {loads[-1]} takes as many prompts; ask for them with --limit.")
     Sampling(temperature=temperature)
-    return Plan(loads, temperature, max_tokens or DEFAULT_MAX_TOKENS, seed)
+    return Plan(loads, temperature, max_tokens or Plan.max_tokens, seed)
 
 
 def _check_file(file: Path, force: bool) -> None:

@@ -27,7 +27,7 @@ TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is gr
 SeedOption = Annotated[int, typer.Option("--seed", help="Where random draws begin.")]
 MaxTokensOption = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=1, help="Most tokens generated per question, rejected ones included."),
+    typer.Option("--max-tokens", min=1, help="Most tokens of thinking and answer per question."),
 ]
 
 

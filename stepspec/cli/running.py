@@ -42,12 +42,11 @@ def answer_question(
     """Answer one question, step by step."""
     text = _read_question(question)
     sampling = Sampling(temperature=temperature, seed=seed)
-    from stepspec.session import DEFAULT_MAX_TOKENS, StepSpec
+    from stepspec.session import StepSpec
 
     async def answer() -> None:
         async with StepSpec(target, draft, policy) as spec:
-            limit = max_tokens or DEFAULT_MAX_TOKENS
-            events = spec.stream(text, prompt=prompt, sampling=sampling, max_tokens=limit)
+            events = spec.stream(text, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
             if as_json:
                 print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))
             else:
@@ -133,4 +132,6 @@ def figures(result: Result) -> str:
         parts.append(f"{counts.committed / counts.target_passes:.2f} tokens per target pass")
     if result.finish_reason == "length":
         parts.append("cut short by the token limit")
+    if counts.wasted:
+        parts.append(f"{counts.wasted:,} tokens wasted")
     return " · ".join(parts)

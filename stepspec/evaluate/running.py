@@ -182,8 +182,7 @@ class _Runner:
             self._failed(_failure(job, error), error)
             return None
         self._note_failures(job.policy)
-        result.counts.check()
-        result.times.check()
+        result.counts.check(self.run.max_tokens)
         return result
 
     async def _keep(self, job: Job, result: Result) -> Row:

@@ -99,7 +99,7 @@ class ChatStepSpec(BaseChatModel):
     seed: int | None = None
     """None draws anew at every call."""
     max_tokens: int | None = Field(default=None, alias="max_completion_tokens")
-    """Most tokens generated in a call, rejected ones included. None leaves it to the context."""
+    """Most tokens of thinking and answer. None leaves it to the context."""
     max_thinking_tokens: int | None = None
     """After so many the thinking is ended, and the target answers."""
     deadline_s: float | None = None
@@ -404,8 +404,6 @@ class _Call:
             turns, options = turns_of(messages), self._options()
             spec = await self._session()
             self.thinks = spec.thinks
-            if "max_tokens" not in options and isinstance(spec, StepSpec):
-                options["max_tokens"] = spec.pair.target.max_context
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
             end = None if timeout is None else asyncio.get_running_loop().time() + timeout
             async with aclosing(_tried(spec, turns, options, tries)) as events:

@@ -114,6 +114,7 @@ def metrics(result: Result, policy: str) -> dict[str, Any]:
         "stepspec": {
             "policy": policy,
             "counts": asdict(counts),
+            "wasted_tokens": counts.wasted,
             "times": asdict(times),
             "thinks": result.thinks,
             "limit": result.limit,

@@ -123,7 +123,7 @@ def create_app(pair: Pair, policy: str = "stepspec") -> FastAPI:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(asked: ChatRequest, request: Request) -> Response:
         name, session = service.session(asked)
-        options = asked.options(pair.target.max_context, thinks=session.thinks)
+        options = asked.options(thinks=session.thinks)
         answering = Answering(service.model, name, thinks=session.thinks, include_reasoning=asked.include_reasoning)
         events = session.stream(asked.messages, **options)
         if not asked.stream:

@@ -71,7 +71,7 @@ class ChatRequest(BaseModel):
     frequency_penalty: float | None = None
     reasoning_effort: str | None = Field(default=None, description="only `none`")
 
-    def options(self, max_context: int, *, thinks: bool) -> Options:
+    def options(self, *, thinks: bool) -> Options:
         """What the Python API is told.
 
         Raises:
@@ -94,7 +94,7 @@ class ChatRequest(BaseModel):
             choice = chosen(self.tool_choice)
         return Options(
             sampling=Sampling(**given, seed=seed),
-            max_tokens=max_context if most is None else most,
+            max_tokens=most,
             max_thinking_tokens=thinking,
             deadline_s=self.deadline_s,
             stop=stops,

@@ -206,7 +206,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
         "prompt": f"{run.prompt_id}, version {run.prompt_version}",
         "grader": run.grader,
         "sampling": f"temperature {run.temperature:g}, top-p {run.top_p:g}, seed {run.seed}",
-        "token limit": f"{run.max_tokens:,} a problem, rejected ones included",
+        "token limit": f"{run.max_tokens:,} committed tokens a problem",
         "requests in flight": str(run.concurrency),
         "repeats": str(run.num_repeats),
     }

@@ -1,0 +1,76 @@
+"""What a budget buys, and where the time goes, on the embedded target with a draft that is of no use."""
+
+import shutil
+import statistics
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from stepspec.files import package_folder
+from stepspec.policy import Policy, load_policy
+from stepspec.session import Pair, StepSpec, load_pair
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
+WEIGHTS = package_folder() / "mini" / "weights"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def random_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded draft with random weights."""
+    folder = tmp_path_factory.mktemp("models") / "random"
+    shutil.copytree(WEIGHTS / "draft", folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+async def pair(random_draft: Path) -> AsyncIterator[Pair]:
+    loaded = load_pair(f"torch:{WEIGHTS / 'target'}", f"torch:{random_draft}")
+    yield loaded
+    await loaded.aclose()
+
+
+def strict() -> Policy:
+    """A policy that keeps nothing of a random draft, so that the text is the target's own."""
+    policy = load_policy("stepspec")[0]
+    return policy.model_copy(update={"salvage": None})
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 52, 120, 256, None])
+async def test_a_budget_buys_as_much_text_with_a_useless_draft_as_without(pair: Pair, max_tokens: int | None) -> None:
+    """At temperature 0 the text is even the same, whatever was drafted in vain."""
+    alone = await StepSpec(policy="target", pair=pair).generate(QUESTION, max_tokens=max_tokens)
+    result = await StepSpec(policy=strict(), pair=pair).generate(QUESTION, max_tokens=max_tokens)
+    assert result.reasoning + result.answer == alone.reasoning + alone.answer
+    assert (result.finish_reason, result.limit) == (alone.finish_reason, alone.limit)
+    assert result.usage.completion_tokens == alone.usage.completion_tokens
+    result.counts.check(max_tokens)
+
+
+async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
+    policy = strict()
+    result = await StepSpec(policy=policy, pair=pair).generate(QUESTION)
+    assert 0 < result.usage.wasted_tokens <= result.counts.committed + 2 * policy.step.max_step_tokens
+    assert result.usage.wasted_tokens == result.counts.rejected
+
+
+async def test_the_parts_of_the_time_leave_next_to_nothing_unexplained(pair: Pair) -> None:
+    for policy in ("target", "stepspec"):
+        spec = StepSpec(policy=policy, pair=pair)
+        times = [(await spec.generate(QUESTION, max_tokens=60)).times for _ in range(5)]
+        assert statistics.median(each.other - max(0.01 * each.wall, 0.001) for each in times) <= 0
+        assert all(each.controller > 0 for each in times)

@@ -92,7 +92,8 @@ class Stop:
     token_ids: frozenset[int] = frozenset()
 
 
-DrafterName = Literal["none", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
+DrafterName = Literal["none", "engine", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
+"""What drafts tokens: nothing; whatever the engine uses by itself, as it was started; or one of ours."""
 
 
 MAX_DRAFTED = 64
@@ -180,9 +181,10 @@ class Verification:
     cached: int = 0
 
 
-Ability = Literal["scores", "choices", "label laws", "json schema"]
+Ability = Literal["scores", "choices", "label laws", "json schema", "forget"]
 """What not every engine can do. Its `verify` gives log-probabilities of a continuation, the model's own choices beside
-its tokens, the law over a probe's labels; its `generate` holds the model to a schema."""
+its tokens, the law over a probe's labels; its `generate` holds the model to a schema; `forget` clears all of its
+caches."""
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
@@ -261,9 +263,14 @@ class Engine(Protocol):
         ...
 
     @property
-    def drafters(self) -> Sequence[DrafterName] | None:
-        """What can draft tokens inside a call; None for an engine that speculates as it was started to, or not at all,
-        whatever a call asks for."""
+    def drafters(self) -> Sequence[DrafterName]:
+        """What can draft tokens in a call, besides `none`; `engine` alone for an engine that a call cannot steer."""
+        ...
+
+    @property
+    def own_speculation(self) -> str | None:
+        """How the engine drafts tokens by itself, whatever a call asks for: "none", a description such as "ngram, 3
+        tokens", or None where that is unknown."""
         ...
 
     def generate(
@@ -316,6 +323,15 @@ class Engine(Protocol):
 
     def metrics(self) -> Metrics:
         """What the engine has done so far."""
+        ...
+
+    async def forget(self) -> None:
+        """Drops whatever a new request would not have: cached prefixes, past outputs, learned acceptance. Weights, and
+        what was measured of the machine, stay. An engine without the ability `forget` drops what it can.
+
+        Raises:
+            EngineError: the engine was closed.
+        """
         ...
 
     async def aclose(self) -> None:

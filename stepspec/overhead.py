@@ -17,6 +17,7 @@ from stepspec.engine import (
     EVERYTHING,
     Ability,
     Chunk,
+    DrafterName,
     Drafting,
     Probe,
     Sampling,
@@ -30,6 +31,7 @@ from stepspec.ledger import Ledger
 from stepspec.metrics import Metrics
 from stepspec.policy import load_policy
 from stepspec.prompts import think_end_id
+from stepspec.session import Pair, fit_policy
 from stepspec.speed import ControllerCost
 from stepspec.step import Done, Result
 
@@ -51,7 +53,8 @@ class InstantEngine:
     name: str = "instant"
     max_context: int = 1 << 30
     abilities: frozenset[Ability] = EVERYTHING
-    drafters = None
+    drafters: tuple[DrafterName, ...] = ("draft-model",)
+    own_speculation: str | None = "none"
     num_steps: WeakKeyDictionary[TokenBuffer, int] = field(default_factory=WeakKeyDictionary[TokenBuffer, int])
     """Steps proposed in each request. The target is given the draft's, as it refuses every fourth of them."""
 
@@ -107,6 +110,9 @@ class InstantEngine:
         """See `Engine.metrics`."""
         return Metrics()
 
+    async def forget(self) -> None:
+        """Nothing to forget."""
+
     async def aclose(self) -> None:
         """Nothing to free."""
 
@@ -137,10 +143,10 @@ async def controller_cost(
 
 async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list[Result]:
     """So many requests at once, as they ended."""
-    policy, _ = load_policy(POLICY)
-    panel = Panel(policy.judges, tokenizer)
     draft = InstantEngine(tokenizer)
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
+    policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
+    panel = Panel(policy.judges, tokenizer)
     prompt = _prompt(target, context)
 
     async def request() -> Result:

@@ -72,7 +72,9 @@ class StepTable(FileModel):
 class TokenTable(FileModel):
     """Token-level speculation inside whatever the target writes. Exact, unless there is a tolerance."""
 
-    drafter: DrafterName = "none"
+    drafter: DrafterName | Literal["auto"] = "none"
+    """"auto" takes the draft model if the target's engine can draft with it; else what the engine uses by itself, or
+    prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"
     """Tokens drafted a round; "auto" chooses online, by measured acceptance and costs."""
     tolerance: float = Field(default=0.0, ge=0, le=1)
@@ -88,7 +90,8 @@ class TokenTable(FileModel):
 
     @property
     def drafting(self) -> Drafting:
-        """The same as engines take it."""
+        """The same as engines take it, once it is settled what "auto" stands for (`stepspec.session.fit_policy`)."""
+        assert self.drafter != "auto", "the policy was not fitted to its models"
         return Drafting(self.drafter, None if self.num_tokens == "auto" else self.num_tokens, self.tolerance)
 
 

@@ -34,6 +34,8 @@ class PolicyRecord(Record):
     """False for a policy with a tolerance."""
     kind: PolicyKind | None = None
     """Who writes; None in runs of before it was kept."""
+    drafter: str | None = None
+    """What drafted tokens: what the engines made of "auto"; None in runs of before it was kept."""
 
     @property
     def exact(self) -> bool:
@@ -48,6 +50,10 @@ class EngineRecord(Record):
     weights: str | None
     dtype: str | None
     device: str | None
+    speculation: str | None = "none"
+    """How the engine drafts tokens by itself, whatever a policy asks for; None where that is unknown."""
+    forgets: bool = True
+    """Whether its caches were cleared before each block. If not, a policy may find what an earlier one left there."""
 
 
 class RunRecord(Record):

@@ -9,6 +9,7 @@ Engines are found by the name in front of the colon of their spec string, so tha
 
 import hashlib
 import importlib
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
 from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.controller import Controller, Demands
-from stepspec.engine import Engine, Sampling, side_by_side
+from stepspec.engine import DrafterName, Engine, Sampling, side_by_side
 from stepspec.errors import ContextError, ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.files import package_folder
 from stepspec.judges import Panel
@@ -31,6 +32,8 @@ from stepspec.step import Done, Event, Result
 from stepspec.tools import HERMES, Tool, Toolbox, call_format, schema_text
 from stepspec.tracing import Asked, traced
 from stepspec.translation import TranslatedDraft
+
+logger = logging.getLogger(__name__)
 
 REMOTE = ("stepspec.remote", "RemoteEngine", "remote")
 ENGINES: Mapping[str, tuple[str, str, str]] = {
@@ -61,6 +64,12 @@ class Pair:
         described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
         parts = [engine.get("weights") or engine.get("name") for engine in described]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    async def forget(self) -> None:
+        """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        await self.target.forget()
+        if self.draft is not None:
+            await self.draft.forget()
 
     async def aclose(self) -> None:
         """Frees both models."""
@@ -145,13 +154,42 @@ def _load_engine(spec: str, title: str | None = None) -> Any:
         ) from error
 
 
-def check_abilities(policy: Policy, pair: Pair) -> None:
-    """Whether these engines can do what the policy asks of them.
+def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
+    """The policy as these engines carry it out, and a sentence for the user where "auto" did not get the draft model.
 
     Raises:
-        UsageError: they cannot; the message says what to change.
+        UsageError: they cannot carry it out; the message says what to change.
     """
-    target, drafter = pair.target, policy.token.drafter
+    note = None
+    if policy.token.drafter == "auto":
+        drafter, note = _best_drafter(pair)
+        policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
+    _check_judging(policy, pair.target)
+    _check_drafting(policy, pair)
+    return policy, note
+
+
+def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:
+    """What "auto" stands for, with a sentence if it is not the draft model."""
+    target = pair.target
+    if "draft-model" in target.drafters:
+        return "draft-model", None
+    if "engine" in target.drafters:
+        how = {None: "it does not say how", "none": "not at all"}.get(target.own_speculation, target.own_speculation)
+        return "engine", f"{target.name} drafts tokens as its engine was started to ({how}), not by the draft model."
+    drafter: DrafterName = "prompt-lookup" if "prompt-lookup" in target.drafters else "none"
+    return drafter, f"Tokens are drafted by {drafter!r}{_why_not_by_draft(pair)}."
+
+
+def _why_not_by_draft(pair: Pair) -> str:
+    if pair.draft is None:
+        return ", since no draft is loaded"
+    why = "is not served by the engine of" if pair.one_vocabulary else "has another vocabulary than"
+    return f": the draft {why} the target"
+
+
+def _check_judging(policy: Policy, target: Engine) -> None:
+    """Refuses a policy whose judges or salvage need what the target does not give."""
     if policy.family == "score" and policy.needs_scores and "scores" not in target.abilities:
         raise UsageError(
             f"The policy judges or salvages by the log-probabilities of proposed tokens, which {target.name} does not "
@@ -162,18 +200,27 @@ def check_abilities(policy: Policy, pair: Pair) -> None:
             f"The policy rates by the expected digit, but {target.name} gives no log-probabilities. "
             'Set readout = "greedy" in its rating judge.'
         )
-    if target.drafters is None:
-        if policy.token.tolerance:
-            raise UsageError(
-                f"The policy has a token-level tolerance, which cannot be set for {target.name} from here."
-            )
-    elif drafter not in ("none", *target.drafters):
-        why = "has another vocabulary than" if not pair.one_vocabulary else "is not served by the engine of"
+
+
+def _check_drafting(policy: Policy, pair: Pair) -> None:
+    """Refuses a `[token]` table that the target's engine would not carry out."""
+    target, table = pair.target, policy.token
+    if table.drafter == "none" and target.own_speculation not in (None, "none"):
         raise UsageError(
-            f"The policy drafts tokens by {drafter!r}, but {target.name} can do so only by "
-            f"{', '.join(target.drafters) or 'nothing'}"
-            + (f": the draft {why} the target" if drafter == "draft-model" and pair.draft is not None else "")
-            + ". Choose another drafter in the policy's [token] table."
+            f"The policy drafts no tokens, but {target.name} drafts by itself ({target.own_speculation}). Set "
+            "drafter = \"engine\" in its [token] table, choose the policy 'engine', or start the engine without."
+        )
+    if table.drafter == "engine" and (table.tolerance or table.num_tokens != "auto"):
+        raise UsageError(
+            f"The policy sets num_tokens or tolerance, which {target.name} decides by itself. Leave them out of its "
+            "[token] table."
+        )
+    if table.drafter not in ("none", "engine", *target.drafters):
+        why = _why_not_by_draft(pair) if table.drafter == "draft-model" and pair.draft is not None else ""
+        raise UsageError(
+            f"The policy drafts tokens by {table.drafter!r}, but {target.name} can do so only by "
+            f"{', '.join(map(repr, target.drafters)) or 'nothing'}{why}. Choose another drafter in its [token] table, "
+            'or "auto".'
         )
 
 
@@ -208,13 +255,15 @@ class StepSpec:
         Raises:
             UsageError: the policy does not exist, or needs a draft that is missing, or a model cannot serve.
         """
-        self.policy = policy if isinstance(policy, Policy) else load_policy(policy)[0]
+        wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = "a policy of one's own" if isinstance(policy, Policy) else policy
         self._owns_pair = pair is None
-        self.pair = pair or load_pair(target, draft, needs_draft=self.policy.needs_draft)
-        if self.policy.needs_draft and self.pair.draft is None:
+        self.pair = pair or load_pair(target, draft, needs_draft=wanted.needs_draft)
+        if wanted.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
-        check_abilities(self.policy, self.pair)
+        self.policy, note = fit_policy(wanted, self.pair)
+        if note is not None:
+            logger.warning("%s", note)
         self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)
 
     async def __aenter__(self) -> "StepSpec":
@@ -224,6 +273,10 @@ class StepSpec:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    async def forget(self) -> None:
+        """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        await self.pair.forget()
 
     async def aclose(self) -> None:
         """Frees the models if this session loaded them."""

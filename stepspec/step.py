@@ -112,7 +112,8 @@ class Times:
     target: float = 0.0
     controller: float = 0.0
     other: float = 0.0
-    """What no part explains: mostly what the caller did between events. Without a caller's work it is under 1% or 1 ms."""
+    """What no part explains: mostly what the caller did between events. On an idle machine it is otherwise under 1% or
+    1 ms."""
     wall: float = 0.0
     first_step: float | None = None
     """Until the first step was committed; None without steps. Like `first_answer`, no part of the sum."""

@@ -54,9 +54,14 @@ class TranslatedDraft:
         return frozenset()
 
     @property
-    def drafters(self) -> Sequence[DrafterName] | None:
+    def drafters(self) -> Sequence[DrafterName]:
         """See `Engine.drafters`."""
         return self._draft.drafters
+
+    @property
+    def own_speculation(self) -> str | None:
+        """See `Engine.own_speculation`."""
+        return self._draft.own_speculation
 
     async def generate(
         self,
@@ -121,6 +126,10 @@ class TranslatedDraft:
     def metrics(self) -> Metrics:
         """See `Engine.metrics`."""
         return self._draft.metrics()
+
+    async def forget(self) -> None:
+        """See `Engine.forget`."""
+        await self._draft.forget()
 
     async def aclose(self) -> None:
         """Nothing to free: the draft serves other requests too."""

@@ -30,6 +30,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from stepspec.engine import (
     Ability,
     Chunk,
+    DrafterName,
     Drafting,
     Probe,
     Sampling,
@@ -69,7 +70,7 @@ choices; prompt logprobs read all of it again, because vLLM keeps no log-probabi
 class VllmEngine:
     """One model in vLLM."""
 
-    drafters = None
+    drafters: tuple[DrafterName, ...] = ("engine",)
 
     def __init__(
         self, llm: AsyncLLM, loop: LoopThread, name: str, folder: str, tokenizer: HuggingFaceTokenizer
@@ -86,9 +87,10 @@ class VllmEngine:
         self._metrics = Metrics()
         self._closed = False
         speculative: Any = llm.vllm_config.speculative_config
-        self._speculation = (
-            f"{speculative.method}, {speculative.num_speculative_tokens} tokens" if speculative else None
+        self.own_speculation: str = (
+            f"{speculative.method}, {speculative.num_speculative_tokens} tokens" if speculative else "none"
         )
+        self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
         self._route: ScoreRoute = loop.run(self._route_found())
 
@@ -96,7 +98,9 @@ class VllmEngine:
     def abilities(self) -> frozenset[Ability]:
         """See `Engine.abilities`."""
         choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
-        return frozenset(["scores", "label laws", "json schema", *choices])
+        # Suffix decoding keeps past outputs of all requests, which no salt divides.
+        forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
+        return frozenset(["scores", "label laws", "json schema", *choices, *forgets])
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
@@ -122,8 +126,12 @@ class VllmEngine:
 
     def describe(self) -> dict[str, str | None]:
         """What results say of the model."""
-        device = f"vLLM on {self._device}" + (f", drafting by {self._speculation}" if self._speculation else "")
-        return {"name": self.name, "weights": weights_hash(self._folder), "dtype": self._dtype, "device": device}
+        return {
+            "name": self.name,
+            "weights": weights_hash(self._folder),
+            "dtype": self._dtype,
+            "device": f"vLLM on {self._device}",
+        }
 
     def metrics(self) -> Metrics:
         """What the engine has done so far, with vLLM's own counters of token-level speculation."""
@@ -274,7 +282,7 @@ class VllmEngine:
         async def pump() -> None:
             message: Any = None
             try:
-                request = self._llm.generate({"prompt_token_ids": ids}, params, uuid.uuid4().hex, priority=priority)
+                request = self._llm.generate(self._prompt(ids), params, uuid.uuid4().hex, priority=priority)
                 async for output in request:
                     here.call_soon_threadsafe(messages.put_nowait, output)
             except Exception as error:
@@ -289,6 +297,16 @@ class VllmEngine:
                 yield message
         finally:
             running.cancel()
+
+    def _prompt(self, ids: list[int]) -> Any:
+        """What vLLM takes as a prompt. Prefixes are shared only between prompts of the same salt."""
+        return {"prompt_token_ids": ids} | ({"cache_salt": self._cache_salt} if self._cache_salt else {})
+
+    async def forget(self) -> None:
+        """See `Engine.forget`. Calls from now on have a new salt, so that they find no earlier prefix."""
+        if self._closed:
+            raise EngineError(f"The engine of {self.name} was closed.")
+        self._cache_salt = uuid.uuid4().hex
 
     def _note(self, num_prompt: int, num_cached: int, output: Any) -> None:
         self._metrics.prompt_tokens += num_prompt

@@ -169,7 +169,8 @@ NO_DRAFTING = Drafting()
 class ScriptedEngine:
     """Plays its replies and opinions one after the other, and remembers what it was asked."""
 
-    drafters: Sequence[DrafterName] | None = get_args(DrafterName)
+    drafters: Sequence[DrafterName] = [name for name in get_args(DrafterName) if name not in ("none", "engine")]
+    own_speculation: str | None = "none"
 
     def __init__(
         self,
@@ -189,6 +190,7 @@ class ScriptedEngine:
         self.num_open = 0
         self.hanging = asyncio.Event()
         self.closed = False
+        self.num_forgotten = 0
         self._replies = iter(replies)
         self._opinions = iter(opinions)
         self._seen: WeakKeyDictionary[TokenBuffer, list[int]] = WeakKeyDictionary()
@@ -302,6 +304,9 @@ class ScriptedEngine:
 
     def metrics(self) -> Metrics:
         return Metrics()
+
+    async def forget(self) -> None:
+        self.num_forgotten += 1
 
     async def aclose(self) -> None:
         self.closed = True

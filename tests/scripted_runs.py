@@ -28,6 +28,8 @@ class Script:
         self.samplings: list[Sampling] = []
         self.most_at_once = 0
         self.policies_at_once: set[frozenset[str]] = set()
+        self.since_forgetting: list[int] = []
+        """How many requests there were after each time that the engines forgot."""
         self._running: list[str] = []
         self.systems: dict[str, System] = {policy: _Scripted(self, policy) for policy in policies}
 
@@ -39,6 +41,8 @@ class Script:
     async def play(self, policy: str, question: str, sampling: Sampling) -> Result:
         """Answers one request; waits a little, so that requests overlap if they may."""
         self.asked.append((policy, question))
+        if self.since_forgetting:
+            self.since_forgetting[-1] += 1
         self.samplings.append(sampling)
         self._running.append(policy)
         self.most_at_once = max(self.most_at_once, len(self._running))
@@ -59,6 +63,9 @@ class _Scripted:
         self, question: str, *, prompt: str = "bare", sampling: Sampling | None = None, max_tokens: int = 1024
     ) -> Result:
         return await self._script.play(self._policy, question, sampling or Sampling())
+
+    async def forget(self) -> None:
+        self._script.since_forgetting.append(0)
 
 
 def make_problems(n: int) -> list[EvalProblem]:

@@ -387,7 +387,8 @@ def test_neither_a_policy_nor_a_folder_of_something_else_is_written_over(tmp_pat
 class Server(ScriptedEngine):
     """Drafts tokens as it was started to, and gives no log-probabilities."""
 
-    drafters = None
+    drafters = ("engine",)
+    own_speculation = None
 
 
 def scripted_pair(max_context: int = 1000, *, draft: bool = True) -> Pair:

@@ -6,7 +6,6 @@ the events, the result and the token buffer agree; see `Stage.play`.
 
 import asyncio
 import itertools
-import time
 from contextlib import aclosing
 from typing import Any
 
@@ -775,7 +774,7 @@ async def test_every_second_is_booked_once_and_waiting_is_not_work() -> None:
 async def test_what_a_caller_does_between_events_is_no_part_s_time() -> None:
     stage = Stage(alone("target"), target_replies=[ONE + TWO + END + ANSWER])
     async for event in stage.events():
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
         last = event
     assert isinstance(last, Done)
     times = last.result.times

@@ -1,6 +1,5 @@
 """The policies that are tried, each as the text of a policy file, so that what is advised is exactly what was run."""
 
-import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluate import LoadedPolicy
 from stepspec.policy import Policy, load_policy
 from stepspec.report.cells import times
-from stepspec.session import Pair, check_abilities
+from stepspec.session import Pair, fit_policy
 
 STEP_LEVEL = ("stepspec", "specreason")
 
@@ -30,10 +29,6 @@ num_tokens = {num_tokens}
 WORTH_RUNNING = 1.05
 """The predicted speedup from which on a drafter without a draft model is run; of those the best is."""
 
-_DRAFTER = re.compile(r'^drafter = "draft-model"$', re.MULTILINE)
-WITHOUT_DRAFT: Sequence[DrafterName] = ("prompt-lookup", "none")
-"""What drafts tokens inside a step-level policy whose draft has another vocabulary than the target."""
-
 
 @dataclass
 class Candidates:
@@ -49,7 +44,7 @@ def make_candidates(pair: Pair, trials: Sequence[Trial]) -> Candidates:
     Raises:
         UsageError: there is nothing to compare the target with.
     """
-    found = Candidates({"target": load_policy("target")})
+    found = Candidates({"target": load_policy("engine" if "engine" in pair.target.drafters else "target")})
     _add_token_level(found, pair, trials)
     _add_step_level(found, pair)
     if len(found.policies) == 1 and not trials:
@@ -59,7 +54,7 @@ def make_candidates(pair: Pair, trials: Sequence[Trial]) -> Candidates:
 
 
 def _add_token_level(found: Candidates, pair: Pair, trials: Sequence[Trial]) -> None:
-    if pair.target.drafters is None:
+    if "engine" in pair.target.drafters:
         found.left_out["token-level"] = (
             f"{pair.target.name} drafts tokens as its server or engine was started to, which cannot be changed from "
             "here: compare token-level speculation by starting it both ways."
@@ -98,17 +93,11 @@ def _add_step_level(found: Candidates, pair: Pair) -> None:
         if pair.draft is None:
             found.left_out[name] = "Steps are proposed by a draft model, and none was named with --draft."
             continue
-        loaded = load_policy(name)
-        offered = pair.target.drafters
-        if offered is not None and "draft-model" not in offered:
-            drafter = next(each for each in WITHOUT_DRAFT if each in (*offered, "none"))
-            loaded = read_policy(_DRAFTER.sub(f'drafter = "{drafter}"', loaded[1]))
+        policy, text = load_policy(name)
         try:
-            check_abilities(loaded[0], pair)
+            found.policies[name] = fit_policy(policy, pair)[0], text
         except UsageError as error:
             found.left_out[name] = str(error)
-        else:
-            found.policies[name] = loaded
 
 
 def advised_text(text: str, comments: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary
         name=name,
         kind=record.kind,
         exact=record.exact,
-        drafter=policy.token.drafter,
+        drafter=policy.token.drafting.drafter,
         num_tokens=policy.token.num_tokens,
         speedup=summary.speedup_vs_target,
         speedup_ci=summary.speedup_vs_target_ci,

@@ -29,13 +29,6 @@ T = TypeVar("T")
 Ids = list[int]
 
 
-async def forget(engine: Engine) -> None:
-    """Drops what an engine keeps of past calls, where it can: what was asked before would be too easy otherwise."""
-    drop: Any = getattr(engine, "forget", None)
-    if drop is not None:
-        await drop()
-
-
 async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int) -> LoadCosts:
     """What both models take with so many requests at once.
 
@@ -50,7 +43,7 @@ async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int) -> Lo
 
 
 async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int, widths: Sequence[int]) -> ModelCosts:
-    await forget(engine)
+    await engine.forget()  # what was asked before would be too easy otherwise
     room = engine.max_context - max(WRITTEN, *WIDTHS)
     texts = [ids for prompt in prompts if 1 < len(ids := engine.tokenizer.encode(prompt)) <= room]
     if not texts:  # every prompt nearly fills the context: what a token costs can be seen after half of it as well
@@ -125,7 +118,7 @@ async def try_drafters(
 ) -> list[Trial]:
     """What each drafter of the target does on a few prompts, at the load that the costs are for."""
     stop = Stop(min(TRIED_TOKENS, max_tokens))
-    names = pair.target.drafters or ()
+    names: list[DrafterName] = [name for name in pair.target.drafters if name != "engine"]
     texts = [pair.target.tokenizer.encode(prompt) for prompt in prompts[: max(TRIED_PROMPTS, costs.concurrency)]]
     return [await _trial(pair.target, name, texts, costs, sampling, stop) for name in names]
 
@@ -133,7 +126,7 @@ async def try_drafters(
 async def _trial(
     engine: Engine, drafter: DrafterName, texts: Sequence[Ids], costs: LoadCosts, sampling: Sampling, stop: Stop
 ) -> Trial:
-    await forget(engine)
+    await engine.forget()  # what was asked before would be too easy otherwise
     before, places = engine.metrics(), asyncio.Semaphore(costs.concurrency)
 
     async def write(ids: Ids) -> None:

@@ -9,7 +9,7 @@ from stepspec.advise.candidates import Candidates, make_candidates
 from stepspec.advise.findings import Advice, Findings, Load, LoadCosts, Measured, Memory
 from stepspec.advise.keeping import Plan, identity, keep_measured, read_measured, refuse_strangers
 from stepspec.advise.loads import make_load
-from stepspec.advise.measuring import forget, load_costs, try_drafters
+from stepspec.advise.measuring import load_costs, try_drafters
 from stepspec.advise.prompts import Prompts
 from stepspec.advise.references import Agreement, ask_target
 from stepspec.advise.rule import choose, pays, reasons
@@ -133,8 +133,6 @@ class _Task:
 
     async def run(self, costs: LoadCosts, folder: Path) -> Load:
         engines = {"target": self.pair.target, "draft": self.pair.draft}
-        for engine in filter(None, engines.values()):
-            await forget(engine)
         run = self._conditions(costs.concurrency, engines)
         at_once = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
         self.watcher.begin(f"policies, {at_once} at once")

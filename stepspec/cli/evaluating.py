@@ -70,10 +70,10 @@ def evaluate_policies(
         Keeping,
         Part,
         RunFolder,
+        fit_policies,
         load_benchmark,
         load_policies,
         load_problems,
-        with_token_baseline,
     )
     from stepspec.session import load_pair
 
@@ -90,7 +90,10 @@ def evaluate_policies(
     keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
     pair = load_pair(target, draft, needs_draft=any(each.needs_draft for each, _ in asked_for.values()))
-    task = _Task(name, spec, problems, with_token_baseline(asked_for, pair), pair)
+    fitted = fit_policies(asked_for, pair, leave_out=policy is None)
+    for note in fitted.notes:
+        print(note, file=sys.stderr)
+    task = _Task(name, spec, problems, fitted.policies, pair)
     with resumable(folder, chosen_by_us=output is None), make_meter() as meter:
         summaries = asyncio.run(task.run_all(list(zip(settings, keepings, strict=True)), meter))
     num_rows = len(problems.problems) * len(task.policies) * (repeats or spec.default_repeats)

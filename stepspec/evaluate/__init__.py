@@ -13,7 +13,7 @@ from stepspec.evaluate.conditions import Settings, conditions
 from stepspec.evaluate.folder import RunFolder
 from stepspec.evaluate.gauges import Gauges
 from stepspec.evaluate.merging import merge
-from stepspec.evaluate.policies import LoadedPolicy, load_policies, with_token_baseline
+from stepspec.evaluate.policies import LoadedPolicy, fit_policies, load_policies
 from stepspec.evaluate.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
 from stepspec.evaluate.running import Keeping, System, evaluate
 from stepspec.evaluate.schedule import Part
@@ -36,5 +36,5 @@ __all__ = [
     "load_problems",
     "merge",
     "summarise",
-    "with_token_baseline",
+    "fit_policies",
 ]

@@ -43,7 +43,7 @@ def conditions(
         num_problems=len(problems.problems),
         prompt_id=benchmark.prompt,
         prompt_version=wording_version(benchmark),
-        policies={name: _policy_record(policy, text) for name, (policy, text) in policies.items()},
+        policies={name: _policy_record(policy, text, engines["target"]) for name, (policy, text) in policies.items()},
         engines={role: engine_record(engine) for role, engine in engines.items()},
         pair=pair_hash,
         temperature=temperature,
@@ -62,9 +62,15 @@ def conditions(
 
 def engine_record(engine: Engine | None) -> EngineRecord | None:
     """A model as results keep it."""
-    return None if engine is None else EngineRecord.model_validate(engine.describe())
+    if engine is None:
+        return None
+    found = {"speculation": engine.own_speculation, "forgets": "forget" in engine.abilities}
+    return EngineRecord.model_validate({**engine.describe(), **found})
 
 
-def _policy_record(policy: Policy, text: str) -> PolicyRecord:
+def _policy_record(policy: Policy, text: str, target: Engine | None) -> PolicyRecord:
     sha256 = hashlib.sha256(text.encode()).hexdigest()
-    return PolicyRecord(text=text, sha256=sha256, token_level_exact=is_exact(policy), kind=kind_of(policy))
+    kind = kind_of(policy, target.own_speculation if target else None)
+    return PolicyRecord(
+        text=text, sha256=sha256, token_level_exact=is_exact(policy), kind=kind, drafter=policy.token.drafter
+    )

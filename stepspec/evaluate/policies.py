@@ -1,15 +1,25 @@
 """The policies of a run: those that were asked for, and the baselines without which figures say little."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from stepspec.errors import UsageError
 from stepspec.files import find_data_file
 from stepspec.policy import Policy, load_policy
-from stepspec.records import PolicyKind
-from stepspec.session import Pair, check_abilities
+from stepspec.records import BASELINE, PolicyKind
+from stepspec.session import Pair, fit_policy
 
 LoadedPolicy = tuple[Policy, str]
 """A policy and the text of its file."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Policies as a pair carries them out, and what the user should know about that."""
+
+    policies: Mapping[str, LoadedPolicy]
+    notes: Sequence[str]
+
 
 TOKEN_BASELINES = ("token", "lookup")
 """What is compared with besides the target: token-level speculation by the draft, or where that cannot be by lookup."""
@@ -29,31 +39,61 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
         loaded[name] = load_policy(each)
     if "target" not in loaded:
         loaded = {"target": load_policy("target"), **loaded}
-    if kind_of(loaded["target"][0]) != "target":
+    if kind_of(loaded["target"][0], "none") != "target":
         raise UsageError("The policy called 'target' must be the target alone, as the baseline; rename yours.")
     return loaded
 
 
-def with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> dict[str, LoadedPolicy]:
-    """The policies, with the token-level speculation that this pair can do if none of them is that already.
+def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out: bool = False) -> Fitted:
+    """The policies as this pair carries them out, with the baselines that it can have.
 
-    Of an engine that speculates as it was started, and not as a call asks, `target` is the one baseline there is.
+    Where the target's engine drafts tokens by itself, the target alone is the target as its engine serves it. Where it
+    drafts as a policy asks, exact token-level speculation is added if no policy is that.
+
+    Args:
+        leave_out: whether a policy that the pair cannot carry out is left out with a note, and not an error.
+
+    Raises:
+        UsageError: the pair cannot carry out a policy.
     """
-    if pair.target.drafters is None or any(
-        kind_of(policy) == "token" and not policy.token.tolerance for policy, _ in policies.values()
+    fitted, notes = dict[str, LoadedPolicy](), list[str]()
+    for name, (wanted, text) in policies.items():
+        if name == BASELINE and not can_serve(wanted, pair):
+            wanted, text = load_policy("engine")
+            notes.append(
+                f"{pair.target.name} drafts tokens by itself ({pair.target.own_speculation}), so the policy "
+                f"{BASELINE!r} is the target as its engine serves it."
+            )
+        try:
+            policy, note = fit_policy(wanted, pair)
+        except UsageError as error:
+            if not leave_out:
+                raise UsageError(f"{name!r} cannot run. {error}") from error
+            notes.append(f"{name!r} is left out. {error}")
+        else:
+            fitted[name] = policy, text
+            notes += [note] if note else []
+    return Fitted(_with_token_baseline(fitted, pair), list(dict.fromkeys(notes)))
+
+
+def _with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> dict[str, LoadedPolicy]:
+    """The policies, with the token-level speculation that this pair can do if none of them is that already."""
+    own = pair.target.own_speculation
+    if "engine" in pair.target.drafters or any(
+        kind_of(policy, own) == "token" and is_exact(policy) for policy, _ in policies.values()
     ):
         return dict(policies)
     for name in TOKEN_BASELINES:
         policy, text = load_policy(name)
         if name not in policies and can_serve(policy, pair):
-            return {"target": policies["target"], name: (policy, text), **policies}
+            return {BASELINE: policies[BASELINE], name: (policy, text), **policies}
     return dict(policies)
 
 
 def can_serve(policy: Policy, pair: Pair) -> bool:
     """Whether a pair can do what a policy asks."""
     try:
-        check_abilities(policy, pair)
+        fit_policy(policy, pair)
     except UsageError:
         return False
     return pair.draft is not None or not policy.needs_draft
@@ -64,8 +104,10 @@ def is_exact(policy: Policy) -> bool:
     return policy.token.tolerance == 0
 
 
-def kind_of(policy: Policy) -> PolicyKind:
-    """Who writes under a policy."""
+def kind_of(policy: Policy, own_speculation: str | None) -> PolicyKind:
+    """Who writes under a policy, on an engine that speculates by itself in that way."""
     if policy.family == "target":
-        return "target" if policy.token.drafter == "none" else "token"
+        alone = policy.token.drafter == "none"
+        alone |= policy.token.drafter == "engine" and own_speculation in (None, "none")
+        return "target" if alone else "token"
     return "draft" if policy.family == "draft" else "step"

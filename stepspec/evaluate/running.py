@@ -37,6 +37,10 @@ class System(Protocol):
         self, question: str, *, prompt: str = ..., sampling: Sampling = ..., max_tokens: int = ...
     ) -> Result: ...
 
+    async def forget(self) -> None:
+        """Drops what the engines keep of requests that have ended, whatever the policy."""
+        ...
+
 
 @dataclass(frozen=True)
 class Keeping:
@@ -137,11 +141,15 @@ class _Runner:
     async def run_block(self, block: Sequence[Job]) -> None:
         """Runs jobs of one policy, `concurrency` at a time, and keeps what was measured of all of them.
 
+        Before it the engines forget, so that nothing an earlier policy did helps this one. Within it they carry
+        everything on, as in production.
+
         Answers are graded beside the next requests, and after the last one the clock has stopped: a grader's time is
         no policy's.
         """
         if not block:
             return
+        await self.systems[block[0].policy].forget()
         waiting = iter(block)
         keeping: list[asyncio.Task[Row]] = []
 

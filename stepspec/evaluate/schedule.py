@@ -1,8 +1,8 @@
 """The order of a run: which policy answers which problems when, so that none has the better time of day.
 
-Policies take turns in blocks, and who begins moves on by one with every block. With one request at a time a
-block is one problem, so policies alternate problem by problem. With more in flight a block is several times
-as many problems, and no two policies ever share a batch.
+Policies take turns in blocks, in orders that are balanced. With one request at a time a block is one problem, so
+policies alternate problem by problem. With more in flight a block is several times as many problems, and no two
+policies ever share a batch.
 """
 
 import hashlib
@@ -64,15 +64,30 @@ class Job:
         return self.problem.id, self.policy, self.repeat
 
 
+def balanced_orders(policies: Sequence[str]) -> list[list[str]]:
+    """Orders of the policies to go through one after the other (Williams, Australian J. Chem. 2, 1949).
+
+    After every two of them each policy has run as often before as after every other. After all of them each has also
+    stood as often in every place, and as often directly behind every other.
+    """
+    n = len(policies)
+    zigzag = [place // 2 if place % 2 == 0 else n - 1 - place // 2 for place in range(n)]
+    orders = list[list[str]]()
+    for shift in range((n + 1) // 2 if n % 2 == 0 else n):
+        order = [policies[(place + shift) % n] for place in zigzag]
+        orders += [order, order[::-1]]
+    return orders
+
+
 def schedule(
     problems: Sequence[EvalProblem], policies: Sequence[str], concurrency: int, num_repeats: int = 1
 ) -> Iterator[list[Job]]:
     """All jobs, in blocks of one policy each that run after one another."""
     items = [(problem, repeat) for repeat in range(num_repeats) for problem in problems]
     size = 1 if concurrency == 1 else concurrency * ROUNDS_PER_BLOCK
+    orders = balanced_orders(policies)
     for index, start in enumerate(range(0, len(items), size)):
-        first = index % len(policies)
-        for policy in [*policies[first:], *policies[:first]]:
+        for policy in orders[index % len(orders)]:
             yield [Job(problem, policy, repeat) for problem, repeat in items[start : start + size]]
 
 

@@ -14,7 +14,7 @@ from stepspec.ledger import Ledger
 from stepspec.overhead import InstantEngine
 from stepspec.policy import load_policy
 from stepspec.prompts import encode_request, think_end_id
-from stepspec.session import Pair
+from stepspec.session import Pair, fit_policy
 from stepspec.speed import ChatCost, ManyChats
 
 POLICY = "stepspec"
@@ -28,7 +28,7 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
     draft = InstantEngine(tokenizer)
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
     chat = ChatStepSpec(pair=Pair(target, draft), policy=POLICY, temperature=0.0, seed=0)
-    policy, _ = load_policy(POLICY)
+    policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
     panel = Panel(policy.judges, tokenizer)
     ids = encode_request(tokenizer, QUESTION)
 

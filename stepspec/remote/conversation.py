@@ -12,11 +12,21 @@ from stepspec.text import TextReader
 class Conversation:
     """One request. A prompt is written as JSON once, and then only what was appended."""
 
-    def __init__(self, address: Address, tokenizer: Tokenizer, buffer: TokenBuffer, *, as_ids: bool) -> None:
+    def __init__(
+        self,
+        address: Address,
+        tokenizer: Tokenizer,
+        buffer: TokenBuffer,
+        *,
+        as_ids: bool,
+        cache_salt: str | None = None,
+    ) -> None:
+        """`cache_salt`: divides the server's cached prefixes; only calls with the same one share them."""
         self.headers: dict[str, str] = {address.session_header: uuid.uuid4().hex}
         self._replayed = [name.strip() for name in address.replay_headers.split(",") if name.strip()]
         self._reader = TextReader(tokenizer, buffer)
         self._as_ids = as_ids
+        self._salt = {"cache_salt": cache_salt} if cache_salt else {}
         self._json = bytearray()
 
     def replay(self, headers: Mapping[str, str]) -> None:
@@ -47,7 +57,7 @@ class Conversation:
         prompts = b",".join(b"".join((open_, self._json, each, close)) for each in behind)
         if len(behind) > 1:
             prompts = b"[" + prompts + b"]"
-        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps(fields)[1:].encode()))
+        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields, **self._salt})[1:].encode()))
 
 
 def _listed(ids: Sequence[int]) -> bytes:

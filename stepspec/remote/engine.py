@@ -7,6 +7,7 @@ found out while a request runs: what the server can do is asked when the engine 
 
 import json
 import time
+import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from weakref import WeakKeyDictionary
 from stepspec.engine import (
     Ability,
     Chunk,
+    DrafterName,
     Drafting,
     Probe,
     Sampling,
@@ -52,7 +54,7 @@ ENDED = {"stop", "length"}
 class RemoteEngine:
     """One model on one server. Calls share its batches as it sees fit."""
 
-    drafters = None
+    drafters: tuple[DrafterName, ...] = ("engine",)
 
     def __init__(
         self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer, title: str | None = None
@@ -63,11 +65,14 @@ class RemoteEngine:
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
         laws: list[Ability] = ["label laws"] if server.num_logprobs else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
-        self.abilities: frozenset[Ability] = frozenset([*scores, *laws, *schemas])
+        forgets: list[Ability] = ["forget"] if server.takes_salt else []
+        self.abilities: frozenset[Ability] = frozenset([*scores, *laws, *schemas, *forgets])
+        self.own_speculation = server.speculation
         self.address = address
         self._server = server
         self._wire = Wire(address)
         self._metrics = Metrics()
+        self._cache_salt: str | None = None
         self._conversations: WeakKeyDictionary[TokenBuffer, Conversation] = WeakKeyDictionary()
         self._kept_schemas: deque[str] = deque(maxlen=SCHEMAS_KNOWN)
         """Those that the server took, the last ones."""
@@ -332,12 +337,19 @@ class RemoteEngine:
     def _conversation(self, prompt: TokenBuffer) -> Conversation:
         if prompt not in self._conversations:
             as_ids = self._server.takes_ids
-            self._conversations[prompt] = Conversation(self.address, self.tokenizer, prompt, as_ids=as_ids)
+            self._conversations[prompt] = Conversation(
+                self.address, self.tokenizer, prompt, as_ids=as_ids, cache_salt=self._cache_salt
+            )
         return self._conversations[prompt]
 
     def _note(self, prompt: TokenBuffer, usage: Usage) -> None:
         self._metrics.prompt_tokens += usage.prompt_tokens or len(prompt)
         self._metrics.cached_tokens += usage.cached
+
+    async def forget(self) -> None:
+        """See `Engine.forget`. Requests from now on carry a new salt where the server divides its prefixes by one."""
+        if self._server.takes_salt:
+            self._cache_salt = uuid.uuid4().hex
 
     async def aclose(self) -> None:
         """Closes the connections."""

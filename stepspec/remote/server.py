@@ -54,6 +54,10 @@ class Server:
     """Whether one call may have several prompts."""
     scores: ScoreRoute | None
     schema_field: SchemaField | None
+    speculation: str | None
+    """How it drafts tokens by itself, "none" if it does not; None where it does not say."""
+    takes_salt: bool
+    """Whether calls with a new `cache_salt` find no earlier prefix."""
 
     @classmethod
     def found(cls, address: Address) -> "Server":
@@ -106,6 +110,8 @@ class _Asking:
             several_prompts=self._takes_several(model, trial),
             scores=self._score_route(model) if trial.prompt is TRIAL_IDS else None,
             schema_field=self._schema_field(model, trial),
+            speculation=self._speculation(),
+            takes_salt=card.get("owned_by") == "vllm",
         )
 
     def _model_card(self) -> Mapping[str, Any]:
@@ -182,6 +188,13 @@ class _Asking:
             except (ValueError, KeyError, TypeError, IndexError):
                 continue
         return None
+
+    def _speculation(self) -> str | None:
+        """Whether vLLM has counters of drafted tokens, which are there only if it was started to draft some."""
+        response = self.client.get(f"{self.address.root}/metrics")
+        if response.is_error or "vllm:" not in response.text:
+            return None
+        return "as its server was started" if "vllm:spec_decode_num_drafts" in response.text else "none"
 
     def _kind(self, card: Mapping[str, Any]) -> str:
         """Who serves, and its version where that is told."""

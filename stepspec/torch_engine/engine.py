@@ -55,6 +55,7 @@ class TorchEngine:
     """Serves one model. With a `drafter`, `generate` can speculate on tokens inside a call, exactly."""
 
     abilities = EVERYTHING
+    own_speculation = "none"
 
     def __init__(
         self,
@@ -172,6 +173,8 @@ class TorchEngine:
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         check_room(self, len(prompt), 1)
+        if drafting.drafter == "engine":
+            drafting = Drafting()  # by itself this engine drafts nothing
         self._drafters.check(drafting.drafter)
         constraint = None
         if json_schema is not None:
@@ -231,7 +234,7 @@ class TorchEngine:
         await asyncio.to_thread(self._grammars.grammar, json_schema)
 
     async def forget(self) -> None:
-        """Drops what is kept of calls that have ended, prefixes and past outputs, so that the next ones start cold."""
+        """See `Engine.forget`."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 

@@ -41,7 +41,8 @@ class Drafters:
 
     def available(self) -> list[DrafterName]:
         """The names that `check` does not refuse."""
-        return [name for name in get_args(DrafterName) if name != "none" and self._missing(name) is None]
+        names: list[DrafterName] = [name for name in get_args(DrafterName) if name not in ("none", "engine")]
+        return [name for name in names if self._missing(name) is None]
 
     def _missing(self, name: DrafterName) -> str | None:
         """What the drafter of that name would need."""

@@ -117,6 +117,9 @@ class Drafting:
     tolerance: float = 0.0
     """Typical acceptance (arXiv:2401.10774, section 2.3.1), not exact: a drafted token is kept also if its probability
     at temperature 1 is at least min(tolerance, sqrt(tolerance) * exp(-entropy)). 0 is off."""
+    archive: str = ""
+    """Of a drafter that remembers past outputs: the collection that it looks in and adds to. A named one is kept when
+    the engine forgets."""
     synthetic_acceptance: float | None = None
     """For benchmarks of models that have learned nothing: a drafted token is kept with this probability, whatever it
     is. What is written then means nothing."""

@@ -81,6 +81,16 @@ class TokenTable(FileModel):
     """Above 0 drafted tokens are also kept where they are merely typical of the target: not exact. See
     `stepspec.engine.Drafting`."""
 
+    archive: str = ""
+    """Of the drafter `suffix`: a name for the past outputs that it drafts from. Policies with the same name share them,
+    and evaluations keep them from block to block. Without one, a block's first request knows no past outputs."""
+
+    @model_validator(mode="after")
+    def _archive_of_suffix(self) -> "TokenTable":
+        if self.archive and self.drafter != "suffix":
+            raise ValueError(f"only the drafter 'suffix' has an archive of past outputs, not {self.drafter!r}")
+        return self
+
     @field_validator("num_tokens", mode="before")
     @classmethod
     def _number_or_auto(cls, value: object) -> object:
@@ -92,7 +102,8 @@ class TokenTable(FileModel):
     def drafting(self) -> Drafting:
         """The same as engines take it, once it is settled what "auto" stands for (`stepspec.session.fit_policy`)."""
         assert self.drafter != "auto", "the policy was not fitted to its models"
-        return Drafting(self.drafter, None if self.num_tokens == "auto" else self.num_tokens, self.tolerance)
+        num_tokens = None if self.num_tokens == "auto" else self.num_tokens
+        return Drafting(self.drafter, num_tokens, self.tolerance, self.archive)
 
 
 class SalvageTable(FileModel):

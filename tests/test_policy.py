@@ -52,7 +52,7 @@ def test_specreason_has_the_published_defaults() -> None:
     assert policy.family == "score"
     assert policy.judges == (judge,)
     assert (policy.step.delimiter, policy.step.max_step_tokens) == ("\n\n", 512)
-    assert (policy.first_target_steps, policy.salvage, policy.token.drafter) == (0, None, "none")
+    assert (policy.first_target_steps, policy.salvage, policy.token.drafter) == (0, None, "engine")
 
 
 def test_specreason_asks_with_the_published_words() -> None:

@@ -1,30 +1,16 @@
 """The policies that are tried, each as the text of a policy file, so that what is advised is exactly what was run."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stepspec.advise.findings import Trial
-from stepspec.engine import DrafterName
 from stepspec.errors import UsageError
-from stepspec.evaluate import LoadedPolicy
-from stepspec.policy import Policy, load_policy
+from stepspec.evaluate import LoadedPolicy, token_policy
+from stepspec.policy import load_policy
 from stepspec.report.cells import times
 from stepspec.session import Pair, fit_policy
 
 STEP_LEVEL = ("stepspec", "specreason")
-
-TOKEN_LEVEL = """\
-# Token-level speculation by {drafter}: the target verifies what was drafted, in one pass. Exact: greedy output is the
-# target's token for token, sampled output has the target's law (arXiv:2211.17192).
-version = 1
-summary = "the target with token-level speculation by {drafter}, {words}; exact"
-family = "target"
-
-[token]
-drafter = "{drafter}"
-num_tokens = {num_tokens}
-"""
 
 WORTH_RUNNING = 1.05
 """The predicted speedup from which on a drafter without a draft model is run; of those the best is."""
@@ -74,18 +60,6 @@ def _add_token_level(found: Candidates, pair: Pair, trials: Sequence[Trial]) -> 
                 f"By a trial on a few prompts it would give {times(trial.predicted)[0]} at best"
                 + ("." if trial is best or best is None else f", and {best.drafter} {times(best.predicted)[0]}.")
             )
-
-
-def token_policy(drafter: DrafterName, num_tokens: int | None) -> LoadedPolicy:
-    """Token-level speculation with so many tokens a round; None has the engine choose."""
-    words = "as many tokens as pay" if num_tokens is None else f"{num_tokens} tokens a round"
-    number = '"auto"' if num_tokens is None else str(num_tokens)
-    return read_policy(TOKEN_LEVEL.format(drafter=drafter, words=words, num_tokens=number))
-
-
-def read_policy(text: str) -> LoadedPolicy:
-    """A policy of ours with its text."""
-    return Policy.model_validate(tomllib.loads(text)), text
 
 
 def _add_step_level(found: Candidates, pair: Pair) -> None:

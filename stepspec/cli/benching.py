@@ -15,7 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from stepspec.cli.evaluating import require_extras
 from stepspec.cli.options import DraftOption, TargetOption
+from stepspec.cli.progress import make_meter
 from stepspec.engine import DrafterName
 from stepspec.errors import StepSpecError, UsageError, unknown_name
 from stepspec.metrics import Metrics
@@ -36,6 +38,7 @@ from stepspec.speed import (
 )
 
 if TYPE_CHECKING:
+    from stepspec.evaluate.twins import TwinRuns
     from stepspec.torch_engine.bench import Subject
 
 TABLE_WIDTH = 140
@@ -177,6 +180,60 @@ def bench_langchain(
     _finish(chat_lines(costs), costs, json_file)
 
 
+@app.command("aa")
+def bench_aa(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini; 96 if left out.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Run every policy twice, under two names, and check that each is as fast as itself."""
+    require_extras()
+    from stepspec.evaluate.twins import (
+        NUM_PROBLEMS,
+        SEED,
+        TEMPERATURES,
+        TwinRuns,
+        TwinTest,
+        policies_to_copy,
+        simultaneous,
+    )
+
+    conditions, num_problems, results = _conditions(), limit or NUM_PROBLEMS, list[Any]()
+    pair = load_pair(target, draft)
+    tests = [
+        TwinTest(pair, policies_to_copy(pair, fixed_too=temperature > 0), temperature, num_problems)
+        for temperature in TEMPERATURES
+    ]
+    confidence = simultaneous(sum(len(test.policies) for test in tests))
+    with asyncio.Runner() as runner, make_meter() as meter:
+        for test in tests:
+            meter.begin(f"temperature {test.temperature:g}")
+            results += runner.run(test.run(confidence, meter.show))
+        engines = {"target": pair.target.name, "draft": pair.draft.name if pair.draft else None}
+        runner.run(pair.aclose())
+    about = {**conditions, "benchmark": "gsm-mini", "num_problems": num_problems, "seed": SEED, "engines": engines}
+    found = TwinRuns.model_validate({**about, "results": results})
+    verdict = "Every policy is as fast as itself." if found.holds else "Some policies are not as fast as themselves."
+    _finish([_twins_table(found), verdict], found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _twins_table(found: "TwinRuns") -> Table:
+    table = Table(title=f"A/A test, {found.num_problems} problems, {found.confidence:.0%} intervals for all together")
+    for name in ("temperature", "policy", "copy", "", "later over earlier", "", "holds"):
+        table.add_column(name)
+    for each in found.results:
+        cells = [f"{each.copy_ratio:.3f}", _interval(each.copy_ci), f"{each.order_ratio:.3f}", _interval(each.order_ci)]
+        table.add_row(f"{each.temperature:g}", each.policy, *cells, "yes" if each.holds else "no")
+    return table
+
+
+def _interval(found: tuple[float, float] | None) -> str:
+    return f"[{found[0]:.3f}, {found[1]:.3f}]" if found else ""
+
+
 @app.command("wire")
 def bench_wire(
     target: Annotated[str, typer.Option(help="The target's server, as http://HOST:PORT/v1#NAME; vLLM.")],
@@ -208,8 +265,8 @@ def bench_wire(
             return engines[0].metrics() + engines[1].metrics()
 
         ways = [
-            published.Measured("published procedure", procedure.solve, lambda: procedure.traffic, servers),
-            published.Measured("stepspec, the same policy", ours, our_traffic, servers),
+            published.Measured("published procedure", procedure.solve, procedure.forget, lambda: procedure.traffic, servers),
+            published.Measured("stepspec, the same policy", ours, lambda: runner.run(pair.forget()), our_traffic, servers),
         ]
         published.compare(ways, [each.question for each in problems])
         runner.run(pair.aclose())

@@ -13,7 +13,7 @@ from stepspec.evaluate.conditions import Settings, conditions
 from stepspec.evaluate.folder import RunFolder
 from stepspec.evaluate.gauges import Gauges
 from stepspec.evaluate.merging import merge
-from stepspec.evaluate.policies import LoadedPolicy, fit_policies, load_policies
+from stepspec.evaluate.policies import LoadedPolicy, fit_policies, load_policies, token_policy
 from stepspec.evaluate.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
 from stepspec.evaluate.running import Keeping, System, evaluate
 from stepspec.evaluate.schedule import Part
@@ -31,10 +31,11 @@ __all__ = [
     "System",
     "conditions",
     "evaluate",
+    "fit_policies",
     "load_benchmark",
     "load_policies",
     "load_problems",
     "merge",
     "summarise",
-    "fit_policies",
+    "token_policy",
 ]

@@ -1,8 +1,10 @@
 """The policies of a run: those that were asked for, and the baselines without which figures say little."""
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from stepspec.engine import DrafterName
 from stepspec.errors import UsageError
 from stepspec.files import find_data_file
 from stepspec.policy import Policy, load_policy
@@ -11,6 +13,19 @@ from stepspec.session import Pair, fit_policy
 
 LoadedPolicy = tuple[Policy, str]
 """A policy and the text of its file."""
+
+
+TOKEN_LEVEL = """\
+# Token-level speculation by {drafter}: the target verifies what was drafted, in one pass. Exact: greedy output is the
+# target's token for token, sampled output has the target's distribution (arXiv:2211.17192).
+version = 1
+summary = "the target with token-level speculation by {drafter}, {words}; exact"
+family = "target"
+
+[token]
+drafter = "{drafter}"
+num_tokens = {num_tokens}
+"""
 
 
 @dataclass(frozen=True)
@@ -111,3 +126,11 @@ def kind_of(policy: Policy, own_speculation: str | None) -> PolicyKind:
         alone |= policy.token.drafter == "engine" and own_speculation in (None, "none")
         return "target" if alone else "token"
     return "draft" if policy.family == "draft" else "step"
+
+
+def token_policy(drafter: DrafterName, num_tokens: int | None) -> LoadedPolicy:
+    """Token-level speculation with so many tokens a round; None has the engine choose."""
+    words = "as many tokens as pay" if num_tokens is None else f"{num_tokens} tokens a round"
+    number = '"auto"' if num_tokens is None else str(num_tokens)
+    text = TOKEN_LEVEL.format(drafter=drafter, words=words, num_tokens=number)
+    return Policy.model_validate(tomllib.loads(text)), text

@@ -8,6 +8,7 @@ the threshold is dropped and written again by the target.
 
 import re
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,12 @@ class PublishedProcedure:
 
     def __post_init__(self) -> None:
         self._client = httpx.Client(timeout=max(self.target.timeout, self.draft.timeout))
+        self.forget()
         self._rating = RATING_PROMPTS["specreason"]
+
+    def forget(self) -> None:
+        """Has calls from now on find no prefix of earlier ones at the servers."""
+        self._salt = uuid.uuid4().hex
 
     def solve(self, question: str) -> str:
         """The text that comes of a question."""
@@ -81,6 +87,7 @@ class PublishedProcedure:
         """One call, after the list of models that comes before each."""
         model = self._sent("GET", address, "/models")["data"][0]["id"]
         fields = {"model": model, **fields, "continue_final_message": True, "add_generation_prompt": False}
+        fields["cache_salt"] = self._salt
         return self._sent("POST", address, "/chat/completions", fields)
 
     def _sent(self, method: str, address: Address, path: str, fields: dict[str, Any] | None = None) -> Any:
@@ -121,6 +128,8 @@ class Measured:
     name: str
     solve: Callable[[str], str]
     """Gives the text that comes of a question."""
+    forget: Callable[[], None]
+    """Has the servers keep nothing of earlier questions, so that no way of asking helps the other."""
     traffic: Callable[[], Traffic]
     servers: Sequence[Address]
     texts: list[str] = field(default_factory=list[str])
@@ -130,6 +139,7 @@ class Measured:
 
     def take(self, question: str) -> None:
         """Solves one problem and notes what it took."""
+        self.forget()
         before = [prefix_counters(server) for server in self.servers]
         started = time.perf_counter()
         self.texts.append(self.solve(question))

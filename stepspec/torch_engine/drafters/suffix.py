@@ -4,7 +4,7 @@ Agents repeat themselves from request to request. How far a guess goes follows f
 next, so that a rare continuation costs little.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -64,7 +64,7 @@ class Suffix(Drafter):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._texts = Library(Occurrences, DEPTH)
-        self.forget()
+        self._past: defaultdict[str, list[Occurrences]] = defaultdict(lambda: [Occurrences()])  # by archive
 
     def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""
@@ -72,7 +72,7 @@ class Suffix(Drafter):
 
     def _guess(self, row: Row, count: int) -> list[int]:
         texts = self._texts.of(row)
-        sources = (texts.own, texts.buffer, *self._past)
+        sources = (texts.own, texts.buffer, *self._past[row.drafting.archive])
         text = row.ids_from(max(0, row.length - DEPTH))
         start, share = len(text), 1.0
         while SHORTEST <= len(text) < start + count:
@@ -91,10 +91,11 @@ class Suffix(Drafter):
     def release(self, row: Row) -> None:
         """See `Drafter.release`: what was written is remembered."""
         self._texts.close(row)
-        self._past[-1].append(row.generated)
-        if len(self._past[-1]) > MAX_PAST // 2:
-            self._past = [self._past[-1], Occurrences()]
+        past = self._past[row.drafting.archive]
+        past[-1].append(row.generated)
+        if len(past[-1]) > MAX_PAST // 2:
+            self._past[row.drafting.archive] = [past[-1], Occurrences()]
 
     def forget(self) -> None:
-        """See `Drafter.forget`."""
-        self._past = [Occurrences()]
+        """See `Drafter.forget`. Named archives stay."""
+        self._past.pop("", None)

@@ -1,0 +1,134 @@
+"""Policies fitted to engines: what an engine does not carry out is refused, and "auto" settles for what it can do."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from scripted import ScriptedEngine, WordTokenizer
+
+from stepspec.engine import DrafterName
+from stepspec.errors import UsageError
+from stepspec.evaluate import fit_policies, load_policies
+from stepspec.evaluate.policies import kind_of
+from stepspec.policy import Policy, load_policy
+from stepspec.session import Pair, StepSpec, fit_policy
+
+OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
+NGRAM = "ngram, 3 tokens"
+
+
+def pair(
+    drafters: Sequence[DrafterName] = OURS, own: str | None = "none", *, draft: bool = True, one_vocabulary: bool = True
+) -> Pair:
+    """Models of which the target can draft tokens so, and does so by itself."""
+    tokenizer = WordTokenizer()
+    target, helper = ScriptedEngine(tokenizer, name="target"), ScriptedEngine(tokenizer, name="draft")
+    target.drafters, target.own_speculation = drafters, own
+    return Pair(target, helper if draft else None, one_vocabulary)
+
+
+def steered(own: str | None) -> Pair:
+    """An engine like vLLM or a server, which drafts as it was started to."""
+    return pair(["engine"], own)
+
+
+def drafting(drafter: str, **settings: Any) -> Policy:
+    table = {"drafter": drafter, **settings}
+    return Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "token": table})
+
+
+@pytest.mark.parametrize("own", [None, "none", NGRAM])
+@pytest.mark.parametrize("drafter", OURS)
+def test_no_drafter_of_ours_is_asked_of_an_engine_that_a_policy_cannot_steer(drafter: str, own: str | None) -> None:
+    with pytest.raises(UsageError, match=f"by '{drafter}', but target can do so only by 'engine'"):
+        StepSpec(policy=drafting(drafter), pair=steered(own))
+
+
+@pytest.mark.parametrize("missing", OURS)
+def test_a_drafter_that_the_engine_does_not_have_is_refused(missing: DrafterName) -> None:
+    have = [name for name in OURS if name != missing]
+    with pytest.raises(UsageError, match=f"by '{missing}', but"):
+        fit_policy(drafting(missing), pair(have))
+    for name in have:
+        assert fit_policy(drafting(name), pair(have)) == (drafting(name), None)
+
+
+def test_the_target_alone_is_refused_where_the_engine_drafts_by_itself() -> None:
+    with pytest.raises(UsageError, match=r"drafts by itself \(ngram, 3 tokens\).*'engine'"):
+        StepSpec(policy="target", pair=steered(NGRAM))
+    for own in (None, "none"):
+        assert StepSpec(policy="target", pair=steered(own)).policy.token.drafter == "none"
+
+
+@pytest.mark.parametrize("models", [pair(), steered(None), steered("none"), steered(NGRAM)])
+@pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
+def test_what_an_engine_does_by_itself_has_a_policy_on_every_engine(models: Pair, policy: str) -> None:
+    fitted = StepSpec(policy=policy, pair=models).policy
+    assert fitted.token.drafter == ("draft-model" if policy == "stepspec" and models.target.drafters == OURS else "engine")
+
+
+@pytest.mark.parametrize("settings", [{"num_tokens": 4}, {"tolerance": 0.1}])
+def test_what_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="num_tokens or tolerance"):
+        fit_policy(drafting("engine", **settings), steered(None))
+    with pytest.raises(UsageError, match="num_tokens or tolerance"):
+        fit_policy(drafting("auto", **settings), steered(NGRAM))
+
+
+@pytest.mark.parametrize(
+    ("models", "drafter", "note"),
+    [
+        (pair(), "draft-model", None),
+        (pair(OURS[1:]), "prompt-lookup", "the draft is not served by the engine of the target"),
+        (pair(OURS[1:], one_vocabulary=False), "prompt-lookup", "the draft has another vocabulary than the target"),
+        (pair(["prompt-lookup"], draft=False), "prompt-lookup", "no draft is loaded"),
+        (pair([]), "none", "Tokens are drafted by 'none'"),
+        (steered(NGRAM), "engine", NGRAM),
+        (steered("none"), "engine", "not at all"),
+        (steered(None), "engine", "does not say how"),
+    ],
+)
+def test_auto_takes_the_best_drafter_there_is_and_says_if_it_is_not_the_draft_model(
+    models: Pair, drafter: str, note: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "stepspec"):
+        assert StepSpec(policy=drafting("auto"), pair=models).policy.token.drafter == drafter
+    assert (note in caplog.text) if note else not caplog.text
+
+
+def test_an_evaluation_runs_what_the_engines_carry_out_and_says_what_it_leaves_out() -> None:
+    wanted = load_policies(["target", "token", "specreason", "stepspec"])
+    fitted = fit_policies(wanted, steered(NGRAM), leave_out=True)
+    assert {name: policy.token.drafter for name, (policy, _) in fitted.policies.items()} == {
+        "target": "engine",
+        "specreason": "engine",
+        "stepspec": "engine",
+    }
+    assert fitted.policies["target"][1] == load_policy("engine")[1]
+    said = " ".join(fitted.notes)
+    assert "'token' is left out" in said
+    assert "'target' is the target as its engine serves it" in said
+    with pytest.raises(UsageError, match="'token' cannot run"):
+        fit_policies(wanted, steered(NGRAM))
+
+
+@pytest.mark.parametrize(
+    ("models", "policies"),
+    [
+        (pair(), ["target", "token", "stepspec"]),
+        (pair(OURS[1:]), ["target", "lookup", "stepspec"]),
+        (steered(None), ["target", "stepspec"]),
+        (steered("none"), ["target", "stepspec"]),
+        (steered(NGRAM), ["target", "stepspec"]),
+    ],
+)
+def test_the_baseline_is_token_level_speculation_that_the_pair_really_does(models: Pair, policies: list[str]) -> None:
+    fitted = fit_policies(load_policies(["stepspec"]), models)
+    assert list(fitted.policies) == policies
+    own = models.target.own_speculation
+    kinds = {name: kind_of(policy, own) for name, (policy, _) in fitted.policies.items()}
+    assert kinds["target"] == ("token" if own == NGRAM else "target")
+    assert [name for name, kind in kinds.items() if kind == "token"] == (
+        ["target"] if own == NGRAM else [name for name in policies if name in ("token", "lookup")]
+    )

@@ -27,13 +27,19 @@ def commit_in_words(commit: str | None) -> str:
 
 
 def models_in_words(engines: Mapping[str, EngineRecord | None]) -> str:
-    """Each model that was loaded: its role, name, number format and device."""
-    loaded = {role: engine for role, engine in engines.items() if engine is not None}
-    described = [
-        " ".join(part for part in (role, engine.name, engine.dtype, engine.device and f"on {engine.device}") if part)
-        for role, engine in loaded.items()
-    ]
-    return ", ".join(described)
+    """Each model that was loaded: its role, name, number format and device, and what its engine does by itself."""
+    return ", ".join(_model_in_words(role, engine) for role, engine in engines.items() if engine is not None)
+
+
+def _model_in_words(role: str, engine: EngineRecord) -> str:
+    parts = [role, engine.name, engine.dtype, engine.device and f"on {engine.device}"]
+    if engine.speculation is None:
+        parts.append("(its own token-level speculation is unknown)")
+    elif engine.speculation != "none":
+        parts.append(f"(drafts tokens by itself under every policy: {engine.speculation})")
+    if not engine.forgets:
+        parts.append("(its caches are kept between policies)")
+    return " ".join(part for part in parts if part)
 
 
 def hardware_in_words(known: Mapping[str, str | int | float]) -> str:

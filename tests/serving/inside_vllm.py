@@ -48,6 +48,10 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
         buffer.append(chunk.ids)
         cached.append([chunk.cached, len(buffer)])
     found["cached"] = cached
+    await target.forget()
+    forgot = [(await collect(target.generate(buffer, Sampling(), Stop(24)))).cached for _ in range(2)]
+    found["forgot"] = forgot
+    found["own speculation"] = target.own_speculation
     hot = Sampling(temperature=1.2, seed=3)
     found["hot"] = [(await collect(target.generate(TokenBuffer(asked["prompts"][0]), hot, Stop(30)))).ids for _ in "ab"]
     schema = json.dumps(asked["schema"])

@@ -63,14 +63,16 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
             assert shown
             assert [law[index] for index in shown] == pytest.approx([whole[index] for index in shown], abs=ROUNDING)
     await torch_engine.aclose()
-    assert found["abilities"] == ["choices", "json schema", "label laws", "scores"]
+    assert found["abilities"] == ["choices", "forget", "json schema", "label laws", "scores"]
     assert json.loads(found["held"]) in asked["schema"]["enum"]
     assert found["no schema"][0] == "UsageError"
     assert "The JSON schema cannot be kept to" in found["no schema"][1]
     assert found["context"] == 1024
-    assert found["described"]["device"] == "vLLM on cpu, drafting by draft_model, 3 tokens"
+    assert found["described"]["device"] == "vLLM on cpu"
+    assert found["own speculation"] == "draft_model, 3 tokens"
     assert all(found["hot"])
     assert found["cached"][-1][0] > found["cached"][0][0], "what was written is read from the prefix cache"
+    assert found["forgot"][0] == 0 < found["forgot"][1], "only what was read since then is found"
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
     assert found["metrics"]["compute"] > found["metrics"]["queue"] >= 0
     assert found["from_other_loop"] == found["texts"][0]

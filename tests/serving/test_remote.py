@@ -68,6 +68,14 @@ async def test_what_the_server_can_do_is_found_out(remote: RemoteEngine) -> None
     assert (server.takes_ids, server.gives_ids, server.names_ids, server.extended) == (True, True, True, True)
     assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
     assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote.address.base}"
+    assert "forget" in remote.abilities
+
+
+async def test_whether_the_server_drafts_tokens_by_itself_is_found_out(target_port: int, draft_port: int) -> None:
+    for port, own in ((target_port, "as its server was started"), (draft_port, "none")):
+        engine = RemoteEngine.load(f"http://127.0.0.1:{port}/v1")
+        assert engine.own_speculation == own
+        await engine.aclose()
 
 
 @pytest.mark.parametrize("stop", [Stop(60, ("\n\n",)), Stop(200), Stop(7)])
@@ -155,6 +163,17 @@ async def test_a_growing_prompt_is_served_from_the_prefix_cache(remote: RemoteEn
     assert (done.requests, done.generated) == (4, 96)
     assert done.cached_tokens > 0
     assert done.bytes_sent > 0 < done.bytes_received
+
+
+async def test_after_forgetting_no_earlier_prefix_is_found(remote: RemoteEngine) -> None:
+    ids = prompts(remote.tokenizer)[0] * 3
+
+    async def cached() -> int:
+        return (await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(8)))).cached
+
+    assert [await cached() > 0 for _ in range(2)][1]
+    await remote.forget()
+    assert [await cached() > 0 for _ in range(2)] == [False, True]
 
 
 async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> None:
@@ -267,7 +286,7 @@ async def test_another_real_server_is_asked_in_text(tmp_path: Path, torch_engine
         await remote.aclose()
 
 
-@pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])
+@pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
 async def test_any_pair_of_engines_answers_alike(
     policy: str, target_port: int, draft_port: int, torch_engine: TorchEngine
 ) -> None:

@@ -294,3 +294,19 @@ async def test_after_forgetting_calls_start_cold_and_those_in_progress_go_on(
         assert cold.ids == warm.ids == again.ids
     with pytest.raises(EngineError, match="was closed"):
         await engine.forget()
+
+
+async def test_a_named_archive_of_past_outputs_is_kept_and_no_other_name_finds_it(network: PreTrainedModel) -> None:
+    prompt = random_ids(40, seed=1)
+    async with serving(make_model(network)) as engine:
+
+        async def accepted(archive: str) -> int:
+            found = await generate(engine, prompt, 20, drafting=Drafting("suffix", 4, archive=archive))
+            return found.accepted
+
+        cold = await accepted("mine")
+        assert await accepted("mine") > cold
+        assert await accepted("yours") == await accepted("") == cold
+        await engine.forget()
+        assert await accepted("") == cold
+        assert await accepted("mine") > cold

@@ -65,7 +65,8 @@ def test_the_target_alone_is_refused_where_the_engine_drafts_by_itself() -> None
 @pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
 def test_what_an_engine_does_by_itself_has_a_policy_on_every_engine(models: Pair, policy: str) -> None:
     fitted = StepSpec(policy=policy, pair=models).policy
-    assert fitted.token.drafter == ("draft-model" if policy == "stepspec" and models.target.drafters == OURS else "engine")
+    drafts = policy == "stepspec" and models.target.drafters == OURS
+    assert fitted.token.drafter == ("draft-model" if drafts else "engine")
 
 
 @pytest.mark.parametrize("settings", [{"num_tokens": 4}, {"tolerance": 0.1}])

@@ -1,4 +1,4 @@
-"""The A/A test of the evaluation on the embedded pair: what it compares, and that it sees what one run leaves behind."""
+"""The A/A test of the evaluation on the embedded pair: what it compares, and that it sees what a run leaves behind."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -47,8 +47,6 @@ def suffix_test(pair: Pair, num_problems: int) -> TwinTest:
 def passes(rows: list[Row]) -> list[tuple[int, int]]:
     """Passes of the target under the copy that ran first on a problem, and under the other."""
     return [(first.target_passes, second.target_passes) for first, second in zip(rows[::2], rows[1::2], strict=True)]
-
-
 
 
 async def test_a_copy_finds_nothing_of_what_its_twin_has_written(pair: Pair) -> None:

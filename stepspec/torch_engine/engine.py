@@ -231,7 +231,7 @@ class TorchEngine:
         await asyncio.to_thread(self._grammars.grammar, json_schema)
 
     async def forget(self) -> None:
-        """Drops what is kept of calls that have ended, prefixes and past outputs, so that the next ones start cold."""
+        """Drops what is kept of calls that have ended: prefixes, past outputs and learned acceptance."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 

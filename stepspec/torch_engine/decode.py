@@ -138,9 +138,15 @@ class Rounds:
             outcomes = outcome.tolist()
         self._watch.settle()
         if pacer is not None:
-            rest_s = self._clock() - started - reading.seconds - drafting.seconds
-            kept = [num_kept for num_kept, *_ in outcomes[: len(alive)]]
-            done = Round(max(wanted), found, draft.counts[: len(alive)], kept, reading.seconds, drafting.seconds, rest_s)
+            done = Round(
+                num_asked=max(wanted),
+                found=found,
+                drafted=draft.counts[: len(alive)],
+                accepted=[num_kept for num_kept, *_ in outcomes[: len(alive)]],
+                catch_up_s=reading.seconds,
+                draft_s=drafting.seconds,
+                verify_s=self._clock() - started - reading.seconds - drafting.seconds,
+            )
             pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
             before = len(row.generated)
@@ -203,4 +209,3 @@ class Rounds:
         row.seen[torch.tensor(new, device=row.seen.device)] = True
         row.num_seen = row.length
         return row.seen
-

@@ -5,10 +5,9 @@ alpha is the probability that a drafted token is accepted, and a round that draf
 in every round. Where drafting does not pay it rests, but for trials that cost a small share of the time.
 """
 
-import math
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -31,7 +30,7 @@ FIRST_TIMINGS, TRIAL_TOKENS = 3, 2
 """Timings of a kind before their median is used, and tokens that a trial drafts. One token would say little of what
 verifying costs, and many are expensive."""
 
-TRIAL_SHARE, FIRST_REST = 0.01, 8
+TRIAL_SHARE, FIRST_REST = 0.01, 8.0
 """Share of the time that trials may cost, and rounds without drafting before the first of them. At first trials come
 sooner than their share allows, at twice the distance every time, so that wrong first timings are corrected soon."""
 
@@ -74,7 +73,7 @@ class Round:
 
 
 class Costs:
-    """Seconds of the latest rounds of about so many rows."""
+    """Seconds of the latest rounds of about so many rows: medians, so that spikes and wrong first timings pass."""
 
     def __init__(self, *, by_token: bool) -> None:
         """`by_token`: whether drafting two tokens takes twice as long as drafting one; else it takes as long."""
@@ -82,15 +81,12 @@ class Costs:
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._wide: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._draft: deque[float] = deque(maxlen=WINDOW)
-
-    def note(self, done: Round) -> None:
-        """Takes what a round has taken."""
-        if done.num_asked:
-            self._draft.append(done.draft_s / done.num_asked if self._by_token else done.draft_s)
-        if width := max(done.drafted):
-            self._wide.append((width, done.verify_s))
-        else:
-            self._plain.append(done.verify_s)
+        self.plain_s = 0.0
+        """A round without drafting. None is slower than one that verifies more."""
+        self.draft_s = 0.0
+        """Drafting a token for every row; tokens of any number where they are not drafted one by one."""
+        self.wide_s = 0.0
+        """What each drafted token adds to the time of verifying; 0 before that is known."""
 
     @property
     def lacks_plain(self) -> bool:
@@ -102,31 +98,25 @@ class Costs:
         """Whether drafts were too few to know what they cost."""
         return len(self._draft) < FIRST_TIMINGS
 
-    @property
-    def plain_s(self) -> float:
-        """A round without drafting. None is slower than one that verifies more."""
-        plain = median(self._plain)
-        return min(plain, median(seconds for _, seconds in self._wide)) if self._wide else plain
-
-    @property
-    def draft_s(self) -> float:
-        """Drafting a token for every row; tokens of any number where they are not drafted one by one."""
-        return median(self._draft)
-
-    @property
-    def wide_s(self) -> float:
-        """What each drafted token adds to the time of verifying.
-
-        The line through the plain round with the least absolute deviation has the weighted median of the slopes.
-        """
-        plain = self.plain_s
-        return weighted_median(((seconds - plain) / count, count) for count, seconds in self._wide)
+    def note(self, done: Round) -> None:
+        """Takes what a round has taken."""
+        if done.num_asked:
+            self._draft.append(done.draft_s / done.num_asked if self._by_token else done.draft_s)
+            self.draft_s = median(self._draft)
+        if width := max(done.drafted):
+            self._wide.append((width, done.verify_s))
+        else:
+            self._plain.append(done.verify_s)
+        self.plain_s = median(self._plain) if self._plain else done.verify_s
+        if len(self._wide) >= FIRST_TIMINGS:
+            self.plain_s = plain_s = min(self.plain_s, median([seconds for _, seconds in self._wide]))
+            self.wide_s = max(0.0, median([(seconds - plain_s) / count for count, seconds in self._wide]))
 
     def loss_s(self, done: Round) -> float:
         """What a round has cost beyond what its tokens would have cost without drafting; less than 0 if it paid."""
         drafting = self.draft_s * (done.num_asked if self._by_token else 1)
-        share_gained = sum(done.accepted) / len(done.accepted)
-        return done.catch_up_s + drafting + self.wide_s * max(done.drafted) - self.plain_s * share_gained
+        gained = sum(done.accepted) / len(done.accepted)
+        return done.catch_up_s + drafting + self.wide_s * max(done.drafted) - self.plain_s * gained
 
     def best_count(self, acceptances: Sequence[float], coverage: float) -> int:
         """The number of tokens to ask a drafter for that finds some in that share of the rows."""
@@ -134,17 +124,6 @@ class Costs:
         token_s = some * self.wide_s + (self.draft_s if self._by_token else 0.0)
         extra_s = 0.0 if self._by_token else self.draft_s
         return best_count(acceptances, [MAX_TOKENS] * len(acceptances), self.plain_s, token_s, extra_s, coverage)
-
-
-def weighted_median(values: Iterable[tuple[float, float]]) -> float:
-    """The value at which half of the weight of (value, weight) is reached; 0 if there is none."""
-    ordered = sorted(values)
-    half = sum(weight for _, weight in ordered) / 2
-    for value, weight in ordered:
-        half -= weight
-        if half <= 0:
-            return value
-    return 0.0
 
 
 def expected_tokens(acceptance: float, num_drafted: int) -> float:
@@ -174,13 +153,12 @@ def best_count(
     gains = [coverage] * len(acceptances)
     count = 0
     while count < max(limits):
-        gains = [
-            gain * acceptance if count < limit else 0.0
-            for gain, acceptance, limit in zip(gains, acceptances, limits, strict=True)
-        ]
-        if sum(gains) * seconds <= MARGIN * token_s * tokens:
+        rows = zip(gains, acceptances, limits, strict=True)
+        gains = [gain * acceptance if count < limit else 0.0 for gain, acceptance, limit in rows]
+        gained = sum(gains)
+        if gained * seconds <= MARGIN * token_s * tokens:
             break
-        tokens, seconds, count = tokens + sum(gains), seconds + MARGIN * token_s, count + 1
+        tokens, seconds, count = tokens + gained, seconds + MARGIN * token_s, count + 1
     return count if tokens * plain_s > seconds * len(acceptances) else 0
 
 
@@ -235,16 +213,21 @@ class Pacer:
         return best_count([self.acceptance(row) for row in rows], counts, costs.plain_s, costs.wide_s)
 
     def note(self, rows: Sequence[Row], load: int, done: Round) -> None:
-        """Takes what came of a round. Tokens behind the first rejected one were not tried."""
+        """Takes what came of a round of that load."""
         costs = self._costs[load]
         costs.note(done)
+        self._learn(rows, done)
+        if self._trial and done.num_asked and not costs.lacks_drafts:
+            self._rest = costs.loss_s(done) / (TRIAL_SHARE * costs.plain_s)
+            if any(done.drafted):
+                self._rest, self._early_rest = min(self._rest, self._early_rest), 2 * self._early_rest
+
+    def _learn(self, rows: Sequence[Row], done: Round) -> None:
+        """Takes how many tokens were found and accepted. Those behind the first rejected one were not tried."""
         if done.num_asked:
             self._found.note(sum(map(bool, done.found)) / len(rows), 1.0, ROW_MEMORY)
         for row, num_drafted, num_accepted in zip(rows, done.drafted, done.accepted, strict=True):
             tries = num_accepted + (num_accepted < num_drafted)
             if tries or row in self._rows:
                 self._rows.setdefault(row, Share()).note(num_accepted, tries, ROW_MEMORY)
-            self._seen.note(num_accepted, tries, 1 / (1 - (1 - 1 / DRAFTER_MEMORY) ** (1 / len(rows))), PRIOR_WEIGHT)
-        if self._trial and not costs.lacks_drafts:
-            allowed = costs.loss_s(done) / (TRIAL_SHARE * costs.plain_s)
-            self._rest, self._early_rest = min(allowed, self._early_rest), 2 * self._early_rest
+            self._seen.note(num_accepted, tries, DRAFTER_MEMORY * len(rows), PRIOR_WEIGHT)

@@ -21,9 +21,7 @@ class Timing:
 class Stopwatch:
     """On a CUDA device seconds are the device's own, and known once it has been waited for."""
 
-    def __init__(
-        self, total: Metrics, device: torch.device, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, total: Metrics, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._total = total
         self._clock = clock
         self._cuda = device.type == "cuda"

@@ -89,9 +89,9 @@ class Costs:
         """What each drafted token adds to the time of verifying; 0 before that is known."""
 
     @property
-    def lacks_plain(self) -> bool:
-        """Whether rounds without drafting were too few to know what they cost."""
-        return len(self._plain) < FIRST_TIMINGS
+    def lacks_rounds(self) -> bool:
+        """Whether rounds were too few to know what they cost. Rows that always draft may leave none without drafts."""
+        return len(self._plain) + len(self._wide) < FIRST_TIMINGS
 
     @property
     def lacks_drafts(self) -> bool:
@@ -175,7 +175,7 @@ class Pacer:
         self._seen = Share(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = Share(1.0, 1.0)
         self._rows: weakref.WeakKeyDictionary[Row, Share] = weakref.WeakKeyDictionary()
-        self._rest, self._early_rest, self._run = 0, FIRST_REST, 0
+        self._rest, self._early_rest, self._run = 0.0, FIRST_REST, 0
         self._trial = False
 
     def acceptance(self, row: Row) -> float:
@@ -188,7 +188,7 @@ class Pacer:
         """How many tokens the rows of the next round draft. `load` is about how many rows share the round."""
         costs = self._costs[load]
         self._trial = False
-        if costs.lacks_plain:
+        if costs.lacks_rounds:
             return 0
         if costs.lacks_drafts:
             self._trial = True

@@ -9,9 +9,7 @@ and what came of it comes back in one.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,10 +20,10 @@ from stepspec.torch_engine.constraint import allowed_tokens
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import bucket, captured, frame
 from stepspec.torch_engine.model import CausalModel, Places
-from stepspec.torch_engine.pace import Costs, Pacer, worth_verifying
+from stepspec.torch_engine.pace import Pacer, Round
 from stepspec.torch_engine.row import Row
 from stepspec.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
-from stepspec.torch_engine.stopwatch import Stopwatch
+from stepspec.torch_engine.stopwatch import Stopwatch, Timing
 
 
 def verify_and_accept(
@@ -75,16 +73,28 @@ def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Sam
 class Rounds:
     """Runs the rounds of one target."""
 
-    def __init__(self, target: CausalModel, metrics: Metrics, filler: Row | None = None) -> None:
+    def __init__(
+        self,
+        target: CausalModel,
+        metrics: Metrics,
+        filler: Row | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """`filler` is a row that nobody waits for; with it rounds are filled up to a few sizes."""
         self._target = target
         self._metrics = metrics
-        self._watch = Stopwatch(metrics, target.device)
+        self._clock = clock
+        self._watch = Stopwatch(metrics, target.device, clock)
         self._verify = captured(verify_and_accept, target.device)
         self._filler = filler
         self._rows: list[Row] = []
         self._how: Samplers | None = None
-        self._pacers: defaultdict[Drafter, Pacer] = defaultdict(Pacer)
+        self._pacers: dict[Drafter, Pacer] = {}
+
+    def forget(self) -> None:
+        """Forgets what texts have taught about drafters; what rounds cost stays."""
+        for pacer in self._pacers.values():
+            pacer.forget()
 
     def start(self, rows: Sequence[Row], logits: Tensor) -> None:
         """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
@@ -102,14 +112,19 @@ class Rounds:
         """Advances every row by at least one token, and by as many as it drafts and one more if that goes well."""
         target, alive, rows = self._target, rows, self._full(rows)
         how = self._samplers(rows)
-        wanted, costs = self._wanted(alive, rows, drafter, how)
-        started, draft = time.perf_counter(), None
+        pacer = self._pacer(alive, drafter)
+        wanted = self._wanted(alive, rows, pacer)
+        started = self._clock()
+        reading, drafting, draft = Timing(), Timing(), None
         if drafter is not None and any(wanted):
-            with self._watch.time("draft", [row.metrics for row in alive]):
+            with self._watch.time("draft", [row.metrics for row in alive]) as reading:
+                drafter.catch_up(rows)
+            with self._watch.time("draft", [row.metrics for row in alive]) as drafting:
                 draft = drafter.propose(rows, wanted, how)
-            if draft is not None and costs is not None and max(wanted) > 1:  # a single token may be a trial
-                draft = self._worth_verifying(alive, drafter, draft, costs)
         draft = draft or Draft.empty(len(rows), target.device)
+        found = draft.counts[: len(alive)]
+        if pacer is not None and any(found) and all(row.drafting.num_tokens is None for row in alive):
+            draft = draft.narrowed(pacer.worth_verifying(alive, found, bucket(len(rows))))
         how = self._constrained(how, rows, draft)
         num_tokens = draft.tokens.shape[1]
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
@@ -122,15 +137,20 @@ class Rounds:
             outcome, hidden = self._verify(target, places, last, counted, shown, how)
             outcomes = outcome.tolist()
         self._watch.settle()
-        in_vain = num_tokens == 0 and any(wanted)  # such a round is of neither kind
-        if costs is not None and not in_vain:
-            usual = drafter is not None and self._pacers[drafter].usual
-            costs.note(num_tokens, time.perf_counter() - started, usual=usual)
+        if pacer is not None:
+            done = Round(
+                num_asked=max(wanted),
+                found=found,
+                drafted=draft.counts[: len(alive)],
+                accepted=[num_kept for num_kept, *_ in outcomes[: len(alive)]],
+                catch_up_s=reading.seconds,
+                draft_s=drafting.seconds,
+                verify_s=self._clock() - started - reading.seconds - drafting.seconds,
+            )
+            pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
             before = len(row.generated)
             num_accepted = row.emit(tokens[: num_kept + 1], num_kept)
-            if num_drafted and drafter in self._pacers:
-                self._pacers[drafter].note(row, num_drafted, num_kept)
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):
                 each.note_round(num_drafted, num_accepted, len(row.generated) - before)
@@ -145,45 +165,19 @@ class Rounds:
         """The rows with as many times the filler as makes them a power of two, if there is a filler."""
         return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
 
-    def _wanted(
-        self, alive: Sequence[Row], rows: Sequence[Row], drafter: Drafter | None, how: Samplers
-    ) -> tuple[list[int], Costs | None]:
-        """How many tokens to draft for each row, of which the first ones are alive; costs if that was left open."""
+    def _pacer(self, alive: Sequence[Row], drafter: Drafter | None) -> Pacer | None:
+        """What chooses for the drafter, if any row leaves open how many tokens to draft."""
+        if drafter is None or all(row.drafting.num_tokens is not None for row in alive):
+            return None
+        if drafter not in self._pacers:
+            self._pacers[drafter] = Pacer(by_token=drafter.by_token)
+        return self._pacers[drafter]
+
+    def _wanted(self, alive: Sequence[Row], rows: Sequence[Row], pacer: Pacer | None) -> list[int]:
+        """How many tokens to draft for each row, of which the first ones are alive."""
         free = [row for row in alive if row.drafting.num_tokens is None]
-        if drafter is None or not free:
-            return [row.num_wanted(0) for row in rows], None
-        pacer = self._pacers[drafter]
-        costs = pacer.costs(bucket(len(rows)), lambda: self._measure(rows, drafter, how))
-        chosen = pacer.count([pacer.belief(row) for row in free], costs)
-        return [row.num_wanted(chosen) for row in rows], costs
-
-    def _worth_verifying(self, alive: Sequence[Row], drafter: Drafter, draft: Draft, costs: Costs) -> Draft:
-        """What of a draft pays the pass that verifies it, perhaps nothing. Fixed counts stay as they are."""
-        if any(row.drafting.num_tokens is not None for row in alive):
-            return draft
-        beliefs = [self._pacers[drafter].belief(row) for row in alive]
-        return draft.narrowed(worth_verifying(beliefs, draft.counts[: len(alive)], costs))
-
-    def _measure(self, rows: Sequence[Row], drafter: Drafter, how: Samplers) -> Costs:
-        """What verifying for these rows costs and what drafting for them does.
-
-        The passes read over what is stale, and leave it so.
-        """
-        target = self._target
-        table = [(row.slot.index, row.length - 1, row.last, 0) for row in rows]
-
-        def verify(width: int) -> None:
-            places, (last, counts) = frame(target, table, width)
-            draft = Draft(last[:, None].repeat(1, width - 1), ())
-            self._verify(target, places, last, counts, draft, how)[0].tolist()
-
-        def draft(count: int) -> None:
-            drafter.trial(rows, count, how)
-
-        return Costs(
-            {width: _seconds(partial(verify, width)) for width in (1, 3, 9)},
-            {count: _seconds(partial(draft, count)) for count in (1, 4)},
-        )
+        chosen = pacer.count(free, bucket(len(rows))) if pacer is not None else 0
+        return [row.num_wanted(chosen) for row in rows]
 
     def _samplers(self, rows: Sequence[Row]) -> Samplers:
         """How the rows draw; made anew when other rows come together, or when a penalty looks at what was written."""
@@ -215,13 +209,3 @@ class Rounds:
         row.seen[torch.tensor(new, device=row.seen.device)] = True
         row.num_seen = row.length
         return row.seen
-
-
-def _seconds(work: Callable[[], None]) -> float:
-    """How long a piece of work takes: the shortest of three times, of which the first warms up."""
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)

@@ -1,92 +1,129 @@
-"""How many tokens to draft: as many as measured acceptance and measured costs say pay (arXiv:2211.17192, section 3.4).
+"""How many tokens to draft: one more while alpha^(k + 1) > c * S(k) (arXiv:2211.17192, section 3.4).
 
-With acceptance a of a token, a round of k drafted tokens emits E(k) = (1 - a^(k+1)) / (1 - a) of a row and takes
-d(k) + t(k + 1) seconds, where d and t are what drafting k tokens and reading k + 1 cost. A round is as wide as its
-widest row, so the rows that share it go for one count together: the one with the most tokens a second. Where that is
-none, nothing is drafted, and now and then one token is tried.
+alpha is the probability that a drafted token is accepted, and a round that drafts k of them emits S(k) = 1 + alpha + ..
++ alpha^k tokens. c is what one more costs, drafting and verifying it, as a share of the round so far. Both are measured
+in every round. Where drafting does not pay it rests, but for trials that cost a small share of the time.
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 
 from stepspec.torch_engine.row import Row
 
 MAX_TOKENS = 16
 
-PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.7, 20.0
-"""What is believed of a drafter before it has drafted, and how many drafted tokens a first belief counts for: more, and
-a useless drafter is found out later; fewer, and a good one is given up after one bad guess."""
+PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.7, 12.0
+"""The acceptance that is assumed of a drafter before it has drafted, and the number of tokens this counts for. With a
+larger weight a useless drafter is found out later; with a smaller one a good one is given up after one bad guess."""
 
-CALL_FORGETTING, DRAFTER_FORGETTING = 0.97, 0.998
-"""Weight of what was seen, from one round of a row to the next: acceptance changes within a text, and between texts."""
+ROW_MEMORY, DRAFTER_MEMORY = 32.0, 500.0
+"""Rounds after which an observation counts for 1/e: acceptance changes within a text, and from one text to the next."""
 
-FIRST_REST, LONGEST_REST = 16, 512
-"""Rounds without drafting before one token is tried again; twice as many after each trial in vain. For a trial a draft
-model reads all that was written in the meantime."""
+WINDOW = 16
+"""Latest timings of a kind, of which the median counts: half of them may be spikes."""
 
-MARGIN = 1.1
-"""How many times as fast drafting has to be believed to be: both sides are estimates, and a tie costs work."""
+FIRST_TIMINGS, TRIAL_TOKENS = 3, 2
+"""Timings of a kind before their median is used, and tokens that a trial drafts. One token would say little of what
+verifying costs, and many are expensive."""
+
+TRIAL_SHARE, FIRST_REST = 0.01, 8.0
+"""Share of the time that trials may cost, and rounds without drafting before the first of them. At first trials come
+sooner than their share allows, at twice the distance every time, so that wrong first timings are corrected soon."""
 
 LONGEST_RUN = 32
-"""Rounds with drafting after which there is one without, to see what that costs by now."""
+"""Rounds with drafting after which there is one without, to measure what that costs by now."""
 
-LEARNING, MOST_OFF = 0.2, 2.0
-"""Weight of a round in what is learned of costs, and how many times off what is believed it may be taken to be."""
+MARGIN = 1.05
+"""How many times its cost a drafted token has to be worth: costs and acceptance are estimates, and a tie is no gain."""
+
+
+@dataclass
+class Share:
+    """How often something succeeds, by exponentially weighted counts."""
+
+    successes: float = 0.0
+    tries: float = 0.0
+
+    def note(self, successes: float, tries: float, memory: float, least: float = 0.0) -> None:
+        """Takes a round's counts. Earlier ones fade within `memory` rounds, but not to fewer than `least` tries."""
+        kept = max(1 - 1 / memory, min(1.0, least / self.tries)) if self.tries else 1.0
+        self.successes = kept * self.successes + successes
+        self.tries = kept * self.tries + tries
+
+    def estimate(self, prior: float, weight: float) -> float:
+        """The share, if `prior` counts for `weight` tries."""
+        return (self.successes + weight * prior) / (self.tries + weight)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of a round: token counts of each row, and seconds."""
+
+    num_asked: int  # tokens a row that a drafter was asked for; 0 if it was not
+    found: Sequence[int]
+    drafted: Sequence[int]  # of those found the ones that were verified
+    accepted: Sequence[int]
+    catch_up_s: float  # of the drafter, reading what was written while it was not asked
+    draft_s: float
+    verify_s: float  # all other time
 
 
 class Costs:
-    """What rounds of so many rows cost: measured beforehand one by one, and corrected by what rounds then take.
+    """Seconds of the latest rounds of about so many rows: medians, so that spikes and wrong first timings pass."""
 
-    Repeated by itself a pass finds everything in the processor's caches, and in a round it does not, a wide one less
-    than a narrow one. Machines are faster and slower from one second to the next besides, and then all rounds are. So
-    what the usual rounds take says how fast the machine is; what one without drafting takes in between says how the two
-    kinds compare. The trial of a drafter at rest says nothing: it has reading to catch up with.
-    """
-
-    def __init__(self, verify: Mapping[int, float], draft: Mapping[int, float]) -> None:
-        """Seconds of verifying by the width of the pass, and of drafting by the number of tokens."""
-        drafting = [0.0] + [between(draft, count) for count in range(1, MAX_TOKENS + 1)]
-        self._verify = [between(verify, count + 1) for count in range(MAX_TOKENS + 1)]
-        self._round = [draft + verify for draft, verify in zip(drafting, self._verify, strict=True)]
-        self._slowness = 1.0  # of the machine
-        self._drafted = 1.0  # of rounds with drafting, beside those without
-
-    @property
-    def verify_s(self) -> list[float]:
-        """Seconds of verifying 0, 1, .. drafted tokens a row."""
-        return self._corrected(self._verify)
+    def __init__(self, *, by_token: bool) -> None:
+        """`by_token`: whether drafting two tokens takes twice as long as drafting one; else it takes as long."""
+        self._by_token = by_token
+        self._plain: deque[float] = deque(maxlen=WINDOW)
+        self._wide: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._draft: deque[float] = deque(maxlen=WINDOW)
+        self.plain_s = 0.0
+        """A round without drafting. None is slower than one that verifies more."""
+        self.draft_s = 0.0
+        """Drafting a token for every row; tokens of any number where they are not drafted one by one."""
+        self.wide_s = 0.0
+        """What each drafted token adds to the time of verifying; 0 before that is known."""
 
     @property
-    def round_s(self) -> list[float]:
-        """Seconds of a round with 0, 1, .. drafted tokens a row."""
-        return self._corrected(self._round)
+    def lacks_rounds(self) -> bool:
+        """Whether rounds were too few to know what they cost. Rows that always draft may leave none without drafts."""
+        return len(self._plain) + len(self._wide) < FIRST_TIMINGS
 
-    def _corrected(self, seconds: Sequence[float]) -> list[float]:
-        plain, *drafted = seconds
-        return [self._slowness * plain, *(self._slowness * self._drafted * each for each in drafted)]
+    @property
+    def lacks_drafts(self) -> bool:
+        """Whether drafts were too few to know what they cost."""
+        return len(self._draft) < FIRST_TIMINGS
 
-    def note(self, num_drafted: int, seconds: float, *, usual: bool) -> None:
-        """Takes what a round with so many drafted tokens a row has taken, and whether that is the usual kind now."""
-        if num_drafted and not usual:
-            return
-        off = seconds / self.round_s[min(num_drafted, MAX_TOKENS)]
-        off = min(max(off, 1 / MOST_OFF), MOST_OFF) ** LEARNING
-        if usual:
-            self._slowness *= off
+    def note(self, done: Round) -> None:
+        """Takes what a round has taken."""
+        if done.num_asked:
+            self._draft.append(done.draft_s / done.num_asked if self._by_token else done.draft_s)
+            self.draft_s = median(self._draft)
+        if width := max(done.drafted):
+            self._wide.append((width, done.verify_s))
         else:
-            self._drafted /= off
+            self._plain.append(done.verify_s)
+        self.plain_s = median(self._plain) if self._plain else done.verify_s
+        if len(self._wide) >= FIRST_TIMINGS:
+            self.plain_s = plain_s = min(self.plain_s, median([seconds for _, seconds in self._wide]))
+            self.wide_s = max(0.0, median([(seconds - plain_s) / count for count, seconds in self._wide]))
 
+    def loss_s(self, done: Round) -> float:
+        """What a round has cost beyond what its tokens would have cost without drafting; less than 0 if it paid."""
+        drafting = self.draft_s * (done.num_asked if self._by_token else 1)
+        gained = sum(done.accepted) / len(done.accepted)
+        return done.catch_up_s + drafting + self.wide_s * max(done.drafted) - self.plain_s * gained
 
-def between(points: Mapping[int, float], size: int) -> float:
-    """A value on the straight lines through measured points; beyond the last one on the line of the last two."""
-    known = sorted(points)
-    if len(known) == 1:
-        return points[known[0]]
-    upper = next((index for index, point in enumerate(known) if point >= size), len(known) - 1)
-    right = max(upper, 1)
-    low, high = known[right - 1], known[right]
-    return points[low] + (points[high] - points[low]) * (size - low) / (high - low)
+    def best_count(self, acceptances: Sequence[float], coverage: float) -> int:
+        """The number of tokens to ask a drafter for that finds some in that share of the rows."""
+        some = 1 - (1 - coverage) ** len(acceptances)  # of the rounds verify drafted tokens
+        token_s = some * self.wide_s + (self.draft_s if self._by_token else 0.0)
+        extra_s = 0.0 if self._by_token else self.draft_s
+        return best_count(acceptances, [MAX_TOKENS] * len(acceptances), self.plain_s, token_s, extra_s, coverage)
 
 
 def expected_tokens(acceptance: float, num_drafted: int) -> float:
@@ -94,98 +131,103 @@ def expected_tokens(acceptance: float, num_drafted: int) -> float:
     return sum(acceptance**index for index in range(num_drafted + 1))
 
 
-def best_count(acceptances: Sequence[float], limits: Sequence[int], round_s: Sequence[float]) -> int:
+def best_count(
+    acceptances: Sequence[float],
+    limits: Sequence[int],
+    plain_s: float,
+    token_s: float,
+    extra_s: float = 0.0,
+    coverage: float = 1.0,
+) -> int:
     """The number of drafted tokens with which rows emit the most tokens a second; 0 if drafting does not pay.
 
     Args:
         acceptances: of each row.
         limits: the most that each row can draft.
-        round_s: seconds of a round with 0, 1, .. tokens drafted by the row that drafts most.
+        plain_s: seconds of a round without drafting.
+        token_s: seconds that each drafted token adds.
+        extra_s: seconds that drafting adds, however many tokens.
+        coverage: probability that a row gets a draft.
     """
-    tokens = float(len(acceptances))
-    gains = [1.0] * len(acceptances)
-    best, best_rate = 0, MARGIN * tokens / round_s[0]
-    for count in range(1, min(len(round_s) - 1, max(limits)) + 1):
-        gains = [
-            gain * acceptance * (count <= limit)
-            for gain, acceptance, limit in zip(gains, acceptances, limits, strict=True)
-        ]
-        tokens += sum(gains)
-        if tokens / round_s[count] > best_rate:
-            best, best_rate = count, tokens / round_s[count]
-    return best
-
-
-@dataclass
-class Belief:
-    """How likely a drafted token is accepted: tokens seen, those of long ago counted less."""
-
-    accepted: float = PRIOR_ACCEPTANCE * PRIOR_WEIGHT
-    tried: float = PRIOR_WEIGHT
-
-    @property
-    def acceptance(self) -> float:
-        """Between 0 and 1."""
-        return self.accepted / self.tried
-
-    def note(self, num_drafted: int, num_accepted: int, forgetting: float) -> None:
-        """Takes what came of a draft. Tokens behind the first rejected one were not tried."""
-        self.accepted = forgetting * self.accepted + num_accepted
-        self.tried = forgetting * self.tried + num_accepted + (num_accepted < num_drafted)
+    tokens, seconds = float(len(acceptances)), plain_s + MARGIN * extra_s
+    gains = [coverage] * len(acceptances)
+    count = 0
+    while count < max(limits):
+        rows = zip(gains, acceptances, limits, strict=True)
+        gains = [gain * acceptance if count < limit else 0.0 for gain, acceptance, limit in rows]
+        gained = sum(gains)
+        if gained * seconds <= MARGIN * token_s * tokens:
+            break
+        tokens, seconds, count = tokens + gained, seconds + MARGIN * token_s, count + 1
+    return count if tokens * plain_s > seconds * len(acceptances) else 0
 
 
 class Pacer:
-    """Chooses for the calls of one drafter, by each call's acceptance and by costs that were measured."""
+    """Chooses for the calls of one drafter, by each call's acceptance and by what rounds of its load cost."""
 
-    def __init__(self) -> None:
-        self._costs: dict[int, Costs] = {}
-        self._seen = Belief()
-        self._rows: weakref.WeakKeyDictionary[Row, Belief] = weakref.WeakKeyDictionary()
-        self._rest, self._rested, self._run = FIRST_REST, 0, 0
-        self.usual = True
-        """Whether the last count was what is best; else it is for comparison."""
+    def __init__(self, *, by_token: bool = True) -> None:
+        """`by_token`: see `Costs`."""
+        self._costs: defaultdict[int, Costs] = defaultdict(partial(Costs, by_token=by_token))
+        self.forget()
 
-    def costs(self, num_rows: int, measure: Callable[[], Costs]) -> Costs:
-        """What a round of about so many rows costs, measured when it is first asked."""
-        if num_rows not in self._costs:
-            self._costs[num_rows] = measure()
-        return self._costs[num_rows]
+    def forget(self) -> None:
+        """Forgets what texts have taught: acceptance, and what followed from it. What rounds cost stays."""
+        self._seen = Share(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        self._found = Share(1.0, 1.0)
+        self._rows: weakref.WeakKeyDictionary[Row, Share] = weakref.WeakKeyDictionary()
+        self._rest, self._early_rest, self._run = 0.0, FIRST_REST, 0
+        self._trial = False
 
-    def belief(self, row: Row) -> Belief:
-        """What is believed of a row; of a new one, that it is like those before."""
-        if row not in self._rows:
-            self._rows[row] = Belief(PRIOR_WEIGHT * self._seen.acceptance, PRIOR_WEIGHT)
-        return self._rows[row]
+    def acceptance(self, row: Row) -> float:
+        """The acceptance that is expected of a row: its own, as far as it is known, else that of all rows."""
+        seen = self._seen.successes / self._seen.tries
+        own = self._rows.get(row)
+        return seen if own is None else own.estimate(seen, PRIOR_WEIGHT)
 
-    def count(self, beliefs: Sequence[Belief], costs: Costs) -> int:
-        """How many tokens the rows of the next round draft."""
-        self.usual = True
-        if self._rested % FIRST_REST:  # at rest; what other rows have come since is looked at now and then
-            self._rested += 1
+    def count(self, rows: Sequence[Row], load: int) -> int:
+        """How many tokens the rows of the next round draft. `load` is about how many rows share the round."""
+        costs = self._costs[load]
+        self._trial = False
+        if costs.lacks_rounds:
             return 0
-        count = best_count([each.acceptance for each in beliefs], [MAX_TOKENS] * len(beliefs), costs.round_s)
-        if count and self._run < LONGEST_RUN:
-            self._rest, self._rested, self._run = FIRST_REST, 0, self._run + 1
-            return count
-        if not count and self._rested < self._rest:
-            self._rested, self._run = self._rested + 1, 0
-            return 0
-        self.usual = False
-        if count:
-            self._run = 0
-            return 0
-        self._rest, self._rested = min(2 * self._rest, LONGEST_REST), 0
-        return 1
+        if costs.lacks_drafts:
+            self._trial = True
+            return TRIAL_TOKENS
+        best = costs.best_count([self.acceptance(row) for row in rows], self._found.estimate(1.0, 0.0))
+        if best:
+            self._run = (self._run + 1) % (LONGEST_RUN + 1)
+            return best if self._run else 0
+        self._run = 0
+        self._trial = self._rest <= 0
+        self._rest -= 1
+        return TRIAL_TOKENS if self._trial else 0
 
-    def note(self, row: Row, num_drafted: int, num_accepted: int) -> None:
-        """Takes what came of a row's draft."""
-        self.belief(row).note(num_drafted, num_accepted, CALL_FORGETTING)
-        self._seen.note(num_drafted, num_accepted, DRAFTER_FORGETTING)
+    def worth_verifying(self, rows: Sequence[Row], counts: Sequence[int], load: int) -> int:
+        """Of so many tokens drafted for each row, the first how many pay the pass that verifies them; of a trial all.
 
+        What looks tokens up often finds some for a few rows only, and then the pass is wider for all.
+        """
+        if self._trial:
+            return max(counts)
+        costs = self._costs[load]
+        return best_count([self.acceptance(row) for row in rows], counts, costs.plain_s, costs.wide_s)
 
-def worth_verifying(beliefs: Sequence[Belief], counts: Sequence[int], costs: Costs) -> int:
-    """Of so many tokens drafted for each row, the first how many pay the pass that verifies them.
+    def note(self, rows: Sequence[Row], load: int, done: Round) -> None:
+        """Takes what came of a round of that load."""
+        costs = self._costs[load]
+        costs.note(done)
+        self._learn(rows, done)
+        if self._trial and done.num_asked and not costs.lacks_drafts:
+            self._rest = costs.loss_s(done) / (TRIAL_SHARE * costs.plain_s)
+            if any(done.drafted):
+                self._rest, self._early_rest = min(self._rest, self._early_rest), 2 * self._early_rest
 
-    What looks tokens up often finds some for a few rows only, and then the pass is wider for all.
-    """
-    return best_count([each.acceptance for each in beliefs], counts, costs.verify_s)
+    def _learn(self, rows: Sequence[Row], done: Round) -> None:
+        """Takes how many tokens were found and accepted. Those behind the first rejected one were not tried."""
+        if done.num_asked:
+            self._found.note(sum(map(bool, done.found)) / len(rows), 1.0, ROW_MEMORY)
+        for row, num_drafted, num_accepted in zip(rows, done.drafted, done.accepted, strict=True):
+            tries = num_accepted + (num_accepted < num_drafted)
+            if tries or row in self._rows:
+                self._rows.setdefault(row, Share()).note(num_accepted, tries, ROW_MEMORY)
+            self._seen.note(num_accepted, tries, DRAFTER_MEMORY * len(rows), PRIOR_WEIGHT)

@@ -71,9 +71,10 @@ class Scheduler:
         self._decode()
 
     def forget(self) -> None:
-        """Drops what is kept of calls that have ended."""
+        """Drops what is kept of calls that have ended, and what they have taught about drafters."""
         self._slots.forget()
         self._drafters.forget()
+        self._rounds.forget()
 
     def fail_all(self, error: EngineError) -> None:
         """Lets no caller wait for ever."""

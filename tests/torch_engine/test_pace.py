@@ -1,30 +1,36 @@
-"""How many tokens are drafted: the count that pays most by what is known, for all rows of a round together."""
+"""How many tokens are drafted: as many as pay, by what rounds take, in simulation with the real `Pacer`.
 
-from itertools import pairwise
+A simulated machine gives the pacer round times with noise, spikes and wrong first timings, and draws what is accepted.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import llama_config, make_model, make_network, piece, slow_greedy
 
 from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer
+from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
-from stepspec.torch_engine.pace import (
-    FIRST_REST,
-    LONGEST_REST,
-    LONGEST_RUN,
-    MARGIN,
-    MAX_TOKENS,
-    PRIOR_ACCEPTANCE,
-    Belief,
-    Costs,
-    Pacer,
-    best_count,
-    between,
-    expected_tokens,
-    worth_verifying,
-)
+from stepspec.torch_engine.decode import Rounds
+from stepspec.torch_engine.drafters import Draft
+from stepspec.torch_engine.drafters.draft_model import DraftModel
+from stepspec.torch_engine.model import CausalModel, Places
+from stepspec.torch_engine.pace import LONGEST_RUN, MARGIN, MAX_TOKENS, PRIOR_ACCEPTANCE, Pacer, Round, best_count
 from stepspec.torch_engine.row import Row
+from stepspec.torch_engine.sampling import Samplers
+from stepspec.torch_engine.slots import Slot
 
-FLAT = Costs(verify={1: 1.0, 9: 1.4}, draft={1: 0.1, 4: 0.4})
-"""Verifying eight tokens more costs 0.4 of a pass, drafting one 0.1."""
+NUM_SEEDS = 100
+
+NOISE, SPIKES, SPIKE = 0.2, 0.01, 10.0
+MEAN_NOISE = math.exp(NOISE**2 / 2) * (1 + SPIKES * (SPIKE - 1))
 
 
 def new_row() -> Row:
@@ -32,127 +38,316 @@ def new_row() -> Row:
     return Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(9), str, frozenset()))
 
 
-def test_costs_between_and_beyond_measured_points_lie_on_straight_lines() -> None:
-    assert between({1: 1.0, 3: 2.0, 9: 5.0}, 2) == pytest.approx(1.5)
-    assert between({1: 1.0, 3: 2.0, 9: 5.0}, 6) == pytest.approx(3.5)
-    assert between({1: 1.0, 3: 2.0, 9: 5.0}, 11) == pytest.approx(6.0)
-    assert between({4: 2.5}, 11) == 2.5
-    assert FLAT.round_s[0] == FLAT.verify_s[0] == 1.0
-    assert len(FLAT.round_s) == MAX_TOKENS + 1
-    assert FLAT.round_s[4] == pytest.approx(0.4 + 1.2)
+@dataclass(frozen=True)
+class World:
+    """What a machine and a drafter are like; a plain round takes a second."""
+
+    acceptance: float
+    draft_s: float  # of a token for every row; of any number of them if not `by_token`
+    wide_s: float = 0.02  # that each drafted token adds to verifying
+    by_token: bool = True
+    coverage: float = 1.0  # probability that a row gets a draft at all
+    num_rows: int = 1
+    catch_up_s: float = 0.0  # of each token written since the drafter was last asked
+
+    def drafting_s(self, count: int) -> float:
+        return self.draft_s * (count if self.by_token or not count else 1)
+
+    def tokens_per_s(self, count: int) -> float:
+        """With a fixed number of drafted tokens."""
+        tokens = 1 + self.coverage * sum(self.acceptance**index for index in range(1, count + 1))
+        some = 1 - (1 - self.coverage) ** self.num_rows
+        return self.num_rows * tokens / (1 + self.drafting_s(count) + some * self.wide_s * count)
+
+    def best_tokens_per_s(self) -> float:
+        return max(map(self.tokens_per_s, range(MAX_TOKENS + 1)))
 
 
-@pytest.mark.parametrize("acceptance", [0.05, 0.3, 0.6, 0.8, 0.95])
-def test_the_count_is_the_one_with_the_most_tokens_a_second(acceptance: float) -> None:
-    speeds = [expected_tokens(acceptance, count) / FLAT.round_s[count] for count in range(MAX_TOKENS + 1)]
-    best = speeds.index(max(speeds)) if max(speeds) > MARGIN * speeds[0] else 0
-    assert best_count([acceptance], [MAX_TOKENS], FLAT.round_s) == best
+@dataclass
+class Wrong:
+    """The first timings of one kind are off by a factor."""
+
+    kind: str = ""
+    factor: float = 1.0
+    times: int = 3
 
 
-def test_nothing_is_drafted_where_it_does_not_pay_and_more_where_it_pays_more() -> None:
-    counts = [best_count([acceptance], [MAX_TOKENS], FLAT.round_s) for acceptance in (0.0, 0.4, 0.7, 0.9, 1.0)]
-    assert counts[0] == 0
-    assert counts == sorted(counts)
-    assert counts[-1] == MAX_TOKENS
+@dataclass
+class Machine:
+    """Runs rounds as `Rounds` does, with its own clock and dice."""
+
+    world: World
+    seed: int
+    wrong: Wrong = field(default_factory=Wrong)
+    tokens: int = 0
+    seconds: float = 0.0
+    lost_s: float = 0.0  # beyond what the same tokens take without drafting, the noise left out
+    counts: list[int] = field(default_factory=list)
+    unread: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self._timed = {"draft": 0, "verify": 0, "plain": 0}
+        self.pacer = Pacer(by_token=self.world.by_token)
+        self.rows = [new_row() for _ in range(self.world.num_rows)]
+
+    def run(self, num_rounds: int) -> None:
+        for _ in range(num_rounds):
+            self._round()
+
+    def _round(self) -> None:
+        world, load = self.world, self.world.num_rows
+        asked = self.pacer.count(self.rows, load)
+        found = [asked if asked and self._random.random() < world.coverage else 0 for _ in self.rows]
+        paid = self.pacer.worth_verifying(self.rows, found, load) if any(found) else 0
+        drafted = [min(paid, each) for each in found]
+        accepted = [self._accepted(each) for each in drafted]
+        width = max(drafted)
+        catch_up_s, draft_s = world.catch_up_s * self.unread if asked else 0.0, 0.0
+        if asked:
+            draft_s = self._timing("draft", world.drafting_s(asked))
+        verify_s = self._timing("verify" if width else "plain", 1 + world.wide_s * width)
+        done = Round(asked, found, drafted, accepted, catch_up_s, draft_s, verify_s)
+        self.pacer.note(self.rows, load, done)
+        self.counts.append(asked)
+        self.tokens += sum(accepted) + load
+        gained = sum(accepted) / load
+        self.unread = gained + 1 + (0.0 if asked else self.unread)
+        self.seconds += catch_up_s
+        self.lost_s += catch_up_s + world.drafting_s(asked) + world.wide_s * width - gained
+
+    def _accepted(self, num_drafted: int) -> int:
+        count = 0
+        while count < num_drafted and self._random.random() < self.world.acceptance:
+            count += 1
+        return count
+
+    def _timing(self, kind: str, mean: float) -> float:
+        """What the clock shows for what takes so long on average without noise."""
+        taken = mean * math.exp(self._random.gauss(0, NOISE)) * (SPIKE if self._random.random() < SPIKES else 1)
+        self.seconds += taken
+        self._timed[kind] += 1
+        wrong = kind == self.wrong.kind and self._timed[kind] <= self.wrong.times
+        return taken * self.wrong.factor if wrong else taken
+
+
+def share_of_best(world: World, kind: str = "", factor: float = 1.0, times: int = 3) -> tuple[float, float]:
+    """From round 200 to 400 tokens a second as a share of the best fixed choice's, and plain rounds lost before 400.
+
+    Means over the seeds.
+    """
+    tokens, seconds, lost = 0, 0.0, 0.0
+    for seed in range(NUM_SEEDS):
+        machine = Machine(world, seed, Wrong(kind, factor, times))
+        machine.run(200)
+        tokens, seconds = tokens - machine.tokens, seconds - machine.seconds
+        machine.run(200)
+        tokens, seconds, lost = tokens + machine.tokens, seconds + machine.seconds, lost + machine.lost_s
+    return tokens / seconds * MEAN_NOISE / world.best_tokens_per_s(), lost / NUM_SEEDS
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "factor"),
+    [
+        (World(0.8, 0.1), "draft", 10),
+        (World(0.6, 0.1), "plain", 0.1),
+        (World(0.0, 1.0), "draft", 0.1),
+        (World(0.6, 0.01, by_token=False, coverage=0.3), "verify", 10),
+    ],
+    ids=str,
+)
+def test_wrong_first_timings_are_corrected(world: World, kind: str, factor: float) -> None:
+    speed, lost = share_of_best(world, kind, factor)
+    assert speed > 0.9
+    assert lost < 30
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("draft_s", [0.02, 0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.95])
+def test_wrong_first_timings_of_any_kind_are_corrected(acceptance: float, draft_s: float, times: int) -> None:
+    for kind in ("draft", "verify", "plain"):
+        for factor in (0.1, 0.4, 1, 2.5, 10):
+            speed, lost = share_of_best(World(acceptance, draft_s), kind, factor, times)
+            assert speed > 0.9, (kind, factor)
+            assert lost < 30, (kind, factor)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("factor", [0.1, 10])
+@pytest.mark.parametrize("kind", ["draft", "verify", "plain"])
+@pytest.mark.parametrize(
+    "world",
+    [
+        *(World(0.8, 0.3, wide_s, num_rows=rows) for wide_s in (0.0, 0.1) for rows in (4, 16)),
+        *(World(acceptance, 0.01, 0.05, False, share) for acceptance in (0.6, 0.9) for share in (0.1, 0.3, 0.7)),
+        *(World(acceptance, 0.3, by_token=False) for acceptance in (0.0, 0.4, 0.7)),
+        World(0.9, 0.1, catch_up_s=0.02),
+    ],
+    ids=str,
+)
+def test_wrong_first_timings_are_corrected_for_any_load_and_drafter(world: World, kind: str, factor: float) -> None:
+    speed, lost = share_of_best(world, kind, factor)
+    assert speed > 0.9
+    assert lost < 30
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(0.0, 0.02),
+        World(0.0, 1.0),
+        World(0.3, 0.6),
+        World(0.0, 0.2, by_token=False, coverage=0.1),
+        World(0.0, 0.3, catch_up_s=0.02),
+        World(0.0, 0.3, num_rows=4),
+    ],
+    ids=str,
+)
+def test_a_useless_drafter_costs_few_rounds_at_first_and_a_small_share_later(world: World) -> None:
+    machine = Machine(world, seed=1)
+    machine.run(400)
+    assert machine.lost_s < 30
+    before, num_rounds = machine.lost_s, 19_600 if world == World(0.0, 1.0) else 4000
+    machine.run(num_rounds)
+    assert machine.lost_s - before < 0.02 * num_rounds
+
+
+@pytest.mark.parametrize("draft_s", [0.02, 0.3])
+def test_a_drafter_that_becomes_useful_is_used_again(draft_s: float) -> None:
+    for seed in range(3):
+        machine = Machine(World(0.0, draft_s), seed)
+        machine.run(2000)
+        machine.world = World(0.9, draft_s)
+        machine.run(400)
+        assert sum(map(bool, machine.counts[-LONGEST_RUN:])) > 0.8 * LONGEST_RUN
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_costs_that_change_are_followed(factor: float) -> None:
+    """A drafter that is too expensive becomes cheap and is used, or the other way round and is not."""
+    cheap, expensive = World(0.8, 0.15), World(0.8, 0.15 * 5)
+    first, then = (expensive, cheap) if factor < 1 else (cheap, expensive)
+    for seed in range(3):
+        machine = Machine(first, seed)
+        machine.run(1000)
+        machine.world = then
+        machine.run(1000)
+        tokens, seconds = machine.tokens, machine.seconds
+        machine.run(1000)
+        speed = (machine.tokens - tokens) / (machine.seconds - seconds) * MEAN_NOISE
+        assert speed > 0.85 * then.best_tokens_per_s()
+
+
+def test_a_round_goes_without_drafting_now_and_then_to_measure_it() -> None:
+    machine = Machine(World(0.95, 0.02), seed=0)
+    machine.run(20 * (LONGEST_RUN + 1))
+    plain = machine.counts[100:].count(0)
+    assert 0 < plain < 2 * len(machine.counts) / LONGEST_RUN
+
+
+shares = st.floats(0, 1)
+
+
+@given(
+    st.lists(st.tuples(shares, st.integers(1, MAX_TOKENS)), min_size=1, max_size=4),
+    st.floats(1e-3, 1),
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+)
+def test_the_count_is_the_one_with_the_most_tokens_a_second(
+    rows: list[tuple[float, int]], token_s: float, extra_s: float, coverage: float
+) -> None:
+    acceptances, limits = zip(*rows, strict=True)
+
+    def speed(count: int) -> float:
+        tokens = sum(
+            1 + coverage * sum(acceptance**index for index in range(1, min(count, limit) + 1))
+            for acceptance, limit in rows
+        )
+        return tokens / (1.0 + MARGIN * ((extra_s if count else 0.0) + count * token_s))
+
+    count = best_count(acceptances, limits, 1.0, token_s, extra_s, coverage)
+    assert speed(count) == pytest.approx(max(map(speed, range(MAX_TOKENS + 1))))
 
 
 def test_rows_that_share_a_round_go_for_what_is_best_for_all_of_them() -> None:
-    alone = best_count([0.9], [MAX_TOKENS], FLAT.round_s)
-    assert best_count([0.9, 0.0], [MAX_TOKENS] * 2, FLAT.round_s) < alone
-    assert best_count([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, FLAT.round_s) == 0
+    alone = best_count([0.9], [MAX_TOKENS], 1.0, 0.1)
+    assert best_count([0.9, 0.0], [MAX_TOKENS] * 2, 1.0, 0.1) < alone
+    assert best_count([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, 1.0, 0.1) == 0
 
 
-def test_what_was_found_for_a_few_rows_only_is_not_verified_where_all_would_pay_for_it() -> None:
-    good = Belief(8.0, 10.0)
-    assert worth_verifying([good], [4], FLAT) == 4
-    assert worth_verifying([good] * 16, [4] * 16, FLAT) == 4
-    assert worth_verifying([good] * 16, [4] + 15 * [0], FLAT) == 0
+def test_drafts_of_a_few_rows_are_not_verified_where_all_would_pay_for_it() -> None:
+    assert best_count([0.8], [4], 1.0, 0.05) == 4
+    assert best_count([0.8] * 16, [4] * 16, 1.0, 0.05) == 4
+    assert best_count([0.8] * 16, [4] + 15 * [0], 1.0, 0.05) == 0
 
 
-def test_a_drafter_that_is_always_wrong_is_found_out_and_then_tried_less_and_less() -> None:
-    pacer, row = Pacer(), new_row()
-    counts = []
-    for _ in range(3000):
-        counts.append(pacer.count([pacer.belief(row)], FLAT))
-        if counts[-1]:
-            pacer.note(row, counts[-1], 0)
-    assert counts[0] > 1
-    beginning = next(index for index, count in enumerate(counts) if count == 0)
-    assert beginning < LONGEST_RUN
-    trials = [index for index, count in enumerate(counts) if index > beginning and count]
-    assert {counts[index] for index in trials} == {1}
-    rests = [later - earlier for earlier, later in pairwise(trials)]
-    assert rests == sorted(rests)
-    assert FIRST_REST < rests[0] < rests[-1] <= LONGEST_REST + 1
+def test_a_new_row_begins_with_what_others_have_learned_until_that_is_forgotten() -> None:
+    machine = Machine(World(0.0, 0.02), seed=0)
+    assert machine.pacer.acceptance(new_row()) == pytest.approx(PRIOR_ACCEPTANCE)
+    machine.run(300)
+    assert machine.pacer.acceptance(new_row()) < 0.1
+    machine.pacer.forget()
+    assert machine.pacer.acceptance(new_row()) == pytest.approx(PRIOR_ACCEPTANCE)
+    assert machine.pacer.acceptance(machine.rows[0]) == pytest.approx(PRIOR_ACCEPTANCE)
+    assert machine.pacer.count(machine.rows, 1) > 0, "what rounds cost is still known"
 
 
-def test_a_drafter_that_becomes_useful_is_used_again() -> None:
-    pacer, row = Pacer(), new_row()
-    counts = []
-    for number in range(6000):
-        counts.append(pacer.count([pacer.belief(row)], FLAT))
-        if counts[-1]:
-            pacer.note(row, counts[-1], counts[-1] if number > 1000 else 0)
-    assert max(counts[-2:]) > 1
+class Clock:
+    """Stands still, but for what is added."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_now_and_then_a_round_goes_without_drafting_even_where_that_pays() -> None:
-    pacer, row = Pacer(), new_row()
-    counts = []
-    for _ in range(10 * LONGEST_RUN):
-        counts.append(pacer.count([pacer.belief(row)], FLAT))
-        if counts[-1]:
-            pacer.note(row, counts[-1], counts[-1])
-    plain = [index for index, count in enumerate(counts) if count == 0]
-    assert {later - earlier for earlier, later in pairwise(plain)} == {LONGEST_RUN + 1}
+class TimedTarget(CausalModel):
+    """A pass takes a simulated second."""
+
+    clock = Clock()
+
+    def read(self, places: Places, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
+        self.clock.now += 1
+        return super().read(places, ids, branches)
 
 
-def test_costs_follow_how_fast_the_machine_is_and_how_the_two_kinds_of_rounds_compare() -> None:
-    costs = Costs(verify={1: 1.0, 9: 1.4}, draft={1: 0.1, 4: 0.4})
-    for number in range(4000):
-        if number % 20:
-            costs.note(4, 2.4, usual=True)
-        else:
-            costs.note(0, 0.8, usual=False)
-    assert costs.round_s[0] == costs.verify_s[0] == pytest.approx(0.8, rel=0.02)
-    assert costs.round_s[4] == pytest.approx(2.4, rel=0.02)
-    assert costs.round_s[2] == pytest.approx(1.875 * 0.8 * 1.3, rel=0.04)
-    costs.note(0, 1000.0, usual=True)
-    assert costs.round_s[0] < 1.0, "one round that something held up says little"
+class TimedDraft(DraftModel):
+    """A token takes 0.1 simulated seconds, in the first three drafts thirty times that, and catching up at first 50."""
+
+    clock = Clock()
+    num_drafts = 0
+
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        self.clock.now += 0.0 if self.num_drafts else 50.0
+        super().catch_up(rows)
+
+    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
+        self.num_drafts += 1
+        self.clock.now += 0.1 * max(counts) * (30 if self.num_drafts <= 3 else 1)
+        return super().propose(rows, counts, how)
 
 
-def test_a_trial_says_nothing_about_costs() -> None:
-    costs = Costs(verify={1: 1.0, 9: 1.4}, draft={1: 0.1, 4: 0.4})
-    costs.note(1, 1000.0, usual=False)
-    assert costs.round_s == FLAT.round_s
-
-
-def test_a_machine_that_slows_down_does_not_change_what_is_best() -> None:
-    costs = Costs(verify={1: 1.0, 9: 1.4}, draft={1: 0.1, 4: 0.4})
-    before = best_count([0.8], [MAX_TOKENS], costs.round_s)
-    for _ in range(50):
-        costs.note(before, 3 * FLAT.round_s[before], usual=True)
-    assert best_count([0.8], [MAX_TOKENS], costs.round_s) == before
-    assert costs.round_s[0] == pytest.approx(3.0, rel=0.02)
-
-
-def test_costs_are_measured_once_for_each_number_of_rows() -> None:
-    pacer, measured = Pacer(), list[int]()
-
-    def measure(num_rows: int) -> Costs:
-        measured.append(num_rows)
-        return Costs({1: 1.0 * num_rows}, {1: 0.1})
-
-    for _ in range(3):
-        for num_rows in (1, 4):
-            assert pacer.costs(num_rows, lambda num_rows=num_rows: measure(num_rows)).round_s[0] == num_rows
-    assert measured == [1, 4]
-
-
-def test_a_new_call_begins_with_what_other_calls_have_learned() -> None:
-    pacer = Pacer()
-    assert pacer.belief(new_row()).acceptance == pytest.approx(PRIOR_ACCEPTANCE)
-    first = new_row()
-    for _ in range(300):
-        pacer.note(first, 4, 0)
-    assert pacer.belief(new_row()).acceptance < 0.05
+@torch.inference_mode()
+def test_the_engines_rounds_draft_again_with_a_good_draft_whose_first_timings_were_wrong() -> None:
+    network, clock, num_tokens = make_network(llama_config(max_position_embeddings=512)), Clock(), 250
+    target, drafter = (
+        TimedTarget(deepcopy(network), "timed"),
+        TimedDraft(make_model(network), network.config.vocab_size, 1),
+    )
+    target.clock = drafter.clock = clock
+    watch = StopWatch(Stop(num_tokens), piece, frozenset())
+    row = Row(TokenBuffer([1, 2, 3]), 3, Sampling(), Drafting("draft-model"), watch)
+    row.slot = Slot(0)
+    target.extend([0], [[1, 2]], keep=[[]])
+    rounds, drafted = Rounds(target, Metrics(), clock=clock), list[int]()
+    while row.end is None:
+        before = row.metrics.drafted
+        rounds.run([row], drafter)
+        drafted.append(row.metrics.drafted - before)
+    assert drafted[3:20].count(0) > 10, "at first it seems too expensive"
+    assert min(drafted[-5:-1]) > 8
+    assert row.generated == slow_greedy(network, [1, 2, 3], num_tokens)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,17 +34,23 @@ class Draft(NamedTuple):
 class Drafter(ABC):
     """Guesses what follows in the rows of a round. It may be wrong, and it may have nothing to say."""
 
+    by_token: ClassVar[bool] = False
+    """Whether it takes a pass for every token, so that two tokens cost twice as much as one."""
+
     @abstractmethod
     def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
-        """At most `counts[b]` tokens to follow row b; not every count is 0. None if nothing is known."""
+        """At most `counts[b]` tokens to follow row b; not every count is 0. None if nothing is known.
+
+        `catch_up` was called for the same rows before.
+        """
 
     def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
         """Is told that rows have grown. `hidden` [B, W] is what the target's head read for each row's newest token."""
 
-    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """Does the work of drafting, waits until it is done, and leaves no trace: for measuring what it costs.
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        """Reads what rows have written since it was last asked to draft for them, if it has anything to read.
 
-        What only looks something up costs next to nothing.
+        Apart from `propose`, so that what a draft costs is known whatever happened in between.
         """
 
     def release(self, row: Row) -> None:

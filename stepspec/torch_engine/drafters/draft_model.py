@@ -17,6 +17,8 @@ from stepspec.torch_engine.slots import Slot, SlotTable
 class DraftModel(Drafter):
     """A model with a cache of its own. It reads what the target has read when it is asked to draft, and not before."""
 
+    by_token = True
+
     def __init__(self, model: CausalModel, vocab_size: int, max_slots: int) -> None:
         self._model = model
         self._vocab_size = vocab_size
@@ -24,34 +26,10 @@ class DraftModel(Drafter):
         self._slots: dict[Row, Slot] = {}
         self._loop = captured(draft_loop, model.device)
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
-        """See `Drafter.propose`."""
-        model, num_tokens = self._model, max(counts)
+    def catch_up(self, rows: Sequence[Row]) -> None:
+        """See `Drafter.catch_up`. The last two ids are left, which the loop reads."""
         self._table.pack([self._slot(row) for row in rows])
         slots = [self._slot(row).index for row in rows]
-        self._catch_up(rows, slots)
-        table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
-        places, (before, last) = frame(model, table, num_tokens)
-        tokens, laws = self._loop(model, places, before, last, num_tokens, how, self._vocab_size)
-        for slot, row in zip(slots, rows, strict=True):
-            model.cache.lengths[slot] = row.length - 1 + num_tokens
-        return Draft(tokens, counts, laws, max(counts))
-
-    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """See `Drafter.trial`."""
-        self.propose(rows, [count] * len(rows), how).tokens.tolist()
-        self._forget(rows)
-
-    def _slot(self, row: Row) -> Slot:
-        if row not in self._slots:
-            slot = self._table.acquire(row.buffer)
-            assert slot is not None, "there are as many slots as the target has"
-            self._table.unread(slot, row.buffer, at_most=row.prompt_length - 1)
-            self._slots[row] = slot
-        return self._slots[row]
-
-    def _catch_up(self, rows: Sequence[Row], slots: Sequence[int]) -> None:
-        """Reads what is missing before the last two ids, which the loop reads."""
         unread = {
             slot: row.ids_from(self._model.cache_length(slot))[:-2] for row, slot in zip(rows, slots, strict=True)
         }
@@ -60,6 +38,25 @@ class DraftModel(Drafter):
             self._model.extend(behind, pieces, keep=[[]] * len(behind))
             for slot in behind:
                 del unread[slot][:PIECE]
+
+    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
+        """See `Drafter.propose`."""
+        model, num_tokens = self._model, max(counts)
+        slots = [self._slot(row).index for row in rows]
+        table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
+        places, (before, last) = frame(model, table, num_tokens)
+        tokens, laws = self._loop(model, places, before, last, num_tokens, how, self._vocab_size)
+        for slot, row in zip(slots, rows, strict=True):
+            model.cache.lengths[slot] = row.length - 1 + num_tokens
+        return Draft(tokens, counts, laws, max(counts))
+
+    def _slot(self, row: Row) -> Slot:
+        if row not in self._slots:
+            slot = self._table.acquire(row.buffer)
+            assert slot is not None, "there are as many slots as the target has"
+            self._table.unread(slot, row.buffer, at_most=row.prompt_length - 1)
+            self._slots[row] = slot
+        return self._slots[row]
 
     def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
@@ -90,6 +87,8 @@ class EarlyExit(Drafter):
     What they write the target overwrites when it verifies.
     """
 
+    by_token = True
+
     def __init__(self, target: CausalModel, num_layers: int) -> None:
         self._model = target.first_layers(num_layers)
         self._loop = captured(draft_loop, target.device)
@@ -100,10 +99,6 @@ class EarlyExit(Drafter):
         places, (last,) = frame(self._model, table, max(counts))
         tokens, laws = self._loop(self._model, places, None, last, max(counts), how, self._model.vocab_size)
         return Draft(tokens, counts, laws, max(counts))
-
-    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """See `Drafter.trial`."""
-        self.propose(rows, [count] * len(rows), how).tokens.tolist()
 
 
 def _last_two(row: Row) -> list[int]:

@@ -75,12 +75,6 @@ class Medusa(Drafter):
         tokens, laws = self._guess(self._heads, hidden, firsts, max(counts), how)
         return Draft(tokens, counts, laws, 1)
 
-    def trial(self, rows: Sequence[Row], count: int, how: Samplers) -> None:
-        """See `Drafter.trial`."""
-        blocks = self._heads.blocks
-        firsts = torch.tensor([row.length for row in rows]).to(blocks.device)
-        self._guess(self._heads, blocks.new_zeros(len(rows), blocks.shape[1]), firsts, count, how)[0].tolist()
-
     def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
         self._hidden.update(zip(rows, hidden.clone(), strict=False))  # a captured round writes the next ones there

@@ -348,7 +348,7 @@ class Matched(Record):
     """
 
     loss: float
-    policy: str | None
+    policy: str
     speedup: float | None
     speedup_ci: tuple[float, float] | None
 

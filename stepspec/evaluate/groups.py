@@ -50,7 +50,7 @@ def _thirds(pairs: Pairs) -> Members:
     if len(problems) < len(LENGTHS):
         return {}
     thirds = np.array_split(np.argsort(np.sum(lengths, axis=0), kind="stable"), len(LENGTHS))
-    members = [[problems[place] for place in third.tolist()] for third in thirds]
+    members = [[problems[int(place)] for place in third] for third in thirds]
     return dict(zip(LENGTHS, members, strict=True))
 
 

@@ -25,7 +25,7 @@ class Answered:
     only_policy: int
     neither: int
 
-    def why_no_speed(self) -> str | None:
+    def why_no_speed(self, target: str = "the target") -> str | None:
         """Why the policy's speed does not count, as words that end a sentence; None where it does.
 
         A text that ends too soon takes little time, and one that is cut off would have taken more, so neither tells
@@ -38,12 +38,16 @@ class Answered:
         if not self.both + self.only_policy:
             return f"it answered none of the {requests:,} requests" if requests > 1 else "it did not answer the request"
         if not self.both + self.only_target:
-            return "the target alone answered none of the requests"
+            return f"{target} answered none of the requests"
         lost = self.only_target - self.only_policy
         if lost <= FEW_LOST * requests or (lost <= MANY_LOST * requests and self._chance() >= CHANCE):
             return None
-        others = f", and it {self.only_policy:,} that the target did not" if self.only_policy else ""
-        return f"the target answered {self.only_target:,} of the {requests:,} requests that it did not{others}"
+        others = f", and it answered {self.only_policy:,} that {target} did not" if self.only_policy else ""
+        return f"{target} answered {self.only_target:,} of the {requests:,} requests that it did not{others}"
+
+    def mirrored(self) -> "Answered":
+        """The target beside the policy."""
+        return Answered(self.both, self.only_policy, self.only_target, self.neither)
 
     def _chance(self) -> float:
         """The probability of so many lost answers if either side were as likely."""

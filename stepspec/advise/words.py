@@ -221,7 +221,7 @@ def _limits(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
         if each.no_speed is not None:
             yield f"The speed of {each.name} does not count: {each.no_speed}."
     if load.num_failed:
-        yield f"{count(load.num_failed, 'request')} ended in an error and count in no figure."
+        yield f"{count(load.num_failed, 'request')} ended in an error and count as wrong."
     if asked.num_too_long:
         yield f"{count(asked.num_too_long, 'prompt')} did not fit the models' context; the others were asked."
     if asked.num_shortened:

@@ -91,8 +91,8 @@ def test_failed_requests_come_first_also_those_of_a_policy_without_any_row() -> 
     )
     assert list(findings(RUN, told).warnings[:2]) == [
         "draft: 7 requests ended in an error and none was finished: no table has it.",
-        "stepspec: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] are "
-        "correct.",
+        "stepspec: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] "
+        "are correct.",
     ]
 
 

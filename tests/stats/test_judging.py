@@ -71,7 +71,7 @@ def test_an_area_is_given_only_where_both_classes_are_large_enough_and_overlap()
     good = np.arange(300) >= num_bad
     few = auc(rng.normal(size=300), good, np.arange(300))
     assert (few.value, few.interval) == (None, None)
-    assert few.why == "39 of the problems have a bad outcome, and an area needs at least 40"
+    assert few.why == "49 of the problems have a bad outcome, and an area needs at least 50"
     assert "good outcome" in (auc(rng.normal(size=300), ~good, np.arange(300)).why or "")
     # Many steps of the same problems are no more problems.
     assert auc(rng.normal(size=300), rng.random(300) < 0.5, np.arange(300) % num_bad).value is None

@@ -57,9 +57,12 @@ class EngineRecord(Record):
 
 
 class RunRecord(Record):
-    """The conditions of a run. `identity` are the fields that must agree for a run to be resumed."""
+    """The conditions of a run. `identity` are the fields that must agree for a run to be resumed.
 
-    version: Literal[1] = 1
+    Version 2: `max_tokens` counts committed tokens; in version 1 it counted rejected ones too.
+    """
+
+    version: Literal[2] = 2
     benchmark: str
     data_sha256: str
     num_problems: int
@@ -268,12 +271,25 @@ class PolicySummary(Record):
 
     n: int
     accuracy: float
+    """Of all requests. One that ended in an error counts as not correct."""
     accuracy_ci: tuple[float, float]
+    accuracy_without_failed: float | None = None
+    """The other reading: of the requests that did not end in an error."""
+    accuracy_without_failed_ci: tuple[float, float] | None = None
     accuracy_delta: float | None
-    """Accuracy minus the target's, on the same problems."""
+    """Accuracy minus the target's, on the same problems; requests that ended in an error count as not correct."""
     accuracy_delta_ci: tuple[float, float] | None
     accuracy_loss_upper95: float | None
     """One-sided 95% upper bound of the accuracy lost against the target."""
+    no_speed: str | None = None
+    """Why the policy's speed does not count, in words that end a sentence; null where it does. The speedups are still
+    given, and are not to be shown without this."""
+    answers_lost: int | None = None
+    """Requests that the target answered and the policy did not: cut off by the limit, without an answer, or failed."""
+    answers_gained: int | None = None
+    """Requests that the policy answered and the target did not."""
+    unanswered: int = 0
+    """All requests of the policy that were cut off by the limit, have no answer, or failed."""
     wall_s: float
     speedup_vs_target: float | None
     speedup_vs_target_ci: tuple[float, float] | None
@@ -298,12 +314,14 @@ class PolicySummary(Record):
     tokens: TokenRecord
     time_s: TimeRecord
     truncated: int
+    """Texts that the token limit cut off."""
     no_answer: int
+    """Texts in which no answer was found, cut off or not."""
     num_rows: int | None = None
     """Problems times repeats."""
     failed: int = 0
-    """Requests that ended in an error. They have no row and are in no other figure, but with more than a point of them
-    a policy is not taken for one that keeps the accuracy."""
+    """Requests that ended in an error. They have no row: accuracies count them as not correct, and `answers_lost` and
+    `unanswered` count them; they are in no other figure."""
     parse_errors: int = 0
     """Answers that the grader could not read, and those that it gave up on; both count as not correct."""
     timeouts: int = 0
@@ -330,22 +348,28 @@ class PolicySummary(Record):
 
 
 class Matched(Record):
-    """The fastest policy that does not lose more accuracy than that, for all that is known.
+    """The fastest policy that does not lose more accuracy than that, for all that is known; else the target itself.
 
-    Of step-level policies the one-sided 95% bounds of the loss, corrected for their number (Bonferroni), decide;
-    exact policies lose nothing by construction.
+    A policy is faster if its speed counts and the interval of its speedup lies above 1. Of policies that are not exact
+    the one-sided 95% bounds of the loss, corrected for their number (Bonferroni), decide; exact ones lose nothing by
+    construction.
     """
 
     loss: float
-    policy: str | None
+    policy: str
     speedup: float | None
     speedup_ci: tuple[float, float] | None
 
 
 class Summary(Record):
-    """`summary.json`, a public interface."""
+    """`summary.json`, a public interface. From version 2 on fields are added, and none changes its meaning.
 
-    version: Literal[1] = 1
+    What changed since version 1: `max_tokens` counts committed tokens alone; requests that ended in an error count as
+    not correct; times have a part `other`; `accuracy_loss_upper95` holds with repeats too; a policy that leaves
+    requests without an answer has no speed (`no_speed`), and `matched` names no policy that is not known to be faster.
+    """
+
+    version: Literal[2] = 2
     benchmark: str
     n: int
     temperature: float

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.records import Block, Failure, Record, Row, RunRecord, Summary, Trace
@@ -94,13 +94,36 @@ def has_gone_on(folder: Path, summary: Summary) -> bool:
 
 def _read_whole(file: Path, model: type[R]) -> R | None:
     try:
-        return model.model_validate_json(file.read_bytes())
+        content = file.read_bytes()
+        _refuse_older(file, content)
+        return model.model_validate_json(content)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StepSpecError(f"Cannot read {file}: {error.strerror}.") from error
     except ValidationError as error:
         raise UsageError(f"{file} is damaged, or of another version of stepspec: {_first(error)}.") from error
+
+
+def _refuse_older(file: Path, content: bytes) -> None:
+    """Refuses what was written when `max_tokens` counted rejected tokens too.
+
+    Raises:
+        UsageError: the file is of version 1.
+    """
+    try:
+        version = _Versioned.model_validate_json(content).version
+    except ValidationError:
+        return
+    if version == 1:
+        raise UsageError(
+            f"{file} is of version 1, in which max_tokens counted rejected tokens too and failed requests were left "
+            "out. Its figures cannot be compared with those of version 2: run 'stepspec eval' again into a new folder."
+        )
+
+
+class _Versioned(BaseModel):
+    version: int
 
 
 def iter_rows(folder: Path) -> Iterator[Row]:

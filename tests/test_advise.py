@@ -154,10 +154,15 @@ def test_a_policy_that_is_known_to_lose_accuracy_is_not_even_named() -> None:
     assert choose(load(losing)) == Choice("target", None)
 
 
-def test_without_an_interval_a_policy_has_to_be_much_faster() -> None:
-    assert choose(load(candidate(speedup=1.15, interval=None))) == Choice("target", None)
-    assert choose(load(candidate(speedup=1.3, interval=None))) == Choice("token", None)
+def test_without_an_interval_or_without_answers_no_policy_is_chosen() -> None:
+    assert choose(load(candidate(speedup=5.0, interval=None))) == Choice("target", None)
     assert choose(load(candidate(speedup=None, interval=None))) == Choice("target", None)
+    empty = candidate(speedup=5.0, interval=(4.0, 6.0), no_speed="it answered none of the 20 requests")
+    assert choose(load(empty)) == Choice("target", None)
+    assert choose(load(steps(5.0, no_speed="it answered none of the 20 requests"))) == Choice("target", None)
+    [reason] = reasons(load(empty), [], UNKNOWN)
+    assert reason.sentence.endswith("which does not count: it answered none of the 20 requests.")
+    assert "The speed of token does not count: it answered none" in told(advice("target"), load(empty))
 
 
 @pytest.mark.parametrize(("fixed", "chosen"), [(1.55, "token"), (1.8, "token-4")])

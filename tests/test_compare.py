@@ -338,3 +338,20 @@ def test_the_tables_fit_the_terminal(width: int) -> None:
     words = " ".join(text.split())
     for part in ("target: 30 problems", "10 rows only in A left out", "hardware.cpu", "steps accepted", "as fast"):
         assert part in words
+
+
+def test_a_side_that_left_answers_out_has_no_speed_in_a_comparison() -> None:
+    whole = [make_row(f"p{index}", "stepspec") for index in range(40)]
+    short = [
+        make_row(f"p{index}", "stepspec", wall_s=0.1, **({"finish_reason": "length"} if index < 10 else {}))
+        for index in range(40)
+    ]
+    run = make_run(("stepspec",))
+    for a, b, slow, fast in ((whole, short, "A", "B"), (short, whole, "B", "A")):
+        (compared,) = compare(run, a, run, b).policies
+        reason = f"The speed of {fast} does not count: {slow} answered 10 of the 40 requests that it did not."
+        assert compared.no_speed == reason
+        console = Console(width=120, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
+        console.print(policy_table(compared))
+        assert reason in " ".join(console.export_text().split())
+    assert compare(run, whole, run, whole).policies[0].no_speed is None

@@ -1,6 +1,7 @@
 """A run's folder is read as it was written, by one process or by several, whole or killed."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,15 @@ def trace(problem: str, text: str) -> Trace:
 
 def write_lines(file: Path, *records: Row | Trace, end: str = "\n") -> None:
     file.write_text("\n".join(record.model_dump_json() for record in records) + end, "utf-8")
+
+
+@pytest.mark.parametrize(("file", "read"), [("run.json", read_run), ("summary.json", read_summary)])
+def test_what_an_older_version_wrote_is_refused_with_what_to_do(
+    tmp_path: Path, file: str, read: Callable[[Path], object]
+) -> None:
+    (tmp_path / file).write_text('{"version": 1, "benchmark": "sums"}', "utf-8")
+    with pytest.raises(UsageError, match=r"is of version 1, in which max_tokens counted.*run 'stepspec eval' again"):
+        read(tmp_path)
 
 
 def test_parts_are_read_in_their_order_and_the_first_row_of_a_key_counts(tmp_path: Path) -> None:

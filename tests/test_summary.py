@@ -1,11 +1,13 @@
 """What rows come to: a summary follows its definitions."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from scripted_runs import Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
+from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError
 from stepspec.evaluate import summarise
 from stepspec.records import Failure
@@ -73,6 +75,63 @@ def test_a_policy_does_not_pass_as_matched_by_failing_where_it_would_be_wrong(tm
     ]
     assert (matched := summarise(make_run(problems), answered, (), failures).matched) is not None
     assert matched.policy != "stepspec"
+
+
+def test_requests_that_failed_count_as_not_correct_and_the_other_reading_stands_beside_it(tmp_path: Path) -> None:
+    problems = make_problems(40)
+    play(tmp_path / "run", Script(answer_right), problems)
+    answered = [row for row in rows_of(tmp_path / "run") if row.policy != "stepspec" or int(row.problem[1:]) >= 10]
+    failures = [
+        Failure(problem=f"p{number}", policy="stepspec", error="Too long.", at="2000-01-01T00:00:00+00:00")
+        for number in (*range(10), 20)  # the last succeeded when it was tried again
+    ]
+    found = summarise(make_run(problems), answered, (), failures).policies["stepspec"]
+    assert (found.n, found.num_rows, found.failed, found.unanswered) == (40, 30, 10, 10)
+    assert (found.accuracy, found.accuracy_without_failed, found.accuracy_delta) == (0.75, 1.0, -0.25)
+    assert found.accuracy_ci[1] < 1.0
+    assert (found.answers_lost, found.answers_gained) == (10, 0)
+    assert found.no_speed == "the target answered 10 of the 40 requests that it did not"
+    assert found.speedup_vs_target == 2.0  # of those that both have finished
+
+
+def garbage(policy: str, question: str, *, cut: bool) -> Result:
+    """The policies `draft` and `stepspec` write nothing, or what is cut off, in no time; the others answer."""
+    if policy in ("target", "token"):
+        return answer_right(policy, question)
+    nothing = make_result("a a a" if cut else "", 0.1)
+    return replace(nothing, finish_reason="length") if cut else nothing
+
+
+@pytest.mark.parametrize(("cut", "num_problems"), [(False, 3), (True, 30)])
+def test_a_policy_that_writes_garbage_in_no_time_is_never_the_headline(
+    tmp_path: Path, cut: bool, num_problems: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems, policies = make_problems(num_problems), ("target", "token", "stepspec", "draft")
+    run = make_run(problems, policies)
+    exact = {name: policy.model_copy(update={"kind": "token"}) for name, policy in run.policies.items()}
+    script = Script(lambda policy, question: garbage(policy, question, cut=cut), policies)
+    # Even if it were called exact, so that its accuracy needs no proof.
+    summary = play(tmp_path / "run", script, problems, run.model_copy(update={"policies": exact}))
+    assert summary.matched is not None
+    assert summary.matched.policy == "target"
+    for name in ("stepspec", "draft"):
+        assert summary.policies[name].speedup_vs_target == pytest.approx(10)
+        assert summary.policies[name].no_speed == f"it answered none of the {num_problems} requests"
+    report = (tmp_path / "run" / "report.md").read_text("utf-8")
+    title, found, *_ = report.split("\n\n")
+    assert "10.00" not in title + found
+    assert "~~10.00×" in report
+    report_runs([tmp_path / "run"])
+    assert "The speed of draft does not count" in " ".join(capsys.readouterr().out.split())
+    assert "<s>10.00×" in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+
+def test_where_nobody_answers_anything_the_headline_says_just_that(tmp_path: Path) -> None:
+    problems = make_problems(12)
+    play(tmp_path / "run", Script(lambda policy, question: make_result("", 0.1)), problems)
+    report = (tmp_path / "run" / "report.md").read_text("utf-8")
+    assert report.split("\n\n")[1].startswith("No policy answered anything: every text was cut off or has no answer")
+    assert "~~" in report
 
 
 def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:

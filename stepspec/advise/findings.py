@@ -83,6 +83,8 @@ class Candidate(Record):
     length_ratio: float | None
     num_cut_short: int
     """Answers that the limit of committed tokens ended."""
+    no_speed: str | None = None
+    """Why its speed does not count; see `stepspec.records.PolicySummary`."""
     time_s: TimeRecord
 
 
@@ -135,9 +137,12 @@ class Memory(Record):
 
 
 class Measured(Record):
-    """What was measured before the policies were run, kept so that a run that was ended goes on where it was."""
+    """What was measured before the policies were run, kept so that a run that was ended goes on where it was.
 
-    version: Literal[1] = 1
+    In version 1 `max_tokens` counted rejected tokens too.
+    """
+
+    version: Literal[2] = 2
     pair: str
     data_sha256: str
     temperature: float
@@ -179,9 +184,9 @@ class Advice(Record):
 
 
 class Findings(Conditions):
-    """The file that `stepspec advise --json` writes."""
+    """The file that `stepspec advise --json` writes. In version 1 `max_tokens` counted rejected tokens too."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     engines: dict[str, EngineRecord | None]
     pair: str
     temperature: float

@@ -7,9 +7,8 @@ from stepspec.errors import StepSpecError
 from stepspec.evaluate.tally import percentiles_of
 from stepspec.policy import Policy
 from stepspec.records import BASELINE, PolicySummary, Row, RunRecord, Summary
-from stepspec.stats import Paired
+from stepspec.stats import Paired, corrected_confidence
 
-CONFIDENCE = 0.95
 MANY_CUT_SHORT = 0.2
 """Of the target's answers: with more of them cut short, that policies agree says little."""
 
@@ -68,6 +67,7 @@ def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary
         step_acceptance=summary.step_acceptance,
         length_ratio=summary.length_ratio,
         num_cut_short=summary.truncated,
+        no_speed=summary.no_speed,
         time_s=summary.time_s,
     )
 
@@ -75,17 +75,17 @@ def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary
 def _losses(run: RunRecord, by_policy: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
     """Bounds of what the policies that are not exact lose, that hold together (Bonferroni)."""
     inexact = [name for name, record in run.policies.items() if not record.exact]
-    both = {name: [id for id in by_policy[name] if id in by_policy[BASELINE]] for name in inexact}
-    confidence = 1 - (1 - CONFIDENCE) / max(len(inexact), 1)
+    # A prompt without a row is one that ended in an error, which is no right answer.
+    ids = sorted(set[str]().union(*by_policy.values()))
+    confidence = corrected_confidence(len(inexact))
     return {
         name: Paired.of(_scores(by_policy[name], ids), _scores(by_policy[BASELINE], ids)).loss_upper(confidence)
-        for name, ids in both.items()
-        if ids
+        for name in inexact
     }
 
 
 def _scores(rows: Mapping[str, Row], ids: Sequence[str]) -> list[list[float]]:
-    return [[float(rows[id].status == "correct")] for id in ids]
+    return [[float(id in rows and rows[id].status == "correct")] for id in ids]
 
 
 def _reading_share(costs: LoadCosts, rows: Sequence[Row]) -> float | None:

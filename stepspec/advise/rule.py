@@ -7,9 +7,9 @@ from stepspec.advise import formula
 from stepspec.advise.findings import Candidate, Load, Memory, Reason, Trial
 from stepspec.records import BASELINE
 from stepspec.report.cells import joined, percent, times
+from stepspec.stats import Candidate as Claim
+from stepspec.stats import fastest
 
-WITHOUT_INTERVAL = 1.2
-"""How many times as fast a policy has to be where there are too few prompts for an interval."""
 MOST_LOST = 0.01
 """Accuracy, or agreement, that may be lost for all that is known: a point."""
 WORTH_FIXING = 1.1
@@ -32,32 +32,39 @@ class Choice:
 
 
 def choose(load: Load) -> Choice:
-    """The fastest candidate that pays and keeps the answers, or else the target alone."""
-    paying = [each for each in load.candidates if each.name != BASELINE and pays(each, load.costs.concurrency)]
-    best = _unless_auto_does(max((each for each in paying if keeps_answers(each)), key=_speedup, default=None), paying)
+    """The fastest candidate that pays and keeps the answers, by the rule of reports, or else the target alone."""
+    at_once = load.costs.concurrency
+    claims = {each.name: _claim(each, at_once) for each in load.candidates if each.name != BASELINE}
+    paying = [each for each in load.candidates if each.name in claims and claims[each.name].pays()]
+    found = fastest(list(claims.values()), MOST_LOST)
+    best = _unless_auto_does(load.named(found.name) if found else None, paying)
     beyond = 1.0 if best is None else _speedup(best)
     unproven = [each for each in paying if may_keep_answers(each) and _speedup(each) > beyond]
-    fastest = max(unproven, key=_speedup, default=None)
-    return Choice(best.name if best else BASELINE, fastest.name if fastest else None)
+    beside = max(unproven, key=_speedup, default=None)
+    return Choice(best.name if best else BASELINE, beside.name if beside else None)
+
+
+def _claim(candidate: Candidate, concurrency: int) -> Claim:
+    return Claim(
+        candidate.name,
+        candidate.speedup,
+        candidate.speedup_ci,
+        loss_upper=candidate.loss_upper,
+        exact=candidate.exact,
+        why_no_speed=candidate.no_speed,
+        # One at a time, that is the speedup over again with other noise.
+        throughput=candidate.throughput if concurrency > 1 else None,
+    )
 
 
 def pays(candidate: Candidate, concurrency: int) -> bool:
     """Whether it is faster than the target alone for all that is known, and does not do less in all."""
-    if candidate.speedup is None or _does_less(candidate, concurrency):
-        return False
-    if candidate.speedup_ci is None:
-        return candidate.speedup > WITHOUT_INTERVAL
-    return candidate.speedup_ci[0] > 1
-
-
-def _does_less(candidate: Candidate, concurrency: int) -> bool:
-    """Whether all requests together take longer; one at a time, that is the speedup over again with other noise."""
-    return concurrency > 1 and candidate.throughput is not None and candidate.throughput < 1
+    return _claim(candidate, concurrency).pays()
 
 
 def keeps_answers(candidate: Candidate) -> bool:
     """Whether it is exact, or known not to lose more than a point."""
-    return candidate.exact or (candidate.loss_upper is not None and candidate.loss_upper <= MOST_LOST)
+    return _claim(candidate, 1).keeps(MOST_LOST)
 
 
 def may_keep_answers(candidate: Candidate) -> bool:
@@ -170,10 +177,12 @@ def _not_shown(load: Load) -> Reason:
 
 def _short_of(candidate: Candidate, concurrency: int) -> str:
     """What a policy lacks that does not pay."""
+    if candidate.no_speed is not None:
+        return f"which does not count: {candidate.no_speed}"
     if _speedup(candidate) <= 1:
         return "which is no gain"
-    if _does_less(candidate, concurrency):
+    if concurrency > 1 and candidate.throughput is not None and candidate.throughput < 1:
         return f"but of all requests together it gets less done in a second ({times(candidate.throughput)[0]})"
     if candidate.speedup_ci is None:
-        return f"and so few prompts cannot tell a speedup below {WITHOUT_INTERVAL:g}× from none"
+        return "and so few prompts cannot tell that from none"
     return "so it may also be no faster; more prompts would tell"

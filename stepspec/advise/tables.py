@@ -10,6 +10,8 @@ from stepspec.advise.findings import Candidate, Findings, Load, ModelCosts
 from stepspec.report.cells import joined, percent, percent_with_interval, seconds, times
 
 Cell = Callable[[Candidate], str]
+SPEEDS = ("speedup", "throughput")
+"""Columns that are struck through where a speed does not count."""
 
 
 def policies_table(load: Load, *, graded: bool) -> Table:
@@ -24,6 +26,7 @@ def policies_table(load: Load, *, graded: bool) -> Table:
             lambda each: joined(percent_with_interval(each.accuracy, each.accuracy_ci)),
         ),
         ("length", lambda each: times(each.length_ratio)[0]),
+        ("cut short", lambda each: f"{each.num_cut_short:,}"),
     )
     at_once = load.costs.concurrency
     table = _table(f"{load.num_prompts} prompts, {at_once} at once, 95% intervals")
@@ -32,7 +35,8 @@ def policies_table(load: Load, *, graded: bool) -> Table:
         table.add_column(title, justify="right")
     for each in load.candidates:
         name = f"{each.name}{'' if each.exact else ' (not exact)'}"
-        table.add_row(Text(name), *(Text(cell(each)) for _, cell in columns))
+        struck = "strike dim" if each.no_speed is not None else ""
+        table.add_row(Text(name), *(Text(cell(each), struck if title in SPEEDS else "") for title, cell in columns))
     return table
 
 

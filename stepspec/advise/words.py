@@ -214,11 +214,14 @@ def _limits(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
         worst = max(cut, key=lambda name: cut[name])
         most = f" and {cut[worst]:,} under {worst}" if cut[worst] > cut.get(BASELINE, 0) else ""
         yield (
-            f"--max-tokens cut short {count(cut.get(BASELINE, 0), 'answer')} of the target alone{most}. It counts "
-            "rejected tokens too; raise it, as what is cut short counts as wrong."
+            f"--max-tokens cut short {count(cut.get(BASELINE, 0), 'answer')} of the target alone{most}. Raise it, as "
+            "what is cut short counts as wrong."
         )
+    for each in load.candidates:
+        if each.no_speed is not None:
+            yield f"The speed of {each.name} does not count: {each.no_speed}."
     if load.num_failed:
-        yield f"{count(load.num_failed, 'request')} ended in an error and count in no figure."
+        yield f"{count(load.num_failed, 'request')} ended in an error and count as wrong."
     if asked.num_too_long:
         yield f"{count(asked.num_too_long, 'prompt')} did not fit the models' context; the others were asked."
     if asked.num_shortened:

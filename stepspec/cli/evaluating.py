@@ -192,7 +192,7 @@ def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -
         console.print(closing_table(summary, setting=load if len(summaries) > 1 else ""))
         failed = sum(summary.failed.values())
         if failed:
-            console.print(f"{failed:,} requests failed and are in no figure; --retry-errors makes them again.")
+            console.print(f"{failed:,} requests failed and count as not correct; --retry-errors makes them again.")
         if summary.num_rows is not None and summary.num_rows + failed < num_rows:
             console.print(f"Of {num_rows:,} rows {summary.num_rows:,} are finished; other parts are missing.")
     print(f"Kept in {folder}. To look at it: stepspec report {shlex.quote(str(folder))}")

@@ -1,5 +1,6 @@
 """The figures of two policies over the problems and repeats that both runs have finished."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepspec.records import Record, Row
-from stepspec.stats import Paired, Powers, Ratio, Share, products_of_sums
+from stepspec.stats import Answered, Paired, Powers, Ratio, Share, products_of_sums
 
 SEED = 0
 """Of the resamples, so that comparing twice says the same."""
@@ -34,6 +35,11 @@ class Figures(NamedTuple):
     steps_accepted: int
     token_drafted: int
     token_accepted: int
+
+    @property
+    def answered(self) -> bool:
+        """Neither cut off nor without an answer."""
+        return not (self.truncated or self.no_answer)
 
     @classmethod
     def of(cls, row: Row) -> "Figures":
@@ -107,6 +113,8 @@ class PolicyComparison(Record):
     speedup: float | None
     """A's wall seconds over B's: above 1 where B was faster."""
     speedup_ci: tuple[float, float] | None
+    no_speed: str | None = None
+    """Why the speedup does not count, in a sentence: one side left requests unanswered that the other answered."""
     length_ratio: float | None
     """B's committed tokens over A's."""
     length_ratio_ci: tuple[float, float] | None
@@ -142,11 +150,27 @@ def compare_policies(
         accuracy_p=paired.p_value(np.random.default_rng(SEED)),
         speedup=speedup and speedup.value,
         speedup_ci=speedup and speedup.interval,
+        no_speed=_no_speed([(table_a[key], table_b[key]) for key in keys]),
         length_ratio=length and length.value,
         length_ratio_ci=length and length.interval,
         tokens_per_s_ratio=rate and rate.value,
         tokens_per_s_ratio_ci=rate and rate.interval,
     )
+
+
+def _no_speed(rows: Sequence[tuple[Figures, Figures]]) -> str | None:
+    """By the rule of reports, whichever of the two has left more without an answer."""
+    answered = Counter((a.answered, b.answered) for a, b in rows)
+    b_beside_a = Answered(
+        both=answered[True, True],
+        only_target=answered[True, False],
+        only_policy=answered[False, True],
+        neither=answered[False, False],
+    )
+    for side, other, beside in (("B", "A", b_beside_a), ("A", "B", b_beside_a.mirrored())):
+        if why := beside.why_no_speed(other):
+            return f"The speed of {side} does not count: {why}."
+    return None
 
 
 def _scores(table: Mapping[Key, Figures], problems: Sequence[Sequence[Key]]) -> list[list[float]]:

@@ -39,7 +39,10 @@ def policy_table(compared: PolicyComparison) -> Table:
     _add(table, "no answer", f"{a.no_answer:,}", f"{b.no_answer:,}")
     _add(table, "cut short", f"{a.truncated:,}", f"{b.truncated:,}")
     speed = _ratio(compared.speedup, compared.speedup_ci, "as fast")
-    _add(table, "time", seconds(a.wall_s / n), seconds(b.wall_s / n), speed)
+    struck = Text(speed, style="strike dim" if compared.no_speed else "")
+    _add(table, "time", seconds(a.wall_s / n), seconds(b.wall_s / n), struck)
+    if compared.no_speed:
+        table.caption, table.caption_justify = Text(compared.no_speed), "left"
     length = _ratio(compared.length_ratio, compared.length_ratio_ci, "as long")
     _add(table, "tokens", significant(a.tokens / n), significant(b.tokens / n), length)
     rate = _ratio(compared.tokens_per_s_ratio, compared.tokens_per_s_ratio_ci, "the rate")
@@ -86,7 +89,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _add(table: Table, title: str, *cells: str) -> None:
+def _add(table: Table, title: str, *cells: str | Text) -> None:
     """A line, unless neither run knows anything for it."""
-    if any(cell != UNKNOWN for cell in cells):
-        table.add_row(title, *map(Text, cells))
+    if any(str(cell) != UNKNOWN for cell in cells):
+        table.add_row(title, *(Text(cell) if isinstance(cell, str) else cell for cell in cells))

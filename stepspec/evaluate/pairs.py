@@ -13,7 +13,8 @@ from stepspec.stats import (
     Paired,
     Powers,
     Ratio,
-    accuracy_matched,
+    corrected_confidence,
+    fastest,
     median_of_ratios,
     n_for_ratio,
     products_of_sums,
@@ -35,8 +36,9 @@ class Pairs:
     def __init__(self, run: RunRecord, table: Table) -> None:
         self._run = run
         self.compared: Mapping[str, Compared] = table.compared if table.problems else {}
+        self._has_times = BASELINE in self.compared and bool(self.compared[BASELINE].problems)
         self.token_baseline = self._fastest_token_level()
-        self._ratios: Mapping[tuple[Figure, str], Ratio] = self._compute_ratios() if BASELINE in self.compared else {}
+        self._ratios: Mapping[tuple[Figure, str], Ratio] = self._compute_ratios() if self._has_times else {}
 
     def rng(self) -> np.random.Generator:
         """A generator for one figure, so that none depends on which others there are."""
@@ -80,37 +82,52 @@ class Pairs:
         """Against the target's; None of the target itself."""
         if policy == BASELINE or BASELINE not in self.compared:
             return None
-        return Paired.of(self.compared[policy].scores, self.compared[BASELINE].scores)
+        own, target = self.compared[policy].scores, self.compared[BASELINE].scores
+        return Paired.of(list(own.values()), list(target.values()))
 
     def median_speedup(self, policy: str) -> tuple[float | None, Interval | None]:
         """The median over problems."""
-        if BASELINE not in self.compared:
+        if not self._has_times:
             return None, None
         return median_of_ratios(self.compared[BASELINE].wall_s, self.compared[policy].wall_s)
 
     def n_for_speedup(self, policy: str) -> int | None:
         """Problems for the speedup to be known to 5%; None of the target itself."""
-        if policy == BASELINE or BASELINE not in self.compared:
+        if policy == BASELINE or not self._has_times:
             return None
         return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
 
-    def matched(self, failed: Mapping[str, int]) -> Matched | None:
-        """The fastest policy that keeps the target's accuracy within a point, by failed requests of policies too."""
+    def matched(
+        self, why_no_speed: Mapping[str, str | None], throughputs: Mapping[str, float | None]
+    ) -> Matched | None:
+        """The fastest policy that keeps the target's accuracy within a point, by the rule of `stepspec.stats.fastest`.
+
+        Args:
+            why_no_speed: of policies whose speed does not count.
+            throughputs: over the target's, where several requests ran together.
+        """
         if BASELINE not in self.compared:
             return None
-        answered = [
-            name
-            for name, compared in self.compared.items()
-            if name == BASELINE or failed.get(name, 0) <= MATCHED_LOSS * sum(map(len, compared.scores))
+        others = [policy for policy in self.compared if policy != BASELINE]
+        confidence = corrected_confidence(sum(not self._is_exact(policy) for policy in others))
+        candidates = [
+            Candidate(
+                policy,
+                *self.ratio("speedup", policy),
+                loss_upper=paired.loss_upper(confidence) if (paired := self.accuracy(policy)) else None,
+                exact=self._is_exact(policy),
+                why_no_speed=why_no_speed.get(policy),
+                throughput=throughputs.get(policy),
+            )
+            for policy in others
         ]
-        found = accuracy_matched([self._candidate(name) for name in answered], MATCHED_LOSS)
-        assert found is not None, "the target itself always qualifies"
-        return Matched(loss=MATCHED_LOSS, policy=found.name, speedup=found.speedup, speedup_ci=found.interval)
-
-    def _candidate(self, policy: str) -> Candidate:
+        found = fastest(candidates, MATCHED_LOSS)
+        policy = found.name if found else BASELINE
         speedup, interval = self.ratio("speedup", policy)
-        exact = policy in (BASELINE, self.token_baseline) or self._run.policies[policy].exact
-        return Candidate(policy, speedup or 0.0, interval, self.accuracy(policy), exact)
+        return Matched(loss=MATCHED_LOSS, policy=policy, speedup=speedup, speedup_ci=interval)
+
+    def _is_exact(self, policy: str) -> bool:
+        return policy in (BASELINE, self.token_baseline) or self._run.policies[policy].exact
 
 
 def _quotient(above: str, below: str) -> Powers:

@@ -1,18 +1,17 @@
 """What rows come to: accuracies with intervals, speedups over the same problems, rates and sums.
 
 Definitions: a policy's own figures are over all its rows. Paired figures are over the (problem, repeat) pairs
-that are finished under every policy that has any row, added up per problem. The target is not compared with itself in
-accuracy: those are null.
+that are finished under every policy that has any row, added up per problem. Accuracies count requests that ended in an
+error as not correct. The target is not compared with itself in accuracy: those are null.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from stepspec.evaluate.groups import groups
 from stepspec.evaluate.pairs import Pairs
 from stepspec.evaluate.tally import Table, Tally, percentiles
 from stepspec.evaluate.throughput import throughputs
-from stepspec.records import Block, Failure, PolicySummary, Row, RunRecord, Summary
+from stepspec.records import BASELINE, Block, Failure, PolicySummary, Row, RunRecord, Summary
 
 WANTED_ACCURACY_WIDTH = 0.01
 """Half of the interval of the difference of accuracies that `n_for_one_point` is given for."""
@@ -22,21 +21,19 @@ def summarise(
     run: RunRecord, rows: Iterable[Row], blocks: Iterable[Block] = (), failures: Iterable[Failure] = ()
 ) -> Summary:
     """The summary of a run, whole or not; policies without a row are left out."""
-    table = Table(run.policies, rows)
+    table = Table(run.policies, rows, failures)
     pairs = Pairs(run, table)
-    failed = _count_failed(table, failures)
-    begun = [policy for policy, tally in table.tallies.items() if tally.figures]
-    rates, parts = throughputs(list(blocks), begun, run.seed), groups(table, pairs)
+    rates, parts = throughputs(list(blocks), list(table.begun), run.seed), groups(table, pairs)
     policies = {
-        policy: _summarise_policy(policy, table.tallies[policy], pairs).model_copy(
+        policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
+                **_answers(policy, table),
                 "token_level_exact": run.policies[policy].token_level_exact,
-                "failed": failed[policy],
                 "throughput": rates.get(policy),
                 "groups": parts.get(policy, {}),
             }
         )
-        for policy in begun
+        for policy, tally in table.begun.items()
     }
     return Summary(
         benchmark=run.benchmark,
@@ -46,25 +43,31 @@ def summarise(
         pair=run.pair,
         policies=policies,
         num_rows=sum(len(tally.figures) for tally in table.tallies.values()),
-        failed=dict(failed),
+        failed={policy: len(tally.failed) for policy, tally in table.tallies.items() if tally.failed},
         token_baseline=pairs.token_baseline,
-        matched=pairs.matched(failed),
+        matched=pairs.matched(
+            {policy: summary.no_speed for policy, summary in policies.items()},
+            # One at a time a request's speedup says it all, and blocks would say it again with other noise.
+            {policy: rate.speedup_vs_target for policy, rate in rates.items()} if run.concurrency > 1 else {},
+        ),
         num_repeats=run.num_repeats,
     )
 
 
-def _count_failed(table: Table, failures: Iterable[Failure]) -> Counter[str]:
-    """By policy, the requests that ended in an error and have no row since."""
-    keys = {failure.key for failure in failures}
-    return Counter(
-        policy
-        for problem, policy, repeat in keys
-        if policy not in table.tallies or (problem, repeat) not in table.tallies[policy].figures
-    )
+def _answers(policy: str, table: Table) -> Mapping[str, object]:
+    """What the policy left without an answer, by itself and beside the target."""
+    tally = table.begun[policy]
+    unanswered = {"failed": len(tally.failed), "unanswered": len(tally.ended - tally.answered)}
+    if BASELINE not in table.begun:
+        return unanswered
+    beside = table.answered(policy)
+    compared = {"answers_lost": beside.only_target, "answers_gained": beside.only_policy}
+    return unanswered | compared | {"no_speed": None if policy == BASELINE else beside.why_no_speed()}
 
 
 def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
-    accuracy, tokens, time_s, counts = tally.accuracy, tally.tokens, tally.time_s, tally.counts
+    accuracy, finished = tally.accuracy(), tally.accuracy(without_failed=True)
+    tokens, time_s, counts = tally.tokens, tally.time_s, tally.counts
     wall_s = sum(figures.wall_s for figures in tally.figures.values())
     delta, steps = pairs.accuracy(policy), tally.step_acceptance
     speedup, speedup_ci = pairs.ratio("speedup", policy)
@@ -76,6 +79,8 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         n=accuracy.num_problems,
         accuracy=accuracy.value,
         accuracy_ci=accuracy.interval(),
+        accuracy_without_failed=finished.value,
+        accuracy_without_failed_ci=finished.interval(),
         accuracy_delta=delta and delta.difference,
         accuracy_delta_ci=delta and delta.interval(),
         accuracy_loss_upper95=delta and delta.loss_upper(),

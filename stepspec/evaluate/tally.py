@@ -4,16 +4,17 @@ Rows are read once and forgotten, so that memory grows by some hundred bytes a r
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from stepspec.errors import UsageError
-from stepspec.records import Percentiles, Row, TimeRecord, TokenRecord
+from stepspec.records import BASELINE, Failure, Percentiles, Row, TimeRecord, TokenRecord
+from stepspec.stats import Answered, Share
 from stepspec.stats import Percentiles as Quantiles
-from stepspec.stats import Share
 from stepspec.stats.runs import Floats
 
 Key = tuple[str, int]
@@ -26,6 +27,8 @@ class Figures(NamedTuple):
     correct: float
     wall_s: float
     committed: int
+    answered: bool
+    """Neither cut off by the token limit nor without an answer."""
     judged: int
     accepted: int
     """Steps."""
@@ -36,6 +39,8 @@ class Tally:
     """The rows of one policy."""
 
     figures: dict[Key, Figures] = field(default_factory=dict[Key, Figures])
+    failed: set[Key] = field(default_factory=set[Key])
+    """Requests that ended in an error and have no row."""
     first_step_s: list[float] = field(default_factory=list[float])
     first_answer_s: list[float] = field(default_factory=list[float])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -45,8 +50,9 @@ class Tally:
     def add(self, row: Row) -> None:
         """Takes a row."""
         correct = row.status == "correct"
+        answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
-            correct, row.wall_s, row.tokens.committed, row.steps_judged, row.steps_accepted
+            correct, row.wall_s, row.tokens.committed, answered, row.steps_judged, row.steps_accepted
         )
         if row.first_step_s is not None:
             self.first_step_s.append(row.first_step_s)
@@ -70,11 +76,24 @@ class Tally:
         return TimeRecord(**{name: self.seconds[name] for name in TimeRecord.model_fields})
 
     @property
-    def accuracy(self) -> Share:
-        """Over all rows, clustered by problem."""
+    def ended(self) -> set[Key]:
+        """Requests that have a row or ended in an error."""
+        return self.failed | self.figures.keys()
+
+    @property
+    def answered(self) -> set[Key]:
+        """Requests whose text was not cut off and has an answer."""
+        return {key for key, figures in self.figures.items() if figures.answered}
+
+    def score(self, key: Key) -> float:
+        """Of a request that has ended; one that ended in an error is not correct."""
+        return self.figures[key].correct if key in self.figures else 0.0
+
+    def accuracy(self, *, without_failed: bool = False) -> Share:
+        """Over all requests that have ended, or those that have a row, clustered by problem."""
         by_problem: defaultdict[str, list[float]] = defaultdict(list)
-        for (problem, _), figures in self.figures.items():
-            by_problem[problem].append(figures.correct)
+        for key in self.figures if without_failed else sorted(self.ended):
+            by_problem[key[0]].append(self.score(key))
         return Share.of(list(by_problem.values()))
 
     @property
@@ -110,26 +129,34 @@ def percentiles_of(values: Sequence[float]) -> Percentiles:
 
 @dataclass(frozen=True)
 class Compared:
-    """One policy's figures over the problems that are finished under every policy, in one order."""
+    """A policy's figures that others are compared with, by problem; repeats are summed, but for the scores."""
 
-    scores: list[list[float]]
-    """By problem, those of its repeats."""
+    scores: Mapping[str, Sequence[float]]
+    """Of the requests that have ended under every policy, each by itself; a failed one is not correct."""
+    problems: Sequence[str]
+    """Those with a repeat that is finished under every policy; the others have no time."""
     wall_s: Floats  # [problems]
     committed: Floats  # [problems]
 
-    def of(self, places: Sequence[int]) -> "Compared":
+    def of(self, chosen: Collection[str]) -> "Compared":
         """The same for some of the problems."""
-        return Compared([self.scores[place] for place in places], self.wall_s[places], self.committed[places])
+        places = [place for place, problem in enumerate(self.problems) if problem in chosen]
+        return Compared(
+            {problem: scores for problem, scores in self.scores.items() if problem in chosen},
+            [self.problems[place] for place in places],
+            self.wall_s[places],
+            self.committed[places],
+        )
 
 
 class Table:
-    """The rows of a run, by policy.
+    """The rows of a run, and the requests without a row because they ended in an error, by policy.
 
     Raises:
         UsageError: a row is of a policy that is not the run's.
     """
 
-    def __init__(self, policies: Iterable[str], rows: Iterable[Row]) -> None:
+    def __init__(self, policies: Iterable[str], rows: Iterable[Row], failures: Iterable[Failure] = ()) -> None:
         self.tallies = {policy: Tally() for policy in policies}
         self.labels: dict[str, tuple[int | None, str | None]] = {}
         """By problem: its level and subject."""
@@ -138,21 +165,47 @@ class Table:
                 raise UsageError(f"A row is of the policy {row.policy!r}, which this run does not have.")
             self.tallies[row.policy].add(row)
             self.labels[row.problem] = row.level, row.subject
+        for failure in failures:
+            tally = self.tallies.setdefault(failure.policy, Tally())
+            if (failure.problem, failure.repeat) not in tally.figures:
+                tally.failed.add((failure.problem, failure.repeat))
         # A policy of which nothing has finished must not take the others' comparisons with it.
-        begun = {policy: tally for policy, tally in self.tallies.items() if tally.figures}
-        common = set[Key].intersection(*(set(tally.figures) for tally in begun.values())) if begun else set[Key]()
-        repeats: defaultdict[str, list[int]] = defaultdict(list)
-        for problem, repeat in sorted(common):
-            repeats[problem].append(repeat)
-        self.problems = list(repeats)
-        """Those with at least one repeat that is finished under every policy that has begun."""
-        self.compared: Mapping[str, Compared] = {policy: _compared(tally, repeats) for policy, tally in begun.items()}
+        self.begun = {policy: tally for policy, tally in self.tallies.items() if tally.figures}
+        ended = _by_problem(_common(tally.ended for tally in self.begun.values()))
+        finished = _by_problem(_common(set(tally.figures) for tally in self.begun.values()))
+        self.problems = list(ended)
+        """Those with at least one repeat that has ended under every policy that has begun."""
+        self.compared: Mapping[str, Compared] = {
+            policy: _compared(tally, ended, finished) for policy, tally in self.begun.items()
+        }
+
+    def answered(self, policy: str) -> Answered:
+        """What the policy and the target answered of the requests that have ended under both."""
+        own, target = self.begun[policy], self.begun[BASELINE]
+        requests = own.ended & target.ended
+        by_own, by_target = own.answered & requests, target.answered & requests
+        return Answered(
+            both=len(by_own & by_target),
+            only_target=len(by_target - by_own),
+            only_policy=len(by_own - by_target),
+            neither=len(requests - by_own - by_target),
+        )
 
 
-def _compared(tally: Tally, repeats: Mapping[str, Sequence[int]]) -> Compared:
-    figures = [[tally.figures[problem, repeat] for repeat in each] for problem, each in repeats.items()]
+def _common(keys: Iterable[set[Key]]) -> set[Key]:
+    sets = list(keys)
+    return set[Key].intersection(*sets) if sets else set()
+
+
+def _by_problem(keys: Iterable[Key]) -> Mapping[str, Sequence[Key]]:
+    return {problem: list(repeats) for problem, repeats in groupby(sorted(keys), key=lambda key: key[0])}
+
+
+def _compared(tally: Tally, ended: Mapping[str, Sequence[Key]], finished: Mapping[str, Sequence[Key]]) -> Compared:
+    figures = [[tally.figures[key] for key in keys] for keys in finished.values()]
     return Compared(
-        scores=[[row.correct for row in rows] for rows in figures],
+        scores={problem: [tally.score(key) for key in keys] for problem, keys in ended.items()},
+        problems=list(finished),
         wall_s=np.array([sum(row.wall_s for row in rows) for rows in figures]),
         committed=np.array([sum(row.committed for row in rows) for rows in figures], dtype=np.float64),
     )

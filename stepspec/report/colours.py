@@ -25,6 +25,7 @@ PALETTE: Mapping[str, tuple[str, str]] = {
     "judge": ("#b8548c", "#e48cbd"),
     "queue": ("#b3aea4", "#5f6670"),
     "controller": ("#6d6a64", "#979ca5"),
+    "other": ("#dcd6c8", "#454a52"),
     "rejected": ("#b3372b", "#e2786b"),
     "cancelled": ("#d8a49c", "#8f5a53"),
     "series-0": ("#6a7078", "#aeb4bd"),

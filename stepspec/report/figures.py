@@ -15,6 +15,11 @@ class Column:
     title: str
     meaning: str
     cell: Callable[[PolicySummary], Cell]
+    is_speed: bool = False
+
+    def is_struck(self, policy: PolicySummary) -> bool:
+        """Whether the figure is a speed that does not count, which is shown struck through."""
+        return self.is_speed and policy.no_speed is not None and self.cell(policy)[0] != UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Extra:
 
 ACCURACY = Column(
     "accuracy",
-    "share of problems answered correctly, with Wilson's interval",
+    "share of problems answered correctly, with Wilson's interval; a request that ended in an error is not correct",
     lambda each: cells.percent_with_interval(each.accuracy, each.accuracy_ci),
 )
 ACCURACY_GAIN = Column(
@@ -40,11 +45,13 @@ SPEEDUP = Column(
     "speedup",
     "wall time of the target over that of the policy, on the same problems",
     lambda each: cells.times(each.speedup_vs_target, each.speedup_vs_target_ci),
+    is_speed=True,
 )
 SPEEDUP_VS_TOKEN = Column(
     "speedup vs token",
     "wall time of token-level speculation over that of the policy",
     lambda each: cells.times(each.speedup_vs_token, each.speedup_vs_token_ci),
+    is_speed=True,
 )
 STEPS_ACCEPTED = Column(
     "steps accepted",
@@ -81,6 +88,15 @@ COLUMNS: Sequence[Column] = (
 )
 """The ones that a README has room for."""
 
+ACCURACY_WITHOUT_FAILED = Column(
+    "accuracy without failed",
+    "share answered correctly of the requests that did not end in an error",
+    lambda each: (
+        cells.percent_with_interval(each.accuracy_without_failed, each.accuracy_without_failed_ci)
+        if each.failed
+        else (UNKNOWN, "")
+    ),
+)
 P_VALUE = Column(
     "p",
     "probability of a difference in accuracy at least as large if there were none: McNemar's exact test, or with "
@@ -96,6 +112,7 @@ SPEEDUP_MEDIAN = Column(
     "speedup, median",
     "median over problems of the target's wall time over the policy's; the speedup above is dominated by long problems",
     lambda each: cells.times(each.speedup_median, each.speedup_median_ci),
+    is_speed=True,
 )
 LENGTH_WITH_INTERVAL = Column(
     "length",
@@ -126,6 +143,7 @@ PROBLEMS_PER_S = Column(
     "problems/s",
     "problems finished per second at the run's concurrency, idle time at the ends of blocks included",
     lambda each: (cells.significant(each.throughput and each.throughput.problems_per_s), ""),
+    is_speed=True,
 )
 TOKENS_PER_S = Column(
     "committed tokens/s",
@@ -140,6 +158,7 @@ THROUGHPUT_RATIO = Column(
         if each.throughput
         else (UNKNOWN, "")
     ),
+    is_speed=True,
 )
 JOULES = Column(
     "joules per problem",
@@ -159,7 +178,7 @@ BY_LAST_NUMBER = Column(
     lambda each: (_of_rows(each.by_last_number, each), ""),
 )
 FAILED = Column(
-    "failed", "requests that ended in an error; they are in no other figure", lambda each: (f"{each.failed:,}", "")
+    "failed", "requests that ended in an error; they count as not correct", lambda each: (f"{each.failed:,}", "")
 )
 
 
@@ -172,8 +191,11 @@ def num_rows(policy: PolicySummary) -> int:
     return policy.n if policy.num_rows is None else policy.num_rows
 
 
+CLOSING: Sequence[Column] = (*COLUMNS, TRUNCATED, NO_ANSWER)
+"""The ones that every table for a terminal has: a text that is cut off or without an answer is no speed."""
+
 GROUPS: Mapping[str, Sequence[Column]] = {
-    "Accuracy": (ACCURACY, ACCURACY_GAIN, P_VALUE, LOSS_BOUND),
+    "Accuracy": (ACCURACY, ACCURACY_GAIN, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
     "Speculation": (STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
     "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),

@@ -8,6 +8,7 @@ from typing import Any, cast
 from stepspec.records import BASELINE, PolicyKind, PolicyRecord, PolicySummary, RunRecord, Summary
 from stepspec.report.cells import count, joined, percent, percent_with_interval, times
 from stepspec.report.figures import num_rows
+from stepspec.stats import Candidate
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02
@@ -39,28 +40,35 @@ def findings(run: RunRecord, summary: Summary) -> Findings:
 
 def chosen_policy(summary: Summary) -> str | None:
     """The policy that the headline is about."""
-    if summary.matched is not None:
-        return summary.matched.policy
-    if "stepspec" in summary.policies:
-        return "stepspec"
-    judged = [name for name, policy in summary.policies.items() if policy.step_acceptance is not None]
-    return judged[0] if judged else None
+    return summary.matched.policy if summary.matched is not None else None
+
+
+def speeds_that_do_not_count(summary: Summary) -> list[str]:
+    """A sentence for each policy whose speed is shown struck through."""
+    return [
+        f"The speed of {name} does not count: {policy.no_speed}."
+        for name, policy in summary.policies.items()
+        if policy.no_speed is not None
+    ]
 
 
 def _headline(summary: Summary) -> str:
-    name = chosen_policy(summary)
-    policy = summary.policies.get(name) if name is not None else None
-    if summary.matched is not None and policy is None:
-        return f"No policy is known to keep the target's accuracy to within {_points(summary.matched.loss)}."
-    if policy is None or policy.speedup_vs_target is None:
-        return f"What {_list(summary.policies)} came to on {summary.benchmark}."
-    speed = joined(times(policy.speedup_vs_target, policy.speedup_vs_target_ci))
+    if not any(map(_num_answered, summary.policies.values())):
+        return "No policy answered anything: every text was cut off or has no answer in it, or the request failed."
     if summary.matched is None:
-        return f"The policy {name} is {speed} as fast as the target alone."
+        return f"What {_list(summary.policies)} came to on {summary.benchmark}."
+    if not _num_answered(summary.policies[BASELINE]):
+        return "The target alone answered nothing, so there is no speed to compare with."
     kept = f"keeps the target's accuracy to within {_points(summary.matched.loss)}"
+    name = summary.matched.policy
     if name == BASELINE:
         return f"Nothing that {kept} is known to be faster than the target alone."
+    speed = joined(times(summary.policies[name].speedup_vs_target, summary.policies[name].speedup_vs_target_ci))
     return f"The fastest policy that {kept} is {name}: {speed} as fast as the target alone."
+
+
+def _num_answered(policy: PolicySummary) -> int:
+    return num_rows(policy) + policy.failed - policy.unanswered
 
 
 def _accuracies(summary: Summary) -> Iterable[str]:
@@ -98,12 +106,23 @@ def _faster_ones(summary: Summary) -> Iterable[str]:
         f"{name} ({times(policy.speedup_vs_target)[0]}, accuracy "
         f"{joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign='+'))})"
         for name, policy in summary.policies.items()
-        if policy.speedup_vs_target is not None and policy.accuracy_delta is not None
-        if chosen is None or policy.speedup_vs_target > (chosen.speedup_vs_target or 0)
+        if policy.accuracy_delta is not None and _pays(name, policy, summary)
+        if chosen is None or (policy.speedup_vs_target or 0) > (chosen.speedup_vs_target or 0)
     ]
     if faster:
-        known = "Faster" if summary.matched is None else "Faster, but not known to keep the accuracy"
-        yield f"{known}: {_list(faster)}."
+        yield f"Faster, but not known to keep the accuracy: {_list(faster)}."
+
+
+def _pays(name: str, policy: PolicySummary, summary: Summary) -> bool:
+    """Whether it is faster than the target by the rule that the headline goes by."""
+    together = policy.throughput if summary.concurrency > 1 else None
+    return Candidate(
+        name,
+        policy.speedup_vs_target,
+        policy.speedup_vs_target_ci,
+        why_no_speed=policy.no_speed,
+        throughput=together and together.speedup_vs_target,
+    ).pays()
 
 
 def kind_of(record: PolicyRecord | None) -> PolicyKind | None:
@@ -137,6 +156,7 @@ def is_exact(record: PolicyRecord | None) -> bool:
 
 
 def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
+    yield from speeds_that_do_not_count(summary)
     yield from _failures(run, summary)
     if summary.n < run.num_problems:
         yield f"{summary.n:,} of {count(run.num_problems, 'problem')} are finished under every policy in the tables."
@@ -162,7 +182,8 @@ def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:
             yield f"{name}: {count(failed[name], 'request')} ended in an error and none was finished: no table has it."
             continue
         of_all = f"{failed[name]:,} of {count(failed[name] + num_rows(policy), 'request')}"
-        yield f"{name}: {of_all} ended in an error and count in no other figure, so its figures may flatter it."
+        others = joined(percent_with_interval(policy.accuracy_without_failed, policy.accuracy_without_failed_ci))
+        yield f"{name}: {of_all} ended in an error and count as not correct; of the others {others} are correct."
 
 
 def _too_few(summary: Summary) -> Iterable[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stepspec.records import Group, RunRecord, Summary
+from stepspec.records import Group, PolicySummary, RunRecord, Summary
 from stepspec.report import cells
 from stepspec.report.conditions import conditions_sentence
 from stepspec.report.figures import COLUMNS, Extra
@@ -45,12 +45,18 @@ def _groups_by(kind: str, words: str, summary: Summary) -> list[str]:
     if not names:
         return []
     tables = {policy: {group.name: group for group in listed} for policy, listed in groups.items()}
-    rows = [[name, *(_group_cell(tables[policy].get(name)) for policy in groups)] for name in names]
+    rows = [
+        [name, *(_group_cell(tables[policy].get(name), summary.policies[policy]) for policy in groups)]
+        for name in names
+    ]
     return [f"## By {words}", markdown_table([words, *groups], rows)]
 
 
-def _group_cell(group: Group | None) -> str:
+def _group_cell(group: Group | None, policy: PolicySummary) -> str:
+    """The accuracy, and the speedup if the policy's speed counts."""
     if group is None:
         return cells.UNKNOWN
     accuracy = cells.joined(cells.percent_with_interval(group.accuracy, group.accuracy_ci))
+    if policy.no_speed is not None:
+        return accuracy
     return f"{accuracy}, {cells.joined(cells.times(group.speedup_vs_target, group.speedup_vs_target_ci))}"

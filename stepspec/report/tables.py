@@ -6,19 +6,21 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.records import Summary
+from stepspec.records import PolicySummary, Summary
 from stepspec.report import cells
-from stepspec.report.figures import COLUMNS, FURTHER, Column, Extra, is_known
+from stepspec.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known
+from stepspec.report.findings import speeds_that_do_not_count
 
 
 def closing_table(summary: Summary, *, setting: str = "") -> Table:
     """The table that closes an evaluation: what one wants to know first."""
-    return _table(summary, COLUMNS, setting, ())
+    return _table(summary, CLOSING, setting, ())
 
 
 def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> Table:
     """The same with every figure that was measured."""
-    return _table(summary, (*COLUMNS, *further_columns(summary)), setting, extras)
+    further = [column for column in further_columns(summary) if column not in CLOSING]
+    return _table(summary, (*CLOSING, *further), setting, extras)
 
 
 def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
@@ -26,15 +28,24 @@ def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Se
     named = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
     title = Text(f"{named}: {cells.count(summary.n, 'problem')}, 95% intervals")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    if notes := speeds_that_do_not_count(summary):
+        table.caption, table.caption_justify = Text("\n".join(notes)), "left"
     table.add_column("")
     for name in summary.policies:
         table.add_column(Text(name), justify="right", overflow="fold")
     for column in columns:
-        written = [column.cell(policy) for policy in summary.policies.values()]
-        table.add_row(column.title, *map(_lines, written))
+        table.add_row(column.title, *(_figure(column, policy) for policy in summary.policies.values()))
     for extra in extras:
         table.add_row(Text(extra.title), *(_lines(extra.cells[name]) for name in summary.policies))
     return table
+
+
+def _figure(column: Column, policy: PolicySummary) -> Text:
+    """A figure in lines, struck through where it does not count."""
+    lines = _lines(column.cell(policy))
+    if column.is_struck(policy):
+        lines.stylize("strike dim")
+    return lines
 
 
 def _lines(cell: cells.Cell) -> Text:
@@ -55,7 +66,7 @@ def readme_table(summary: Summary) -> str:
 def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
     """What the other table has no room for, a figure a line; empty where nothing of it was measured."""
     rows = [
-        [column.title, *(cells.joined(column.cell(policy)) for policy in summary.policies.values())]
+        [column.title, *(_written(column, policy) for policy in summary.policies.values())]
         for column in further_columns(summary)
     ]
     rows += [[extra.title, *(cells.joined(extra.cells[name]) for name in summary.policies)] for extra in extras]
@@ -63,10 +74,13 @@ def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
 
 
 def _policies_table(summary: Summary, columns: Sequence[Column]) -> str:
-    rows = [
-        [name, *(cells.joined(column.cell(policy)) for column in columns)] for name, policy in summary.policies.items()
-    ]
+    rows = [[name, *(_written(column, policy) for column in columns)] for name, policy in summary.policies.items()]
     return markdown_table(["policy", *(column.title for column in columns)], rows)
+
+
+def _written(column: Column, policy: PolicySummary) -> str:
+    text = cells.joined(column.cell(policy))
+    return f"~~{text}~~" if column.is_struck(policy) else text
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,9 +11,10 @@ often each interval holds the truth.
     speedup, interval = ratio_of_sums(target_wall_s, own_wall_s, rng)
 """
 
+from stepspec.stats.answers import Answered
 from stepspec.stats.intervals import Interval, wilson, z_value
-from stepspec.stats.judging import Bin, auc, reliability
-from stepspec.stats.matched import Candidate, accuracy_matched, corrected_confidence
+from stepspec.stats.judging import MIN_CLASS, Area, Bin, auc, reliability
+from stepspec.stats.matched import Candidate, corrected_confidence, fastest
 from stepspec.stats.paired import Paired, mcnemar_p
 from stepspec.stats.products import Powers, Ratio, products_of_sums
 from stepspec.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_sums
@@ -39,9 +40,12 @@ __all__ = [
     "ratio_of_sums",
     "median_of_ratios",
     "n_for_ratio",
+    "Answered",
     "Candidate",
-    "accuracy_matched",
     "corrected_confidence",
+    "fastest",
+    "MIN_CLASS",
+    "Area",
     "Bin",
     "reliability",
     "auc",

@@ -7,7 +7,7 @@ interval holds the true one. 93% to 97% is promised for 200 problems and more; w
 import argparse
 import json
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,15 +15,23 @@ import numpy as np
 import scipy  # pyright: ignore[reportMissingTypeStubs]
 
 from stepspec.stats.intervals import Interval
-from stepspec.stats.judging import auc
-from stepspec.stats.matched import Candidate, accuracy_matched
+from stepspec.stats.judging import MIN_CLASS, Area, auc
+from stepspec.stats.matched import Candidate, corrected_confidence, fastest
 from stepspec.stats.paired import Paired
 from stepspec.stats.products import half_widths
 from stepspec.stats.ratios import median_of_ratios
 from stepspec.stats.resamples import Resamples
 from stepspec.stats.runs import Floats
 from stepspec.stats.shares import Share
-from stepspec.stats.simulated import Latencies, Steps, correct_runs, judged_steps, latencies, paired_runs
+from stepspec.stats.simulated import (
+    Latencies,
+    Steps,
+    correct_runs,
+    judged_steps,
+    latencies,
+    paired_runs,
+    scored_outcomes,
+)
 
 SIMULATIONS = 2_000
 PROMISED = (0.93, 0.97)
@@ -34,6 +42,7 @@ ACCURACIES = (0.3, 0.6, 0.9)
 DISCORDANCES = ((0.02, 0.03), (0.05, 0.05), (0.1, 0.05))  # shares of problems lost and won against the target
 TARGET_ACCURACY = 0.6
 MATCHED = "none of 5 policies that lose 0.011 is accuracy-matched at 0.01"
+AREAS, GOOD_OUTCOMES = (0.6, 0.8, 0.95), 300
 RATIOS = (  # with the powers of the policy's seconds, the target's, the policy's tokens, and the target's
     ("speedup", (-1, 1, 0, 0), Latencies.speedup),
     ("length ratio", (0, 0, 1, -1), Latencies.length_ratio),
@@ -79,6 +88,8 @@ def settings(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Setting]:
             yield Setting("about 8 judged steps a problem", n, 1, _judged(n))
     if sizes == SIZES:
         yield Setting("0.031 lost, 0.02 won", 1000, 1, _matched(1000))
+        for area in AREAS:
+            yield Setting(f"area {area}, {MIN_CLASS} bad outcomes", GOOD_OUTCOMES + MIN_CLASS, 1, _areas(area))
 
 
 def measure(setting: Setting, simulations: int = SIMULATIONS) -> list[Coverage]:
@@ -137,12 +148,25 @@ def _judged(n: int) -> Simulate:
     def simulate(rng: np.random.Generator, simulations: int) -> Holds:
         drawn = [judged_steps(rng, n) for _ in range(simulations)]
         areas = [auc(each.scores, each.good, each.problems) for each in drawn]
-        return {
-            "step acceptance": [_holds(_acceptance(each).interval(), Steps.share) for each in drawn],
-            "AUC": [found is not None and _holds(found[1], Steps.area) for found in areas],
-        }
+        held = {"step acceptance": [_holds(_acceptance(each).interval(), Steps.share) for each in drawn]}
+        return held | _areas_held(areas, Steps.area)
 
     return simulate
+
+
+def _areas(true: float) -> Simulate:
+    def simulate(rng: np.random.Generator, simulations: int) -> Holds:
+        good = np.arange(GOOD_OUTCOMES + MIN_CLASS) < GOOD_OUTCOMES
+        scores = (scored_outcomes(rng, good, true) for _ in range(simulations))
+        return _areas_held([auc(each, good, np.arange(len(good))) for each in scores], true)
+
+    return simulate
+
+
+def _areas_held(areas: Sequence[Area], true: float) -> dict[str, list[bool]]:
+    """Of the areas that are given; nothing where none is."""
+    given = [area for area in areas if area.value is not None]
+    return {"AUC": [_holds(area.interval, true) for area in given]} if given else {}
 
 
 def _acceptance(steps: Steps) -> Share:
@@ -152,10 +176,10 @@ def _acceptance(steps: Steps) -> Share:
 def _matched(n: int) -> Simulate:
     def simulate(rng: np.random.Generator, simulations: int) -> Holds:
         counts = rng.multinomial(n, [0.031, 0.02, 0.949], size=(simulations, 5))
-        families = [
-            [Candidate("", 2.0, None, Paired(won, lost, n)) for lost, won, _ in each] for each in counts.tolist()
-        ]
-        return {MATCHED: [accuracy_matched(family, eps=0.01) is None for family in families]}
+        confidence = corrected_confidence(5)
+        bounds = [[Paired(won, lost, n).loss_upper(confidence) for lost, won, _ in each] for each in counts.tolist()]
+        families = [[Candidate("", 2.0, (1.9, 2.1), bound) for bound in each] for each in bounds]
+        return {MATCHED: [fastest(family, loss=0.01) is None for family in families]}
 
     return simulate
 

@@ -46,10 +46,14 @@ def tango(only_first: float, only_second: float, n: float, confidence: float = 0
     first and only the second got right, and q is the likeliest share of the latter if the difference is d. With
     b = c = 0 it is ±z²/(n + z²), which is conservative.
     """
+    lower = tango_lower(only_first, only_second, n, confidence)
+    return lower, -tango_lower(only_second, only_first, n, confidence)
+
+
+def tango_lower(only_first: float, only_second: float, n: float, confidence: float = 0.95) -> float:
+    """The lower end of `tango`; the upper one is that of the opposite difference."""
     z, difference = z_value(confidence), (only_first - only_second) / n
-    lower = _bisect(lambda d: _tango_score(only_first, only_second, n, d) - z, -1.0, difference)
-    upper = _bisect(lambda d: _tango_score(only_first, only_second, n, d) + z, difference, 1.0)
-    return lower, upper
+    return _bisect(lambda d: _tango_score(only_first, only_second, n, d) - z, -1.0, difference)
 
 
 @lru_cache(maxsize=256)

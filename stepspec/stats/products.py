@@ -14,7 +14,7 @@ from stepspec.stats.runs import Floats
 Powers = Mapping[str, int]
 """By column, the power of its sum: {"target_s": 1, "own_s": -1} is a speedup."""
 
-_NO_SPREAD = 1e-7  # between problems, relative to the figure: below it rounding is all that differs
+_NO_SPREAD = 1e-6  # between problems, relative to the figure: below it rounding is all that differs
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,31 @@ def paired_runs(
     return np.where(target == 1, 1 - loses, wins), target
 
 
+def lost_everywhere(
+    rng: np.random.Generator, num_problems: int, num_repeats: int, accuracy: float, loss: float, correlation: float
+) -> tuple[Floats, Floats]:
+    """A policy's runs and the target's: each problem has a chance, and the policy's is smaller by the same factor."""
+    chances = _varying(rng, accuracy, num_problems, correlation)
+    return _tosses(rng, chances * (1 - loss / accuracy), num_repeats), _tosses(rng, chances, num_repeats)
+
+
+def lost_in_some(
+    rng: np.random.Generator, num_problems: int, num_repeats: int, accuracy: float, loss: float, correlation: float
+) -> tuple[Floats, Floats]:
+    """The same where the policy loses a few problems in all repeats, and none of the others."""
+    chances = _varying(rng, accuracy, num_problems, correlation)
+    kept = rng.random(num_problems) >= loss / accuracy
+    return _tosses(rng, chances * kept, num_repeats), _tosses(rng, chances, num_repeats)
+
+
+def same_in_all_repeats(
+    rng: np.random.Generator, num_problems: int, num_repeats: int, accuracy: float, loss: float, correlation: float
+) -> tuple[Floats, Floats]:
+    """As lost everywhere, where all repeats of a problem are one and the same, as at temperature 0."""
+    own, target = lost_everywhere(rng, num_problems, 1, accuracy, loss, correlation)
+    return np.repeat(own, num_repeats, axis=1), np.repeat(target, num_repeats, axis=1)
+
+
 @dataclass(frozen=True)
 class Latencies:
     """Seconds and tokens of a policy and of the target, each [problems, evaluations], repeats summed."""
@@ -89,9 +114,17 @@ def judged_steps(rng: np.random.Generator, num_problems: int) -> Steps:
     return Steps(distance * good + effect + rng.normal(0, 1, len(problems)), good, problems)
 
 
-def _varying(rng: np.random.Generator, mean: float, size: int) -> Floats:
-    """Chances from 0 to 1, mostly near either end; two tosses with one of them are correlated by 0.5."""
-    return rng.beta(mean, 1 - mean, size)
+def scored_outcomes(rng: np.random.Generator, good: NDArray[np.bool_], area: float) -> Floats:
+    """Normal scores of outcomes, each of a problem of its own, that tell good from bad with that area."""
+    return NormalDist().inv_cdf(area) * sqrt(2) * good + rng.normal(0, 1, len(good))
+
+
+def _varying(rng: np.random.Generator, mean: float, size: int, correlation: float = 0.5) -> Floats:
+    """Chances from 0 to 1, near either end if two tosses with one of them are much correlated; all alike if not."""
+    if correlation == 0:
+        return np.full(size, mean)
+    strength = 1 / correlation - 1
+    return rng.beta(mean * strength, (1 - mean) * strength, size)
 
 
 def _tosses(rng: np.random.Generator, chances: Floats, num_repeats: int) -> Floats:

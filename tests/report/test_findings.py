@@ -9,7 +9,7 @@ from stepspec.report.findings import differing_conditions, findings, is_exact, k
 RUN = make_run(2).run
 
 
-def summary(matched: str | None, **changes: object) -> Summary:
+def summary(matched: str, **changes: object) -> Summary:
     step = STEPSPEC.model_copy(update=changes)
     found = Matched(loss=0.01, policy=matched, speedup=2.3, speedup_ci=(2.2, 2.5))
     return SUMMARY.model_copy(
@@ -26,19 +26,17 @@ def test_the_headline_names_the_matched_policy_with_its_interval() -> None:
     assert "stepspec answers 92.5% [91.4, 94.5] correctly and the target 93.1%" in found.details[1]
 
 
-def test_the_headline_admits_that_nothing_qualifies_or_that_only_the_target_does() -> None:
-    assert findings(RUN, summary(None)).headline.startswith("No policy is known to keep")
+def test_the_headline_admits_that_nothing_qualifies_and_claims_nothing_without_a_target() -> None:
     assert findings(RUN, summary("target")).headline.startswith("Nothing that keeps")
-
-
-def test_a_summary_of_before_there_was_a_match_claims_none() -> None:
-    found = findings(RUN, summary("x").model_copy(update={"matched": None}))
-    assert found.headline == "The policy stepspec is 2.35× [2.20, 2.50] as fast as the target alone."
+    alone = summary("target").model_copy(update={"matched": None})
+    assert findings(RUN, alone).headline == "What target, token and stepspec came to on gsm-mini."
 
 
 def test_a_faster_policy_is_named_with_the_accuracy_that_it_costs() -> None:
     details = " ".join(findings(RUN, summary("token")).details)
     assert "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5])." in details
+    for changes in ({"speedup_vs_target_ci": (0.9, 3.1)}, {"no_speed": "it answered none of the 9 requests"}):
+        assert "Faster" not in " ".join(findings(RUN, summary("token", **changes)).details)
 
 
 def test_what_is_exact_is_told_apart() -> None:
@@ -87,10 +85,14 @@ def test_where_rows_are_missing_the_difference_stands_without_accuracies_over_ot
 
 
 def test_failed_requests_come_first_also_those_of_a_policy_without_any_row() -> None:
-    told = summary("stepspec", failed=2).model_copy(update={"failed": {"stepspec": 2, "draft": 7, "target": 0}, "n": 9})
+    known = {"accuracy_without_failed": 0.95, "accuracy_without_failed_ci": (0.9, 0.98)}
+    told = summary("stepspec", failed=2, **known).model_copy(
+        update={"failed": {"stepspec": 2, "draft": 7, "target": 0}, "n": 9}
+    )
     assert list(findings(RUN, told).warnings[:2]) == [
         "draft: 7 requests ended in an error and none was finished: no table has it.",
-        "stepspec: 2 of 1,002 requests ended in an error and count in no other figure, so its figures may flatter it.",
+        "stepspec: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] "
+        "are correct.",
     ]
 
 

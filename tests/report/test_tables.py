@@ -14,7 +14,9 @@ from stepspec.report import (
     UNKNOWN,
     closing_table,
     conditions_sentence,
+    headline,
     markdown_report,
+    readme_block,
     readme_table,
     with_block,
     with_results,
@@ -87,9 +89,9 @@ RUN = RunRecord(
 )
 
 
-def rendered(width: int) -> str:
+def rendered(width: int, summary: Summary = SUMMARY) -> str:
     console = Console(width=width, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
-    console.print(closing_table(SUMMARY))
+    console.print(closing_table(summary))
     return console.export_text()
 
 
@@ -148,13 +150,60 @@ def test_the_conditions_are_one_sentence_with_everything_in_it() -> None:
 
 def test_the_report_bounds_the_loss_and_explains_its_columns() -> None:
     report = markdown_report(RUN, SUMMARY)
-    assert report.startswith("# gsm-mini\n\nThe policy step|spec [x] is 2.35× [2.20, 2.50] as fast")
+    assert report.startswith("# gsm-mini\n\nWhat target and step|spec [x] came to on gsm-mini.")
     assert readme_table(SUMMARY) in report
     assert conditions_sentence(RUN, SUMMARY) in report
     assert "| accuracy lost, at most | – | +1.5% |" in report
     assert "| truncated | 3 of 1,000 | 3 of 1,000 |" in report
     assert "| no answer | 2 of 1,000 | 2 of 1,000 |" in report
     assert all(f"**{column.title}**: {column.meaning}" in report for column in COLUMNS)
+
+
+NO_SPEED = STEPSPEC.model_copy(
+    update={"no_speed": "the target answered 700 of the 1,000 requests that it did not", "truncated": 700, "failed": 5}
+)
+STRUCK = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": NO_SPEED}})
+REASON = "The speed of stepspec does not count: the target answered 700 of the 1,000 requests that it did not."
+
+
+def test_a_speed_that_does_not_count_is_struck_through_in_markdown_and_nothing_else_is() -> None:
+    for report in (markdown_report(RUN, STRUCK), readme_block([(RUN, STRUCK)])):
+        assert REASON in report
+        assert "~~2.35× [2.20, 2.50]~~ | ~~0.80× [0.75, 0.85]~~" in report
+        assert report.count("~~") == 4
+    assert "~~" not in markdown_report(RUN, SUMMARY)
+
+
+def test_a_terminal_strikes_it_too_and_has_rows_for_texts_that_were_cut_off_or_have_no_answer() -> None:
+    console = Console(width=160, record=True, file=Path("/dev/null").open("w"), force_terminal=True)  # noqa: SIM115
+    console.print(closing_table(STRUCK))
+    styled = console.export_text(styles=True)
+    assert "\x1b[2;9m2.35×" in styled
+    assert "\x1b[2;9m1.00×" not in styled
+    rows = {line.split("  ")[0].strip(): line for line in rendered(160, STRUCK).splitlines()}
+    assert "700 of 1,000" in rows["truncated"]
+    assert "2 of 1,000" in rows["no answer"]
+    assert REASON in " ".join(rendered(160, STRUCK).split())
+
+
+def test_a_speed_that_does_not_count_is_no_headline() -> None:
+    with pytest.raises(UsageError, match="speed of stepspec does not count and is no headline: the target answered"):
+        headline([(RUN, STRUCK)])
+
+
+def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -> None:
+    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}})
+    warm = RUN.model_copy(update={"temperature": 0.6}), ours.model_copy(update={"temperature": 0.6})
+    text = "<!-- headline:gsm-mini -->\n<!-- /headline -->\n<!-- results:gsm-mini -->\n<!-- /results -->"
+    once = with_results(text, [(RUN, ours), warm])
+    first, rest = once.split("<!-- /headline -->")
+    for words in ("at temperature 0 the policy", "at temperature 0.6 the policy"):
+        assert words in first
+    assert rest.index("**Temperature 0**") < rest.index("**Temperature 0.6**")
+    assert rest.count(readme_table(ours)) == 2
+    other_problems = warm[0].model_copy(update={"data_sha256": "1"}), warm[1]
+    with pytest.raises(UsageError, match="the same problems"):
+        headline([(RUN, ours), other_problems])
 
 
 README = "# Title\n\n<!-- results:gsm-mini -->\nold\n<!-- /results -->\n\nThe rest.\n"
@@ -184,7 +233,7 @@ def test_the_command_rewrites_the_block_from_the_files(tmp_path: Path) -> None:
     readme.write_text(README, "utf-8")
     done = report_command("--readme", readme, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert readme.read_text("utf-8") == with_results(README, RUN, SUMMARY)
+    assert readme.read_text("utf-8") == with_results(README, [(RUN, SUMMARY)])
 
 
 def test_the_command_refuses_what_is_not_there_in_one_sentence(tmp_path: Path) -> None:

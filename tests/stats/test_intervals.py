@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from stepspec.stats import Paired, wilson, z_value
-from stepspec.stats.intervals import least_n, spread_known
+from stepspec.stats.intervals import least_n, spread_known, tango
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 TABLES = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 500)).filter(any)
@@ -55,10 +55,10 @@ def test_tango_gives_the_values_that_were_published(
     only_first: int, only_second: int, n: int, interval: tuple[float, float]
 ) -> None:
     places = 5e-4 if n == 21 else 5e-5
-    assert Paired(only_first, only_second, n).interval() == pytest.approx(interval, abs=places)
+    assert tango(only_first, only_second, n) == pytest.approx(interval, abs=places)
 
 
-@pytest.mark.parametrize("n", [1, 10, 30, 1000])
+@pytest.mark.parametrize("n", [1, 30, 1000])
 def test_two_policies_that_always_agree_still_have_an_interval(n: int) -> None:
     z = z_value(0.95)
     bound = z * z / (n + z * z)

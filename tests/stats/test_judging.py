@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.stats import auc, reliability, wilson
+from stepspec.stats import MIN_CLASS, auc, reliability, wilson
 
 RNG = np.random.default_rng
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 20)), min_size=2, max_size=60)
@@ -23,19 +23,22 @@ def area_by_pairs(scores: list[int], good: list[bool]) -> float:
 @settings(deadline=None)
 def test_the_area_is_the_share_of_pairs_in_the_right_order(steps: list[tuple[int, bool, int]]) -> None:
     scores, good, problems = (list(each) for each in zip(*steps, strict=True))
-    found = auc(scores, good, problems)
+    copies = [problem + 100 * copy for copy in range(MIN_CLASS) for problem in problems]
+    found = auc(scores * MIN_CLASS, good * MIN_CLASS, copies)
     if all(good) or not any(good):
-        assert found is None
+        assert found.value is None
         return
-    assert found is not None
-    area, interval = found
-    assert area == pytest.approx(area_by_pairs(scores, good))
-    opposite = auc([-score for score in scores], good, problems)
-    assert opposite is not None
-    assert opposite[0] == pytest.approx(1 - area)
-    if interval is not None:
-        assert 0 <= interval[0] <= area <= interval[1] <= 1
-        assert opposite[1] == pytest.approx((1 - interval[1], 1 - interval[0]))
+    area = area_by_pairs(scores, good)
+    if area in (0, 1):
+        assert "separate" in (found.why or "")
+        return
+    assert found.value == pytest.approx(area)
+    opposite = auc([-score for score in scores] * MIN_CLASS, good * MIN_CLASS, copies)
+    assert opposite.value == pytest.approx(1 - area)
+    assert found.interval is not None
+    low, high = found.interval
+    assert 0 <= low <= area <= high <= 1
+    assert opposite.interval == pytest.approx((1 - high, 1 - low))
 
 
 def test_the_error_is_delongs_where_every_step_is_a_problem_of_its_own() -> None:
@@ -44,8 +47,8 @@ def test_the_error_is_delongs_where_every_step_is_a_problem_of_its_own() -> None
     good = rng.random(4000) < 0.5
     scores = rng.normal(size=4000) + good
     found = auc(scores, good, np.arange(4000))
-    assert found is not None
-    area, interval = found
+    area, interval = found.value, found.interval
+    assert area is not None
     assert interval is not None
     below = (scores[good][:, None] > scores[~good]).astype(float)
     variance = below.mean(axis=1).var(ddof=1) / good.sum() + below.mean(axis=0).var(ddof=1) / (~good).sum()
@@ -55,17 +58,24 @@ def test_the_error_is_delongs_where_every_step_is_a_problem_of_its_own() -> None
 
 def test_steps_of_a_problem_that_are_copies_add_nothing() -> None:
     rng = RNG(1)
-    good, problems = rng.random(100) < 0.5, np.arange(100)
-    scores = rng.normal(size=100) + good
+    good, problems = rng.random(200) < 0.5, np.arange(200)
+    scores = rng.normal(size=200) + good
     once = auc(scores, good, problems)
-    assert once is not None
+    assert once.value is not None
     copied = auc(np.repeat(scores, 5), np.repeat(good, 5), np.repeat(problems, 5))
-    assert copied == (pytest.approx(once[0]), pytest.approx(once[1]))
+    assert (copied.value, copied.interval) == (pytest.approx(once.value), pytest.approx(once.interval))
 
 
-def test_perfect_separation_and_few_problems_have_an_area_and_no_interval() -> None:
-    assert auc([1, 2, 3, 4] * 10, [0, 0, 1, 1] * 10, range(40)) == (1.0, None)
-    assert auc([1, 3, 2, 4], [0, 0, 1, 1], range(4)) == (0.75, None)
+def test_an_area_is_given_only_where_both_classes_are_large_enough_and_overlap() -> None:
+    rng, num_bad = RNG(2), MIN_CLASS - 1
+    good = np.arange(300) >= num_bad
+    few = auc(rng.normal(size=300), good, np.arange(300))
+    assert (few.value, few.interval) == (None, None)
+    assert few.why == "49 of the problems have a bad outcome, and an area needs at least 50"
+    assert "good outcome" in (auc(rng.normal(size=300), ~good, np.arange(300)).why or "")
+    # Many steps of the same problems are no more problems.
+    assert auc(rng.normal(size=300), rng.random(300) < 0.5, np.arange(300) % num_bad).value is None
+    assert "separate" in (auc([1, 2, 3, 4] * 25, [0, 0, 1, 1] * 25, range(100)).why or "")
 
 
 @given(STEPS)

@@ -23,7 +23,7 @@ def test_scores_between_none_and_one_count_as_parts_of_a_problem() -> None:
 
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=100))
 @settings(deadline=None)
-def test_one_run_of_each_problem_is_tango_as_it_stands(pairs: list[tuple[int, int]]) -> None:
+def test_one_run_of_each_problem_is_its_counts(pairs: list[tuple[int, int]]) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     b, c = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     paired = Paired.of(first, second)

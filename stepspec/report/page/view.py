@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.records import Group, PolicyKind, RunRecord, Summary
+from stepspec.records import Group, PolicyKind, PolicySummary, RunRecord, Summary
 from stepspec.report import cells
 from stepspec.report.cells import Cell
 from stepspec.report.colours import series
@@ -52,11 +52,16 @@ class Line:
     title: str
     meaning: str
     cells: Sequence[Cell]
+    struck: Sequence[bool] = ()
+    """Which cells do not count; none if empty."""
 
     @property
-    def unbroken(self) -> list[Cell]:
-        """The cells with spaces at which a line may end only between percentiles."""
-        return [(value, interval.replace(" ", "\xa0").replace(",\xa0p99", ", p99")) for value, interval in self.cells]
+    def unbroken(self) -> list[tuple[str, str, bool]]:
+        """The cells with spaces at which a line may end only between percentiles, and whether each is struck."""
+        return [
+            (value, interval.replace(" ", "\xa0").replace(",\xa0p99", ", p99"), struck)
+            for (value, interval), struck in zip(self.cells, self.struck or [False] * len(self.cells), strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,10 @@ def _table(source: Source) -> dict[str, Sequence[Line]]:
 
 
 def _line(column: Column, summary: Summary) -> Line:
-    return Line(column.title, column.meaning, [column.cell(policy) for policy in summary.policies.values()])
+    policies = summary.policies.values()
+    return Line(
+        column.title, column.meaning, [*map(column.cell, policies)], [column.is_struck(policy) for policy in policies]
+    )
 
 
 def _groups(summary: Summary) -> dict[str, Sequence[Line]]:
@@ -181,7 +189,14 @@ def _group_lines(kind: str, summary: Summary) -> list[Line]:
     by_policy = [{group.name: group for group in policy.groups.get(kind, [])} for policy in summary.policies.values()]
     names = dict.fromkeys(name for groups in by_policy for name in groups)
     return [
-        Line(name, _group_size(name, by_policy), [_group_cell(groups.get(name)) for groups in by_policy])
+        Line(
+            name,
+            _group_size(name, by_policy),
+            [
+                _group_cell(groups.get(name), policy)
+                for groups, policy in zip(by_policy, summary.policies.values(), strict=True)
+            ],
+        )
         for name in names
     ]
 
@@ -190,10 +205,13 @@ def _group_size(name: str, by_policy: Sequence[Mapping[str, Group]]) -> str:
     return cells.count(max(groups[name].n for groups in by_policy if name in groups), "problem")
 
 
-def _group_cell(group: Group | None) -> Cell:
+def _group_cell(group: Group | None, policy: PolicySummary) -> Cell:
+    """The accuracy, and the speedup if the policy's speed counts."""
     if group is None:
         return cells.UNKNOWN, ""
     accuracy, interval = cells.percent_with_interval(group.accuracy, group.accuracy_ci)
+    if policy.no_speed is not None:
+        return accuracy, interval
     speed = cells.joined(cells.times(group.speedup_vs_target, group.speedup_vs_target_ci))
     return accuracy, "\n".join(part for part in (interval, speed) if part != cells.UNKNOWN)
 

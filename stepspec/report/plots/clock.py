@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from stepspec.records import Summary
+from stepspec.records import Summary, TimeRecord
 from stepspec.report.cells import percent, seconds
 from stepspec.report.figures import num_rows
 from stepspec.report.plots.canvas import Plot, canvas, colour, label
 
-PARTS = ("queue", "draft", "judge", "target", "controller")
+PARTS = tuple(TimeRecord.model_fields)
 ROW_HEIGHT = 34
 
 

@@ -137,8 +137,7 @@ def _calibration(key: str, judge: str, scores: ScoreTally) -> Iterator[Plot]:
 
 def _area_in_words(scores: ScoreTally) -> str:
     found = auc(scores.lowest, scores.correct, scores.problems)
-    if found is None:
-        return "All had the same outcome, so nothing can be said of the judge."
-    area, interval = found
-    around = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
-    return f"Area under the curve {area:.2f}{around}; 0.5 means that the scores say nothing of the outcome."
+    if found.value is None or found.interval is None:
+        return f"No area under the curve is given: {found.why}."
+    low, high = found.interval
+    return f"Area under the curve {found.value:.2f} [{low:.2f}, {high:.2f}]; 0.5 means that the scores say nothing."

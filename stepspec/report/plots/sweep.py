@@ -62,7 +62,8 @@ def _lines(
         name: [
             (summary.concurrency, found)
             for summary in ordered
-            if name in summary.policies and (found := value(summary.policies[name])) is not None
+            if name in summary.policies and summary.policies[name].no_speed is None
+            if (found := value(summary.policies[name])) is not None
         ]
         for name in policies
     }

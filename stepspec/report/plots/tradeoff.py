@@ -36,7 +36,7 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
     points = [
         _point(name, policy, is_exact(run.policies.get(name)))
         for name, policy in summary.policies.items()
-        if policy.speedup_vs_target is not None
+        if policy.speedup_vs_target is not None and policy.no_speed is None
     ]
     if len(points) < 2:
         return
@@ -53,7 +53,7 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
             f"{key}-tradeoff",
             "Accuracy against speed",
             "Better is up and to the right; the bars are 95% intervals. Circles are exact, diamonds are not. "
-            "The dashed line joins those that no other beats in both.",
+            "The dashed line joins those that no other beats in both. Speeds that do not count are left out.",
         )
 
 

@@ -1,5 +1,6 @@
 """Grades texts: find the answer, compare it exactly, and ask computer algebra only where reading is not enough."""
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from types import TracebackType
@@ -12,8 +13,11 @@ from stepspec.grade.compare import Comparison, Question, compare
 from stepspec.grade.finding import Found, find_answer
 from stepspec.grade.integer import canonical_integer, grade_integer
 from stepspec.grade.latex import cleaned
-from stepspec.grade.number import Number, first_number_in, has_digit, is_changed_by_words, number_within, read_number
+from stepspec.grade.number import Number, has_digit, number_of, read_number
+from stepspec.grade.sentence import number_named
 from stepspec.grade.structure import structure_of
+from stepspec.grade.thinking import without_thinking
+from stepspec.grade.vocabulary import DENIES, changes_number
 from stepspec.grade.words import MAX_ANSWER_CHARS, DecidedBy, Grade, GraderKind, Limits, Status, shortened
 from stepspec.grade.workers import Reply, WorkerPool
 
@@ -89,11 +93,13 @@ class Grading:
         gold = self.check_gold(gold)
         if self._kind == "integer":
             return _grade_integer(text, gold)
-        text = text[-self._limits.max_text_chars :]
+        text = without_thinking(text, self._limits.max_text_chars)
         wants_number = self._kind == "number" or read_number(gold) is not None
         found = find_answer(text, last_number=self._last_number and wants_number, cut_short=cut_short)
         if found is None:
             return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
+        if found.boxes and found.boxes.changed:
+            return _grade("parse_error", found, None, _CHANGED_OUTSIDE)
         found = _with_all_boxes(found, gold, self._limits.max_chars)
         if len(found.text) > self._limits.max_chars:
             why = f"The answer is {len(found.text):,} characters long; at most {self._limits.max_chars:,} are read."
@@ -116,7 +122,7 @@ class Grading:
 
     def _grade_math(self, found: Found, gold: str) -> Grade:
         comparison = compare(gold, found.text)
-        if comparison.question is not None:
+        if comparison.verdict != "same" and comparison.by == "text":
             comparison = _worded(comparison, found, gold)
         if comparison.question is None:
             status: Status = "correct" if comparison.verdict == "same" else "incorrect"
@@ -128,12 +134,15 @@ class Grading:
             why = next(filter(None, (refusal(formula, self._limits) for formula in formulas)), None)
             if why:
                 return _grade("parse_error", found, None, f"The {whose} was not compared as a formula: {why}")
-        if any(map(is_changed_by_words, question.found)):
+        if any(DENIES.search(each) or (changes_number(" ".join(_WORDS.findall(each)))) for each in question.found):
             return _grade("parse_error", found, None, _CHANGED_BY_WORDS)
         return _grade_by_reply(self._workers.ask(question), found, gold, self._limits)
 
 
+# Not the names of commands, and no unknowns.
+_WORDS = re.compile(r"\\text\{([^{}]*)\}|(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 _CHANGED_BY_WORDS = "The answer has words that change what its formula says, and cannot be compared."
+_CHANGED_OUTSIDE = "What stands beside the last box denies it, or makes another answer of it."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
 
 
@@ -173,27 +182,28 @@ def _grade_by_reply(reply: Reply, found: Found, gold: str, limits: Limits) -> Gr
 
 
 def _number_in(found: Found) -> Number | None:
-    """The number an answer is, or the one it holds; a phrase may go on behind its number."""
+    """The number an answer is, or the one that it names in words."""
     number = read_number(found.text)
     if number is not None:
         return number
-    clean = cleaned(found.text)
-    return number_within(clean) or (first_number_in(clean) if found.by == "phrase" else None)
+    named = number_named(cleaned(found.text))
+    return read_number(named) if named else None
 
 
 def _with_all_boxes(found: Found, gold: str, max_chars: int) -> Found:
     """Several boxes are one answer where the gold answer has as many parts; else those are that are said at once."""
-    if len(found.together) < 2:
+    boxes = found.boxes
+    if boxes is None or max(len(boxes.contents), boxes.num_joined) < 2:
         return found
     wanted = len(_parts(gold))
-    boxes = found.together[-(wanted if wanted > 1 else found.num_joined) :]
-    joined = ", ".join(boxes)
-    if len(boxes) > 1 and len(joined) > max_chars:
+    all_boxes = boxes.contents[-wanted:] if wanted > 1 else boxes.joined
+    joined = ", ".join(all_boxes)
+    if len(all_boxes) > 1 and len(joined) > max_chars:
         return Found(joined, found.by)
     if wanted > 1:
         last_is_all = len(_parts(found.text)) >= wanted
     else:
-        last_is_all = all(compare(each, found.text).verdict == "same" for each in boxes[:-1])
+        last_is_all = all(compare(each, found.text).verdict == "same" for each in all_boxes[:-1])
     return found if last_is_all else Found(joined, found.by)
 
 
@@ -203,20 +213,18 @@ def _parts(answer: str) -> Sequence[str]:
 
 
 def _worded(comparison: Comparison, found: Found, gold: str) -> Comparison:
-    """A phrase or sentence that names one number answers a question for a number."""
+    """Words that name one number answer a question for a number."""
     expected = read_number(gold)
-    has_words = found.by in ("phrase", "hashes") or "\\text" in found.text
-    number = _number_in(found) if expected and has_words else None
-    if expected is None or number is None:
-        return comparison
-    return Comparison("same" if expected.equals(number) else "different", "number")
+    clean = cleaned(found.text)
+    named = number_named(clean) if expected and number_of(clean) is None else None
+    return compare(gold, named) if named else comparison
 
 
 @lru_cache(maxsize=4096)
 def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
     _, mark, behind = gold.rpartition("####")
     boxes = last_boxes(gold)
-    answer = (", ".join(boxes) if boxes else behind if mark else gold).strip()
+    answer = (", ".join(boxes.contents) if boxes else behind if mark else gold).strip()
     shown = repr(shortened(answer, 80))
     if not answer:
         raise UsageError("The gold answer is empty.")

@@ -15,7 +15,9 @@ MAX_TOGETHER = 20
 """More boxes than this are no one answer."""
 _MAX_BETWEEN_CHARS = 200
 # Boxes of one sentence are said at once if these are between them and nothing there infers or corrects.
-_JOINS = re.compile(r"[,;&/]|\\(?:q?quad|lor|land|text\s*\{\s*(?:and|or)\b)|\b(?:and|or|alternatively)\b", re.IGNORECASE)
+_JOINS = re.compile(
+    r"[,;&/]|\\(?:q?quad|lor|land|text\s*\{\s*(?:and|or)\b)|\b(?:and|or|alternatively)\b", re.IGNORECASE
+)
 _INFERS = re.compile(
     r"\b(?:wrong|not|no|but|so|then|hence|thus|therefore|which|gives?|get|actually|corrected|instead|because|since"
     r"|implies|means|yields?|wait|simplif\w+|becomes|i\.e\.)\b|\\(?:implies|therefore|Rightarrow|to)(?![a-zA-Z])",
@@ -125,11 +127,13 @@ _MULTIPLIES_BEHIND = re.compile(
     r"|overline|bmod|e|i)(?![a-zA-Z])"
     r"|\s*[-+*/](?=\s*(?:[\d(]|\\(?!text|boxed|[)\],;! ]|q?quad)|[b-hj-zB-HJ-Z](?![a-zA-Z])))"
 )
-_UNIT_BEHIND = re.compile(r"(?:[mck]m|m?kg|ft|mph|cm|st|nd|rd|th)(?![a-zA-Z])|\(\s*\\?[a-z]{3}|and\b|or\b|is\b|[A-Z]?[a-z]{3,}\b")
+_UNIT_BEHIND = re.compile(
+    r"(?:[mck]m|m?kg|ft|mph|cm|st|nd|rd|th)(?![a-zA-Z])|\(\s*\\?[a-z]{3}|and\b|or\b|is\b|[A-Z]?[a-z]{3,}\b"
+)
 _CHANGES_BEHIND = re.compile(
     rf"{_CLOSES_MATH}(?:\\text\s*\{{\s*)?(?:and\s+(?:a|one|{'|'.join(sorted(NUMBER_WORDS))})\b|dozens?\b|hundreds?\b"
     r"|thousands?\b|millions?\b|billions?\b|trillions?\b|squared\b|cubed\b|factorial\b|times\b|pairs?\b|score\b"
-    r"|(?:less|more|fewer)\s+than\b|(?:plus|minus|over|mod)\b|below\s+zero|(?:per\s?cent|\\?%)\s+(?:of|more|less)\b"
+    r"|(?:less|more|fewer)\s+than\b|(?:plus|minus|over|mod)\b|below\s+zero|(?:per\s?cent|\\?%)[\s$]+(?:of|more|less)\b"
     rf"|(?:[,;]\s*)?(?:or|and)\s+(?:\w+\s+){{0,3}}[\\$]*(?:\d|(?:{'|'.join(sorted(NUMBER_WORDS))})\b)"
     r"|(?:[a-z]+\s+){0,2}(?:is|are|was|were|be|would\s+be|seems|looks|does|can)(?:\s+\w+){0,2}?"
     r"(?:\s+(?:not|wrong|incorrect|false|impossible|never)\b|n['’]t\b)|(?:isn|wasn|cannot|can)['’]?t?\s+(?:be|right)"

@@ -20,6 +20,7 @@ from stepspec.grade.number import Number, number_of
 from stepspec.grade.structure import Structure, structure_of
 
 Verdict = Literal["same", "different", "unknown"]
+Way = Literal["number", "text"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Comparison:
     """What reading says of two answers. There is a `question` exactly if the verdict is "unknown"."""
 
     verdict: Verdict
-    by: Literal["number", "text"]
+    by: Way
     question: Question | None = None
 
 
@@ -45,7 +46,7 @@ _DIFFERENT_TEXT = Comparison("different", "text")
 
 
 def compare(gold: str, found: str) -> Comparison:
-    """Times, choices and numbers exactly, then texts in one way of writing, then the parts of answers that have several."""
+    """Times, choices and numbers exactly, then texts in one way of writing, then the parts of what has several."""
     return _compare(cleaned(gold), cleaned(found), 0)
 
 
@@ -182,14 +183,7 @@ def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure)
         return False
     if _letters(found) & {letter.swapcase() for letter in _letters(gold)} - _letters(gold):
         return False
-    if set(map(str.casefold, _TEXT_COMMAND.findall(gold))) != set(map(str.casefold, _TEXT_COMMAND.findall(found))):
-        return False  # the system passes words over
-    if (":" in gold) != (":" in found):
-        return False
-    for pattern in (_OTHER_RELATION, _SIDE_BY_SIDE):
-        if any(each not in gold for each in pattern.findall(found)):
-            return False
-    if not set(_BARE_WORD.findall(_WITHOUT_ENVIRONMENT.sub("", found))) <= set(_BARE_WORD.findall(gold)):
+    if (":" in gold) != (":" in found) or not set(_OTHER_RELATION.findall(found)) <= set(_OTHER_RELATION.findall(gold)):
         return False
     shapes = {expected.shape, answer.shape}
     if shapes == {"one"}:
@@ -202,7 +196,26 @@ def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure)
         if other.shape == "set" and len(other.parts) == 1:
             return True
         return other.shape in ("bracket", "union", "set") and bool(_SET_LIKE.search(single))
-    return shapes == {"list", "set"} or shapes <= {"union", "bracket", "set"} and "union" in shapes
+    return shapes == {"list", "set"} or (shapes <= {"union", "bracket", "set"} and "union" in shapes)
+
+
+def ambiguity(question: Question) -> str | None:
+    """Why a computer algebra system is not asked: it reads something where a reader could not; None if it may be."""
+    gold = " ".join(question.gold)
+    for found in question.found:
+        if not set(_SIDE_BY_SIDE.findall(found)) <= set(_SIDE_BY_SIDE.findall(gold)):
+            return "It can be read in several ways."
+        if not _words_in(found) <= _words_in(gold):
+            return "It has words that the gold answer does not have."
+    if not _words_in(gold) <= _words_in(" ".join(question.found)):
+        return "It lacks words that the gold answer has."
+    return None
+
+
+def _words_in(clean: str) -> set[str]:
+    """Words, which the system passes over where they are set as text and else takes for unknowns."""
+    texts = map(str.casefold, _TEXT_COMMAND.findall(clean))
+    return {*texts, *_BARE_WORD.findall(_WITHOUT_ENVIRONMENT.sub("", clean))}
 
 
 _WITHOUT_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[a-zA-Z]*\}(?:\{[lcr|\s]*\})?|\\text\{[^{}]*\}")
@@ -265,7 +278,7 @@ def _in_any_order(
     gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], Comparison]
 ) -> Comparison:
     """Sorts out the parts that are the same; what is left decides, or is asked about."""
-    left_over, unmatched, by = _without_equal_numbers(gold, found)
+    left_over, unmatched, by = _without_equal_parts(gold, found)
     if len(unmatched) > _MAX_UNSORTED:
         return _DIFFERENT_TEXT
     undecided = list[str]()
@@ -285,26 +298,26 @@ def _in_any_order(
 
 
 _MAX_UNSORTED = 20
-"""Parts that are no plain numbers; every one is compared with every other."""
+"""Parts that differ in how they are written; every one is compared with every other."""
 
 
-def _without_equal_numbers(gold: Sequence[str], found: Sequence[str]) -> tuple[list[str], list[str], set[str]]:
-    """What is left of the found and of the gold parts without numbers that both have, which are matched by value."""
-    by_value = defaultdict[Number, list[int]](list)
+def _without_equal_parts(gold: Sequence[str], found: Sequence[str]) -> tuple[list[str], list[str], set[Way]]:
+    """What is left of the found and of the gold parts without those that are the same number or text in both."""
+    places = defaultdict[Number | str, list[int]](list)
     for index, part in enumerate(found):
-        if number := _plain_number(part):
-            by_value[number].append(index)
-    matched, unmatched = set[int](), list[str]()
+        places[_key(part)].append(index)
+    matched, unmatched, by = set[int](), list[str](), set[Way]()
     for part in gold:
-        same = by_value.get(number) if (number := _plain_number(part)) else None
-        if same:
-            matched.add(same.pop())
+        key = _key(part)
+        if places[key]:
+            matched.add(places[key].pop())
+            by.add("text" if isinstance(key, str) else "number")
         else:
             unmatched.append(part)
-    left_over = [part for index, part in enumerate(found) if index not in matched]
-    return left_over, unmatched, {"number"} if matched else set()
+    return [part for index, part in enumerate(found) if index not in matched], unmatched, by
 
 
-def _plain_number(part: str) -> Number | None:
-    """Of a part without name and unit, which may not be left out of the comparison here."""
-    return None if "=" in part or any(map(str.isalpha, part)) else number_of(part)
+def _key(part: str) -> Number | str:
+    """The number of a part without name and unit, which are compared apart, else its text."""
+    number = None if "=" in part or any(map(str.isalpha, part)) else number_of(part)
+    return number or text_key(part)

@@ -173,7 +173,9 @@ def _has_digit(text: str) -> bool:
 
 
 _AM_PM = re.compile(r"\b[ap]\.?\s?m\b", re.IGNORECASE)
-_UNIT_AT_END = re.compile(r"(?:\\text\{([^{}]*)\}|\s([a-zA-Z/ ]+)|(?<=\d)([a-z/]{2,4}))\s*(?:\^\s*\{?\s*-?\d\s*\}?|\d)?$")
+_UNIT_AT_END = re.compile(
+    r"(?:\\text\{([^{}]*)\}|\s([a-zA-Z/ ]+)|(?<=\d)([a-z/]{2,4}))\s*(?:\^\s*\{?\s*-?\d\s*\}?|\d)?$"
+)
 
 
 def unit_of(clean: str) -> str | None:

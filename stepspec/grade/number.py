@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal
 
 from stepspec.grade.latex import cleaned, value_named
+from stepspec.grade.vocabulary import CANONICAL_UNIT as NAMES_OF_UNITS
 from stepspec.grade.vocabulary import (
     CHANGES_BEHIND,
     DENIES,
@@ -23,7 +24,6 @@ from stepspec.grade.vocabulary import (
     SHORT_UNITS,
     is_unit_text,
 )
-from stepspec.grade.vocabulary import CANONICAL_UNIT as NAMES_OF_UNITS
 
 MAX_EXPONENT = 400
 """Of scientific notation. What is larger is no answer to a question, and costs memory."""
@@ -62,7 +62,8 @@ _WHOLE = re.compile(
         (?P<base>\d{{1,2}}|two|eight|ten|sixteen)\s*\}}?(?:\s*\}})?
     | 10\s*\^\s*\{{?\s*(?P<power>[+-]?\s*\d{{1,5}})(?:\s*\}})?
     | (?P<before>\d*)\.(?P<once>\d*)\\(?:overline|bar|dot)\s*\{{?\s*(?P<repeated>\d+)(?:\s*\}})?
-    | (?P<decimal>{_UNSIGNED})(?:(?:[eE]|\s*(?:\\cdot|x)\s*10\s*\^)\s*\{{?\s*(?P<exponent>[+-]?\s*\d{{1,5}})(?:\s*\}})?)?
+    | (?P<decimal>{_UNSIGNED})
+        (?:(?:[eE]|\s*(?:\\cdot|x)\s*10\s*\^)\s*\{{?\s*(?P<exponent>[+-]?\s*\d{{1,5}})(?:\s*\}})?)?
     )(?P<scale>\s*(?:hundred|thousand|million|billion|trillion)\b)?(?P<unit>.*)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -114,7 +115,7 @@ def number_of(clean: str) -> Number | None:
 
 
 def digits_of(clean: str) -> str | None:
-    """The number of a cleaned answer as it is written in digits; None if it is a fraction, power, percentage or such."""
+    """The number of a cleaned answer as it is written in digits; None if it is a fraction, a power or the like."""
     match = _number_match(clean)
     if match is None or match["decimal"] is None or match["exponent"] or match["scale"] or "%" in match["unit"]:
         return None

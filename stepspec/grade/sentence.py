@@ -5,6 +5,7 @@ second one.
 """
 
 import re
+from itertools import pairwise
 
 from stepspec.grade.latex import cleaned, value_named
 from stepspec.grade.number import has_digit, number_of
@@ -82,7 +83,12 @@ def _may_follow(right: str) -> bool:
     goes_on = _GOES_ON.match(right)
     if goes_on is None or (goes_on[1] and goes_on[1] not in SHORT_UNITS | _PREPOSITIONS):
         return False
-    return not (CHANGES_IN_SENTENCE.search(right) or _JOINED_CHOICE.search(right) or _OPERATOR.search(right) or _UNKNOWN.search(right))
+    return not (
+        CHANGES_IN_SENTENCE.search(right)
+        or _JOINED_CHOICE.search(right)
+        or _OPERATOR.search(right)
+        or _UNKNOWN.search(right)
+    )
 
 
 def _may_lead(left: str, subject: str) -> bool:
@@ -93,7 +99,9 @@ def _may_lead(left: str, subject: str) -> bool:
         return False
     if _WORD_BEFORE_OF.search(left) and not OF_TOTAL.search(left):
         return False
-    return not _OPERATOR.search(left.replace("*", "")) and not re.search(r"[a-zA-Z]\($|(?<![a-zA-Z'])[b-zB-HJ-Z]\s*$", left)
+    return not _OPERATOR.search(left.replace("*", "")) and not re.search(
+        r"[a-zA-Z]\($|(?<![a-zA-Z'])[b-zB-HJ-Z]\s*$", left
+    )
 
 
 _TAIL_CHARS = 2_000
@@ -103,7 +111,9 @@ _CLAUSE_END = re.compile(
     r"|leaving|making|meaning)?\b|\b(?:so|thus|hence|therefore)\b,?\s+|[;:]\s",
     re.IGNORECASE,
 )
-_TAKES_BACK = re.compile(r"\b(?:wait|but|however|actually|oops|sorry|correction|recheck|check|unless|or)\b", re.IGNORECASE)
+_TAKES_BACK = re.compile(
+    r"\b(?:wait|but|however|actually|oops|sorry|correction|recheck|check|unless|or)\b", re.IGNORECASE
+)
 _LIST_START = re.compile(r"\W*(?:(?:and|or|but|plus|minus|then)\b\W*)?-?\\?\$?-?\.?\d")
 _PERCENT_WORD = re.compile(r"\bper\s?cent\b", re.IGNORECASE)
 
@@ -112,7 +122,7 @@ def last_number_in(text: str) -> str | None:
     """The number that the last clause with a digit names; None unless it is the only one and nothing is done to it."""
     tail = text[-_TAIL_CHARS:]
     ends = [0, *(end.end() for end in _SENTENCE_END.finditer(tail)), len(tail)]
-    sentences = [tail[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+    sentences = [tail[start:end] for start, end in pairwise(ends)]
     while sentences and not has_digit(sentences[-1]):
         behind = sentences.pop()
         if DENIES.search(behind) or _TAKES_BACK.search(behind) or _NUMBER_WORD.search(behind):

@@ -27,7 +27,9 @@ CHANGES_BEHIND = NUMBER_WORDS | _words(
     zeroes digits minimum maximum approximately infinity infty pi sqrt sin cos tan cot sec csc log ln exp lim arcsin
     arccos arctan base bases sum wrong incorrect false not never left-over plus-minus inverse reciprocal"""
 )
-_CHANGES_BEHIND_PATTERN = "|".join(sorted(CHANGES_BEHIND - _words("and but to over short odd squared cubed below under")))
+_CHANGES_BEHIND_PATTERN = "|".join(
+    sorted(CHANGES_BEHIND - _words("and but to over short odd squared cubed below under"))
+)
 # In a sentence prepositions and "and" go on with something else, but for what they do directly behind the number.
 CHANGES_IN_SENTENCE = re.compile(
     rf"\b(?:{_CHANGES_BEHIND_PATTERN})\b|\bbelow\s+zero\b|(?<![a-z]\s)\b(?:squared|cubed)\b"

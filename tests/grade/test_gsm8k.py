@@ -8,11 +8,7 @@ import pytest
 from stepspec.grade import Grading
 
 DATA = next(
-    (
-        file
-        for folder in Path(__file__).parents
-        if (file := folder / "shared/data/gsm8k/test.jsonl").exists()
-    ),
+    (file for folder in Path(__file__).parents if (file := folder / "shared/data/gsm8k/test.jsonl").exists()),
     Path("shared/data/gsm8k/test.jsonl"),
 )
 

@@ -74,7 +74,7 @@ _DENIED_OTHER = re.compile(r"(?<=\S) \(not\b[^()]*\)$")
 _BASES = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
 
 _UNIT_TOKEN = re.compile(
-    r"(\s*)(?:\\text\{([^{}]*)\}|([a-zA-Z][a-z'’]*(?:\.[a-z](?![a-z]))*\.?(?:-[a-z]+)*)|([/()%]))"
+    r"(\s*)(?:\\text\{([^{}]*)\}|((?:AM|PM|USD|kWh|kW|mL|Hz|[a-zA-Z][a-z'’]*)(?:\.[a-z](?![a-z]))*\.?(?:-[a-z]+)*)|([/()%]))"
     r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\d(?!\d))?"
 )
 _VOWEL = re.compile(r"[aeiouyAEIOUY]")

@@ -1,4 +1,4 @@
-"""The rules that the grader's docstring tells are what it does, and hand-written answers are graded as a reader would."""
+"""The rules of the grader's docstring are what it does, and hand-written answers are graded as a reader would."""
 
 import time
 from collections.abc import Iterator

@@ -5,24 +5,24 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepspec.grade.boxes import last_boxes, num_joined
-from stepspec.grade.number import last_number_in, read_number
+from stepspec.grade.boxes import LastBoxes, last_boxes
+from stepspec.grade.number import read_number
+from stepspec.grade.sentence import last_number_in
+from stepspec.grade.vocabulary import DENIES
 from stepspec.grade.words import FoundBy
 
 
 @dataclass(frozen=True)
 class Found:
-    """An answer as it stands in the text. `together` are the boxes that make one answer, the last one included."""
+    """An answer as it stands in the text. `boxes` tells of those around it, if it is in one."""
 
     text: str
     by: FoundBy
-    together: tuple[str, ...] = ()
-    num_joined: int = 1
-    """How many of the last of them are said at once, and do not correct or repeat what was said."""
+    boxes: LastBoxes | None = None
 
 
 def find_answer(text: str, *, last_number: bool, cut_short: bool) -> Found | None:
-    """The answer of a text, or None. Linear in the text.
+    """The answer of a text that holds no thinking, or None. Linear in the text.
 
     Args:
         last_number: whether the last number of a text without any sign of an answer is taken for it.
@@ -30,7 +30,7 @@ def find_answer(text: str, *, last_number: bool, cut_short: bool) -> Found | Non
     """
     boxes = last_boxes(text)
     if boxes:
-        return Found(boxes[-1], "box", tuple(boxes), num_joined(text) if len(boxes) > 1 else 1)
+        return Found(boxes.contents[-1], "box", boxes)
     for find, by in _FINDERS:
         found = find(text, cut_short)
         if found:
@@ -63,7 +63,7 @@ _PHRASE = re.compile(
 )
 _MAX_PHRASE_CHARS = 2_000
 _PAIRS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"), ("$", "$"))
-_SENTENCE_END = re.compile(r"\.(?=\s|$)|\n|[!?](?=\s|$)")
+_SENTENCE_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
 _CONNECTIVE = re.compile(
     r"[,;]?\s+(?:because|since|as|which|where|when|so|and\s+(?:he|she|it|they)|but(?!\s+[\\$]*\d)|for|after)\s.*",
     re.DOTALL,
@@ -75,9 +75,28 @@ def _after_phrase(text: str, cut_short: bool) -> str | None:
     if not matches:
         return None
     last = matches[0]
+    if _is_denied(text[max(0, last.start() - _BEFORE_CHARS) : last.start()]):
+        return None
     rest = text[last.end() : last.end() + _MAX_PHRASE_CHARS]
     answer, ended = _formula_at_start(rest) or _sentence_at_start(rest)
+    if answer is None:
+        return None
     return None if cut_short and not ended else answer or None
+
+
+_BEFORE_CHARS = 120
+_CLAUSE_END = re.compile(r"[,;:](?=\s)|[.!?](?=\s)|\n|\b(?:so|but|then|therefore|thus|hence)\b")
+_HYPOTHETICAL = re.compile(
+    r"\b(?:if|whether|suppose|assum\w+|unless|why|doubt|claim\w*|pretend|other|their|his|her|intermediate|guess\w*)\b"
+    r"(?:\s+\w+){0,3}\W*$",
+    re.IGNORECASE,
+)
+
+
+def _is_denied(before: str) -> bool:
+    """Whether the sentence denies or only supposes what the phrase says: "I do not think that the answer is 12"."""
+    *_, clause = _CLAUSE_END.split(before)
+    return bool(DENIES.search(clause) or _HYPOTHETICAL.search(clause))
 
 
 def _formula_at_start(rest: str) -> tuple[str, bool] | None:
@@ -97,9 +116,14 @@ def _is_price(rest: str, left: str, end: int) -> bool:
     return left == "$" and (rest[end - 1].isspace() or rest[end + 1 : end + 2].isdigit())
 
 
-def _sentence_at_start(rest: str) -> tuple[str, bool]:
-    """Up to the end of the sentence or line, without what explains the answer; and whether there is an end."""
+def _sentence_at_start(rest: str) -> tuple[str | None, bool]:
+    """Up to the end of the sentence or line, without what explains the answer; and whether there is an end.
+
+    A question answers nothing.
+    """
     end = _SENTENCE_END.search(rest)
+    if end and end.group() == "?":
+        return None, True
     sentence = rest[: end.start()] if end else rest
     return _CONNECTIVE.sub("", sentence).strip(" *_\t\r"), end is not None
 

@@ -1,4 +1,121 @@
-"""Grades texts: find the answer, compare it exactly, and ask computer algebra only where reading is not enough."""
+r"""Grades texts: find the answer, compare it exactly, and ask computer algebra only where reading is not enough.
+
+The rules, each with examples: grader, gold answer, text, and whether it is correct or refused, which is any other
+status. `all` is every grader. The tests are made from this table.
+
+An answer is looked for in the last box, behind the last ####, behind an answer phrase, and at last in the last sentence
+with a number, in this order.
+    all    :: 18 :: It is \boxed{17}. No, it is \boxed{18}. Then 19 is next. :: correct
+    number :: 18 :: It is \boxed{17}. The answer is 18. :: refused
+    number :: 18 :: #### 18 :: correct
+    number :: 18 :: The answer is 18, because 9 and 9 is 18. :: correct
+    number :: 18 :: He sold 2 eggs, so he has 18 eggs left. :: correct
+Nothing in the thinking is an answer, whether it is closed or not.
+    all    :: 18 :: <think>It is \boxed{18}.</think> I do not know. :: refused
+    all    :: 18 :: <think>It is \boxed{18}, or is it? :: refused
+    all    :: 18 :: It is \boxed{18}.</think> I do not know. :: refused
+    all    :: 18 :: <think>It is \boxed{17}.</think> It is \boxed{18}. :: correct
+Boxes that are joined by a comma, "and" or "or" are said at once, and answer only a question for as many parts.
+    all    :: 13 :: either \boxed{12} or \boxed{13} :: refused
+    all    :: 13 :: \boxed{12} is wrong, so \boxed{13} :: correct
+    all    :: 13 :: \boxed{13}, or \boxed{13.0} :: correct
+    math   :: 12, 13 :: either \boxed{12} or \boxed{13} :: correct
+What stands beside a box may make another answer of it.
+    all    :: 6 :: $-\boxed{6}$ :: refused
+    all    :: 6 :: $\boxed{6}\pi$ :: refused
+    all    :: 6 :: It is not \boxed{6}. :: refused
+    all    :: 6 :: \boxed{6} dozen :: refused
+    all    :: 6 :: \boxed{6} or 7 :: refused
+    all    :: 6 :: $x = \boxed{6}\text{ cm}^2$ :: correct
+Styles, spaces, currencies and degrees are left out of the comparison.
+    all    :: 113 :: \boxed{\textbf{(113)}} :: correct
+    all    :: 113 :: \boxed{\mathbf{113}} :: correct
+    all    :: 113 :: \boxed{113^\circ} :: correct
+    all    :: 113 :: \boxed{\$113.00} :: correct
+Digits belong to one number only if nothing or a mark of grouping is between them.
+    all    :: 12 :: \boxed{1 2} :: refused
+    all    :: 12 :: \boxed{1,2} :: refused
+    all    :: 1200 :: \boxed{1,200} :: correct
+    all    :: 11111 :: \boxed{11,\!111} :: correct
+    number :: 11111 :: ANSWER: 11,\! 111 :: correct
+In brackets a comma separates.
+    all    :: 1200 :: \boxed{(1,200)} :: refused
+    math   :: (1,200) :: \boxed{1200} :: refused
+    math   :: (1,200) :: \boxed{(1, 200)} :: correct
+Words behind a number and a space are its unit; glued to it only units are that are known.
+    all    :: 7 :: \boxed{7xy} :: refused
+    all    :: 7 :: \boxed{7 xy} :: refused
+    all    :: 7 :: \boxed{7\sqrt{2}} :: refused
+    math   :: \frac{1}{2} :: \boxed{\frac{1}{2}bh} :: refused
+    all    :: 7 :: \boxed{7 apples} :: correct
+    all    :: 7 :: \boxed{7cm} :: correct
+    all    :: 12 :: \boxed{\text{12 apples}} :: correct
+A unit is compared where both have one, and a second unit is a second number.
+    math   :: 5\text{ cm} :: \boxed{5\text{ m}} :: refused
+    math   :: 5\text{ cm} :: \boxed{5} :: correct
+    all    :: 5 :: \boxed{5\text{ feet }3\text{ inches}} :: refused
+    number :: 5 :: The answer is 5 feet 3 inches. :: refused
+Words that deny a number or make another of it are no unit, before and behind it.
+    all    :: 12 :: \boxed{\text{negative } 12} :: refused
+    all    :: 12 :: \boxed{12\text{ dozen}} :: refused
+    all    :: 12 :: \boxed{12\text{ and a half}} :: refused
+    all    :: 12 :: \boxed{\text{half of } 12} :: refused
+    all    :: 12 :: \boxed{\text{not } 12} :: refused
+    number :: 12000000 :: \boxed{12\text{ million}} :: correct
+A sentence answers with its number if it names one and does nothing to it.
+    all    :: 34 :: \boxed{\text{The largest } n \text{ is } 34.} :: correct
+    math   :: 34 :: The largest n is 34. :: correct
+    math   :: 34 :: The answer is the largest n, which is 34. :: refused
+    number :: 34 :: The largest n is certainly not 34. :: refused
+    number :: 34 :: The largest n is 33 or 34. :: refused
+    number :: 34 :: If it were 34. :: refused
+    number :: 34 :: Is it 34? :: refused
+    number :: 34 :: It is 34. Wait, that is wrong. :: refused
+    number :: 4 :: It is $4\sqrt{2}$. :: refused
+    number :: 3 :: It is $3x$. :: refused
+    number :: 12 :: It is minus 12. :: refused
+What an answer is the value of may stand before it, but an equation must be solved.
+    all    :: 113 :: \boxed{n=113} :: correct
+    all    :: 74 :: \boxed{\angle APC = 74^\circ} :: correct
+    all    :: 18 :: \boxed{9 + 9 = 18} :: correct
+    all    :: 12 :: \boxed{2x = 12} :: refused
+    all    :: 12 :: \boxed{-x = 12} :: refused
+    math   :: x=5 :: \boxed{y=5} :: refused
+    math   :: x+y=5 :: \boxed{5} :: refused
+Numbers are compared exactly, with repeating decimals and percentages; a percentage is its number with and without the
+sign. The grader `integer` takes digits alone.
+    number :: \frac{1}{3} :: \boxed{0.\overline{3}} :: correct
+    number :: \frac{1}{3} :: \boxed{0.333333} :: refused
+    math   :: \sqrt{2} :: \boxed{1.41421356} :: refused
+    number :: 50\% :: \boxed{0.5} :: correct
+    number :: 50\% :: \boxed{50} :: correct
+    number :: 50\% :: \boxed{0.5\%} :: refused
+    integer :: 50 :: \boxed{50\%} :: refused
+    integer :: 12 :: \boxed{\frac{24}{2}} :: refused
+    math   :: 12 :: \boxed{\frac{24}{2}} :: correct
+Points, intervals and sets are three things; a list may be a set.
+    math   :: \{-3,3\} :: \boxed{(-3,3)} :: refused
+    math   :: -3, 3 :: \boxed{(-3,3)} :: refused
+    math   :: [-3,3] :: \boxed{(-3,3)} :: refused
+    math   :: \{-3,3\} :: \boxed{x = 3 \text{ or } x = -3} :: correct
+    math   :: (-3,3) :: \boxed{-3 < x < 3} :: correct
+    math   :: x=1, y=2 :: \boxed{2, 1} :: refused
+Of choices one is named, and words are compared as words.
+    math   :: (A) :: \boxed{(A) and (B)} :: refused
+    math   :: (A) :: \boxed{\textbf{(A) } 12} :: correct
+    math   :: \text{Ann and Ben} :: \boxed{\text{Ben, Ann}} :: correct
+    math   :: \text{Ann and Ben} :: \boxed{\text{Ann or Ben}} :: refused
+A time has its half of the day if the gold answer has it.
+    math   :: 5:30\text{ a.m.} :: \boxed{5:30\text{ p.m.}} :: refused
+    math   :: 5:30\text{ p.m.} :: \boxed{5:30} :: refused
+    math   :: 5:30\text{ p.m.} :: \boxed{17:30} :: correct
+    math   :: 5:30 :: \boxed{5:30 PM} :: correct
+Formulas that are equal are equal as written: letters keep their case, and what reads in several ways is not read.
+    math   :: 6\pi :: \boxed{2 \cdot 3\pi} :: correct
+    math   :: R - r :: \boxed{0} :: refused
+    math   :: \frac{a}{2b} :: \boxed{a/2b} :: refused
+    math   :: x+1 :: \boxed{x + 1\text{ or so}} :: refused
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -8,12 +125,14 @@ from typing import Self, get_args
 from stepspec.errors import UsageError, unknown_name
 from stepspec.grade.boxes import last_boxes
 from stepspec.grade.caps import refusal
-from stepspec.grade.compare import Comparison, Question, compare
+from stepspec.grade.compare import Comparison, Question, ambiguity, compare
 from stepspec.grade.finding import Found, find_answer
 from stepspec.grade.integer import canonical_integer, grade_integer
 from stepspec.grade.latex import cleaned
-from stepspec.grade.number import Number, first_number_in, has_digit, is_changed_by_words, number_within, read_number
+from stepspec.grade.number import Number, has_digit, number_of, read_number
+from stepspec.grade.sentence import number_named
 from stepspec.grade.structure import structure_of
+from stepspec.grade.thinking import without_thinking
 from stepspec.grade.words import MAX_ANSWER_CHARS, DecidedBy, Grade, GraderKind, Limits, Status, shortened
 from stepspec.grade.workers import Reply, WorkerPool
 
@@ -89,11 +208,13 @@ class Grading:
         gold = self.check_gold(gold)
         if self._kind == "integer":
             return _grade_integer(text, gold)
-        text = text[-self._limits.max_text_chars :]
+        text = without_thinking(text, self._limits.max_text_chars)
         wants_number = self._kind == "number" or read_number(gold) is not None
         found = find_answer(text, last_number=self._last_number and wants_number, cut_short=cut_short)
         if found is None:
             return Grade("no_answer", why="The text was cut short before an answer." if cut_short else _NO_ANSWER)
+        if found.boxes and found.boxes.changed:
+            return _grade("parse_error", found, None, _CHANGED_OUTSIDE)
         found = _with_all_boxes(found, gold, self._limits.max_chars)
         if len(found.text) > self._limits.max_chars:
             why = f"The answer is {len(found.text):,} characters long; at most {self._limits.max_chars:,} are read."
@@ -116,7 +237,7 @@ class Grading:
 
     def _grade_math(self, found: Found, gold: str) -> Grade:
         comparison = compare(gold, found.text)
-        if comparison.question is not None:
+        if comparison.verdict != "same" and comparison.by == "text":
             comparison = _worded(comparison, found, gold)
         if comparison.question is None:
             status: Status = "correct" if comparison.verdict == "same" else "incorrect"
@@ -128,12 +249,13 @@ class Grading:
             why = next(filter(None, (refusal(formula, self._limits) for formula in formulas)), None)
             if why:
                 return _grade("parse_error", found, None, f"The {whose} was not compared as a formula: {why}")
-        if any(map(is_changed_by_words, question.found)):
-            return _grade("parse_error", found, None, _CHANGED_BY_WORDS)
+        why = ambiguity(question)
+        if why:
+            return _grade("parse_error", found, None, f"The answer was not compared as a formula: {why}")
         return _grade_by_reply(self._workers.ask(question), found, gold, self._limits)
 
 
-_CHANGED_BY_WORDS = "The answer has words that change what its formula says, and cannot be compared."
+_CHANGED_OUTSIDE = "What stands beside the last box denies it, or makes another answer of it."
 _NO_ANSWER = "The text has no box, no answer phrase and no number that could be its answer."
 
 
@@ -149,7 +271,7 @@ def _grade_integer(text: str, gold: str) -> Grade:
     status, answer = grade_integer(text, gold)
     if status == "no_answer":
         return Grade("no_answer", why="The text has no closed box with something in it.")
-    why = None if status == "correct" else _differs(answer or "", gold)
+    why = None if status == "correct" else _CHANGED_OUTSIDE if answer == gold else _differs(answer or "", gold)
     return Grade(status, answer, "box", "number", why)
 
 
@@ -173,27 +295,28 @@ def _grade_by_reply(reply: Reply, found: Found, gold: str, limits: Limits) -> Gr
 
 
 def _number_in(found: Found) -> Number | None:
-    """The number an answer is, or the one it holds; a phrase may go on behind its number."""
+    """The number an answer is, or the one that it names in words."""
     number = read_number(found.text)
     if number is not None:
         return number
-    clean = cleaned(found.text)
-    return number_within(clean) or (first_number_in(clean) if found.by == "phrase" else None)
+    named = number_named(cleaned(found.text))
+    return read_number(named) if named else None
 
 
 def _with_all_boxes(found: Found, gold: str, max_chars: int) -> Found:
     """Several boxes are one answer where the gold answer has as many parts; else those are that are said at once."""
-    if len(found.together) < 2:
+    boxes = found.boxes
+    if boxes is None or max(len(boxes.contents), boxes.num_joined) < 2:
         return found
     wanted = len(_parts(gold))
-    boxes = found.together[-(wanted if wanted > 1 else found.num_joined) :]
-    joined = ", ".join(boxes)
-    if len(boxes) > 1 and len(joined) > max_chars:
+    all_boxes = boxes.contents[-wanted:] if wanted > 1 else boxes.joined
+    joined = ", ".join(all_boxes)
+    if len(all_boxes) > 1 and len(joined) > max_chars:
         return Found(joined, found.by)
     if wanted > 1:
         last_is_all = len(_parts(found.text)) >= wanted
     else:
-        last_is_all = all(compare(each, found.text).verdict == "same" for each in boxes[:-1])
+        last_is_all = all(compare(each, found.text).verdict == "same" for each in all_boxes[:-1])
     return found if last_is_all else Found(joined, found.by)
 
 
@@ -203,20 +326,18 @@ def _parts(answer: str) -> Sequence[str]:
 
 
 def _worded(comparison: Comparison, found: Found, gold: str) -> Comparison:
-    """A phrase or sentence that names one number answers a question for a number."""
+    """Words that name one number answer a question for a number."""
     expected = read_number(gold)
-    has_words = found.by in ("phrase", "hashes") or "\\text" in found.text
-    number = _number_in(found) if expected and has_words else None
-    if expected is None or number is None:
-        return comparison
-    return Comparison("same" if expected.equals(number) else "different", "number")
+    clean = cleaned(found.text)
+    named = number_named(clean) if expected and number_of(clean) is None else None
+    return compare(gold, named) if named else comparison
 
 
 @lru_cache(maxsize=4096)
 def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
     _, mark, behind = gold.rpartition("####")
     boxes = last_boxes(gold)
-    answer = (", ".join(boxes) if boxes else behind if mark else gold).strip()
+    answer = (", ".join(boxes.contents) if boxes else behind if mark else gold).strip()
     shown = repr(shortened(answer, 80))
     if not answer:
         raise UsageError("The gold answer is empty.")

@@ -4,16 +4,20 @@ import re
 from typing import Literal
 
 from stepspec.errors import UsageError
-from stepspec.grade.boxes import closed_boxes
-from stepspec.grade.words import MAX_ANSWER_CHARS
+from stepspec.grade.boxes import closed_boxes, last_boxes
+from stepspec.grade.latex import cleaned
+from stepspec.grade.number import digits_of
+from stepspec.grade.sentence import number_named
+from stepspec.grade.thinking import without_thinking
+from stepspec.grade.words import MAX_ANSWER_CHARS, Limits
 
 IntegerStatus = Literal["correct", "incorrect", "no_answer"]
 
-# What LaTeX writes around a number without changing it: spaces, thin spaces, dollar signs and grouping
-# braces.
-_DECORATION = re.compile(r"\\[,!;: ]|\\?\$|[{}\s~]")
-_PLAIN = re.compile(r"([+-]?)(\d+)(?:\.0*)?")
-_GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+)(?:\.0*)?")
+# What LaTeX writes around a number without changing it: grouping braces, negative and thin spaces, dollar signs.
+_NOTHING = re.compile(r"\\!\s*|[{}]")
+_SPACE = re.compile(r"\\[,;: ]|\\?\$|[~\s]")
+_PLAIN = re.compile(r"([+-]?) *(\d+)(?:\.0*)?")
+_GROUPED = re.compile(r"([+-]?) *(\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)(?:\.0*)?")
 
 
 def extract_answer(text: str) -> str | None:
@@ -31,14 +35,27 @@ def canonical_integer(text: str) -> str | None:
 
     Digits stay a string, because `int` takes time quadratic in their number.
     """
-    bare = _DECORATION.sub("", text).replace("\u2212", "-").removesuffix(".")
+    return _canonical(text) or _canonical_of_answer(text)
+
+
+def _canonical(text: str) -> str | None:
+    bare = _SPACE.sub(" ", _NOTHING.sub("", text)).strip().replace("\u2212", "-").removesuffix(".")
     if not bare.isascii():
         return None
     match = _PLAIN.fullmatch(bare) or _GROUPED.fullmatch(bare)
     if match is None:
         return None
-    digits = match.group(2).replace(",", "").lstrip("0") or "0"
-    return f"-{digits}" if match.group(1) == "-" and digits != "0" else digits
+    digits = match[2].replace(",", "").replace(" ", "").lstrip("0") or "0"
+    return f"-{digits}" if match[1] == "-" and digits != "0" else digits
+
+
+def _canonical_of_answer(text: str) -> str | None:
+    """The same for one with a unit, a name, a style or words around it."""
+    if len(text) > Limits().max_chars:
+        return None
+    clean = cleaned(text)
+    digits = digits_of(clean) or digits_of(number_named(clean) or "")
+    return _canonical(digits) if digits else None
 
 
 def grade_integer(text: str, gold: str) -> tuple[IntegerStatus, str | None]:
@@ -53,9 +70,10 @@ def grade_integer(text: str, gold: str) -> tuple[IntegerStatus, str | None]:
     expected = canonical_integer(gold)
     if expected is None:
         raise UsageError(f"The gold answer {gold[:MAX_ANSWER_CHARS]!r} is not a whole number.")
-    boxed = extract_answer(text)
-    if not boxed:
+    boxes = last_boxes(without_thinking(text, Limits().max_text_chars))
+    if boxes is None:
         return "no_answer", None
-    found = canonical_integer(boxed)
-    status: IntegerStatus = "correct" if found == expected else "incorrect"
-    return status, (found or boxed)[:MAX_ANSWER_CHARS]
+    found = [canonical_integer(box) for box in boxes.joined]
+    shown = found[-1] if len(set(found)) == 1 and found[-1] else ", ".join(boxes.joined)
+    is_right = set(found) == {expected} and not boxes.changed
+    return "correct" if is_right else "incorrect", shown[:MAX_ANSWER_CHARS]

@@ -8,6 +8,8 @@ do to LaTeX: spacing, sizes of brackets and styles mean nothing, and neither do 
 import re
 from functools import lru_cache
 
+from stepspec.grade.vocabulary import CANONICAL_UNIT, DENIES, is_unit_text, unit_in
+
 _UNICODE = str.maketrans(
     {
         "\u2212": "-", "\u2013": "-", "\u2010": "-", "\u2011": "-", "\ufe63": "-", "\uff0d": "-",
@@ -24,10 +26,12 @@ _UNICODE = str.maketrans(
 )  # fmt: skip
 
 # Rules in the order in which they are applied. Each is one pass, and none can backtrack over more than a command.
-_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,!;: ]\s*|,\\!\s*|\u2009|')(?=\d{3}(?!\d))")
+# `1{,}234` and `1,\!234` are one number wherever they stand; `1,\,234` and `1,\ 234` are two.
+_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;: ]\s*|\u2009|')(?=\d{3}(?!\d))")
 _SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?")
 _STYLES = re.compile(r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|strut|rm|bf|it)(?![a-zA-Z])")
-_SPACES = re.compile(r"(\\\\)|\\[,;:!> ]|\\(?:q?quad|thinspace|enspace|medspace)(?![a-zA-Z])|~|\u2009")
+_NO_SPACE = re.compile(r"(\\\\)|\\!")
+_SPACES = re.compile(r"(\\\\)|\\[,;:> ]|\\(?:q?quad|thinspace|enspace|medspace)(?![a-zA-Z])|~|\u2009")
 _SKIPS = re.compile(r"\\(?:hspace|vspace|hskip|phantom|hphantom|vphantom|label|tag)\*?\s*\{[^{}]*\}")
 _WORDS = re.compile(r"\\(?:text|textrm|textnormal|textsf|textit|mbox|hbox|mathrm|operatorname)\s*\{([^{}]*)\}")
 _FACES = re.compile(
@@ -84,9 +88,10 @@ def cleaned(answer: str) -> str:
     text = _DIGIT_GROUPS.sub("", text)
     for pattern in (_SIZES, _STYLES, _SKIPS):
         text = pattern.sub("", text)
+    text = _NO_SPACE.sub(lambda match: match.group(1) or "", text)
     text = _SPACES.sub(lambda match: match.group(1) or " ", text)
-    text = _WORDS.sub(_as_words, text)
     text = _FACES.sub(r"\1", _FACES.sub(r"\1", text))
+    text = _WORDS.sub(_as_words, text)
     for pattern in (_DEGREES, _CURRENCY, _DELIMITERS):
         text = pattern.sub("", text)
     for pattern, replacement in _SYNONYMS:
@@ -135,7 +140,8 @@ def _with_braces(text: str) -> str:
 
 _ONE_IN_BRACES = re.compile(r"([\^_])\s*\{\s*([0-9a-zA-Z])\s*\}")
 _WORD_COMMAND = re.compile(r"\\text\{([^{}]*)\}")
-_SPACE = re.compile(r"\s+")
+# A space between digits tells numbers apart: `1 2` is not `12`.
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 
 def text_key(clean: str) -> str:
@@ -143,23 +149,56 @@ def text_key(clean: str) -> str:
     return _SPACE.sub("", _ONE_IN_BRACES.sub(r"\1\2", _WORD_COMMAND.sub(r"\1", clean)))
 
 
-CHANGES_VALUE = re.compile(
-    r"\b(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|pairs?|score|halves|thirds|plus|minus|times|less"
-    r"|more|fewer|than|divided|multiplied|factorial|below\s+zero)\b|(?<![a-zA-Z]\s)\b(?:squared|cubed)\b"
-)
-"""Words behind a number that make another number of it, as those of units do not: `5 dozen`, but `5 m squared`."""
-_TRAILING_UNIT = re.compile(r"(?<=[0-9a-zA-Z})!])\s*\\text\{[^{}]*\}\s*(?:\^\s*\{?\s*-?\d\s*\}?)?\s*$")
+_TRAILING_TEXT = re.compile(r"(?<=[0-9a-zA-Z})!])\s*\\text\{([^{}]*)\}\s*(?:\^\s*\{?\s*-?\d\s*\}?)?\s*$")
+_TRAILING_WORDS = re.compile(r"(?<=[0-9a-zA-Z})])((?:\s(?:[a-zA-Z]{2,12}))+)(?:\s*\^\s*\{?\s*-?\d\s*\}?)?$")
+_GENERIC = frozenset({"square", "cubic", "units", "unit", "sq"})
 
 
 def without_unit(clean: str) -> str:
-    r"""A formula without the words behind it: `10\sqrt{3} \text{cm}^2` as `10\sqrt{3}`."""
-    match = _TRAILING_UNIT.search(clean)
-    if match is None or CHANGES_VALUE.search(match.group()):
+    r"""A formula without the unit behind it: `10\sqrt{3} \text{cm}^2` as `10\sqrt{3}`."""
+    match = _TRAILING_TEXT.search(clean)
+    if match:
+        words = match[1]
+        keeps = not is_unit_text(words) or _has_digit(words) or _AM_PM.search(words)
+    else:
+        match = _TRAILING_WORDS.search(clean)
+        keeps = match is None or not all(each in CANONICAL_UNIT or each in _GENERIC for each in match[1].split())
+    if match is None or keeps:
         return clean
     return clean[: match.start()] if clean[: match.start()].strip() else clean
 
 
-_NAME = re.compile(r"(?:\\?[a-zA-Z]{1,8}(?:_\{?\w\}?)?'?(?:\(\s*[a-z]\s*\))?)\s*(?:=|\\in(?![a-zA-Z]))\s*")
+def _has_digit(text: str) -> bool:
+    return any(sign.isdigit() for sign in text)
+
+
+_AM_PM = re.compile(r"\b[ap]\.?\s?m\b", re.IGNORECASE)
+_UNIT_AT_END = re.compile(
+    r"(?:\\text\{([^{}]*)\}|\s([a-zA-Z/ ]+)|(?<=\d)([a-z/]{2,4}))\s*(?:\^\s*\{?\s*-?\d\s*\}?|\d)?$"
+)
+
+
+def unit_of(clean: str) -> str | None:
+    """The known unit behind a value, by one name; None if there is none."""
+    match = _UNIT_AT_END.search(clean)
+    return unit_in(next(filter(None, match.groups()), "")) if match else None
+
+
+_UNKNOWN = r"\\?[a-zA-Z](?:_\{?\w{1,3}\}?)?'{0,2}"
+_NAME = re.compile(
+    rf"(?:{_UNKNOWN}(?:\(\s*[^()=]{{1,12}}\s*\))?|[A-Z]{{2,4}}|[a-zA-Z]{{3,12}}|\\(?:alpha|beta|gamma|theta|lambda|mu|phi"
+    r"|omega|pi|delta|epsilon|sigma|tau|rho|eta|psi)(?:_\{?\w\}?)?"
+    r"|\(\s*\\?[a-z]{1,6}(?:_\w)?(?:\s*,\s*\\?[a-z]{1,6}(?:_\w)?){1,4}\s*\))\s*(?:=|\\in(?![a-zA-Z]))\s*"
+)
+# What else an answer may say that its value is: an angle, a distance, an area, a sum of unknowns, words.
+_QUANTITY = re.compile(
+    r"(?:m?\s*\\(?:measured)?angle\s*\{?[A-Z]{1,3}\}?|\\(?:overline|overrightarrow)\s*\{[A-Z]{2}\}|\|[A-Z]{2}\||\[[A-Z]{3,6}\]"
+    r"|[a-zA-Z](?:_\w)?(?:\s*\+\s*[a-zA-Z](?:_\w)?){1,4}|\\text\{[^{}=]{1,60}\}(?:\s*[A-Za-z])?"
+    r"|\\(?:max|min|gcd|lcm|deg)\s*\(?[a-zA-Z]?[^=()]{0,20}\)?)\s*=\s*"
+)
+_SUM_OF_NUMBERS = re.compile(
+    r"(?:[\d\s.,+\-/()%!{}^]|\\(?:cdot|frac|binom|text\{[^{}]*\})|(?<![a-zA-Z\\])[a-zA-Z]{3,}(?![a-zA-Z]))+"
+)
 
 
 def without_name(clean: str) -> str:
@@ -169,15 +208,44 @@ def without_name(clean: str) -> str:
     return rest if rest and "=" not in rest else clean
 
 
-_CHOICE = re.compile(r"\(?\s*([A-J])\s*\)?")
-_CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*\S.*")
+def value_named(clean: str) -> str:
+    r"""What an answer to a question for a value comes to: `74` for `\angle A = 74`, `18` for `x = 9 + 9 = 18`.
+
+    An equation that is not solved keeps its `=`: `2x = 12`, `x^2 = 9`, `-x = 3`.
+    """
+    if "=" not in clean and r"\in" not in clean:
+        return clean
+    match = _NAME.match(clean) or _QUANTITY.match(clean)
+    first, _, last = clean.rpartition("=")
+    if match and "=" not in clean[match.end() :]:
+        return clean[match.end() :] or clean
+    if _SEVERAL.search(clean):
+        return clean
+    is_named = match is not None or all(
+        _SUM_OF_NUMBERS.fullmatch(part) and not _BARE_NUMBER.fullmatch(part) for part in first.split("=")
+    )
+    return last.strip() if is_named and last.strip() and not _RELATION.search(first) else clean
+
+
+_BARE_NUMBER = re.compile(r"-?[\s\d.,]*%?[a-zA-Z\s]*")
+_SEVERAL = re.compile(r"[,;]|\\l(?:or|and)(?![a-zA-Z])|\b(?:or|and)\b")
+_RELATION = re.compile(r"[<>]|\\(?:leq|geq|neq|approx|equiv|sim|lt|gt)|!$")
+
+_CHOICE = re.compile(r"(?:option|choice|answer)?\s*\(?\s*([A-J])\s*\)?", re.IGNORECASE)
+_CHOICE_AND_TEXT = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)")
+_OTHER_CHOICE = re.compile(r"\([A-J]\)|(?<![A-Za-z])(?:[B-HJ](?![A-Za-z'])|(?:and|or|nor|&|,|/)\s*[A-J](?![A-Za-z']))")
 
 
 def choice_of(clean: str, *, with_text: bool = False) -> str | None:
     r"""The letter of a multiple choice, `C` for `(C)` and `\text{C}`; `with_text`, also for `(C) 12 cm`."""
     bare = _WORD_COMMAND.sub(r"\1", clean).strip()
-    match = _CHOICE.fullmatch(bare) or (_CHOICE_AND_TEXT.fullmatch(bare) if with_text else None)
-    return next(filter(None, match.groups()), None) if match else None
+    match = _CHOICE.fullmatch(bare)
+    if match:
+        return match[1] if match[1].isupper() else None
+    match = _CHOICE_AND_TEXT.fullmatch(bare) if with_text else None
+    if match is None or _OTHER_CHOICE.search(match[3]) or DENIES.search(match[3]) or "?" in match[3]:
+        return None
+    return match[1] or match[2]
 
 
 _WORDS_ONLY = re.compile(r"[A-Za-z][A-Za-z0-9 .,'\"\-/()?!:]*")
@@ -188,6 +256,7 @@ _ARTICLES = frozenset({"the", "a", "an"})
 
 
 _BETWEEN_WORDS = re.compile(r",|;|\band\b|\bor\b|&")
+_OR = re.compile(r"\bor\b")
 
 
 def words_of(clean: str) -> tuple[str, ...] | None:
@@ -202,4 +271,5 @@ def words_of(clean: str) -> tuple[str, ...] | None:
     if not ("\\text{" in clean or _LONG_WORD.search(bare) or bare.casefold().strip(".") in _SHORT_WORDS):
         return None
     parts = (_NO_LETTER.sub(" ", part).split() for part in _BETWEEN_WORDS.split(bare.casefold()))
-    return tuple(sorted(" ".join(word for word in part if word not in _ARTICLES) for part in parts if part)) or None
+    words = tuple(sorted(" ".join(word for word in part if word not in _ARTICLES) for part in parts if part))
+    return ("or", *words) if len(words) > 1 and _OR.search(bare.casefold()) else words or None

@@ -9,13 +9,21 @@ Two numbers are equal if their values are, as fractions. Three things are left o
 """
 
 import re
-from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from stepspec.grade.latex import CHANGES_VALUE, cleaned, without_name
+from stepspec.grade.latex import cleaned, value_named
+from stepspec.grade.vocabulary import CANONICAL_UNIT as NAMES_OF_UNITS
+from stepspec.grade.vocabulary import (
+    CHANGES_BEHIND,
+    DENIES,
+    GLUED_UNITS,
+    LETTER_UNITS,
+    SHORT_UNITS,
+    is_unit_text,
+)
 
 MAX_EXPONENT = 400
 """Of scientific notation. What is larger is no answer to a question, and costs memory."""
@@ -47,33 +55,30 @@ _SIGNED = rf"[+-]?\s*(?:{_UNSIGNED})"
 _WHOLE = re.compile(
     rf"""(?:US|Rs\.?|USD|EUR|GBP)?\s*(?P<sign>[+-]?)\s*(?:
       (?P<mixed>\d+)\s*(?:\\frac\s*\{{\s*(?P<above>\d+)\s*\}}\s*\{{\s*(?P<below>\d+)\s*\}}
-        |(?:\s|and\s|-)\s*(?P<above2>\d+)\s*/\s*(?P<below2>\d+))
+        |(?:\s|and\s)\s*(?P<above2>\d+)\s*/\s*(?P<below2>\d+))
     | \\frac\s*\{{\s*(?P<upper>{_SIGNED})\s*\}}\s*\{{\s*(?P<lower>{_SIGNED})\s*\}}
     | (?P<top>{_UNSIGNED})\s*/\s*(?P<bottom>{_UNSIGNED})
-    | (?P<digits>[0-9A-F]+)\s*_\s*\{{?\s*(?:\\text\{{\s*(?:base)?\s*)?
-        (?P<base>\d{{1,2}}|two|eight|ten|sixteen)\s*\}}?\s*\}}?
-    | 10\s*\^\s*\{{?\s*(?P<power>[+-]?\s*\d{{1,5}})\s*\}}?
-    | (?P<decimal>{_UNSIGNED})\s*(?:(?:[eE]|(?:\\cdot|x)\s*10\s*\^)\s*\{{?\s*(?P<exponent>[+-]?\s*\d{{1,5}})\s*\}}?)?
-    )\s*(?P<scale>(?:hundred|thousand|million|billion|trillion)\b)?(?P<unit>.*)""",
+    | (?P<digits>[0-9A-F]*[0-9][0-9A-F]*+)\s*_\s*\{{?\s*(?:\\text\{{\s*(?:base)?\s*)?
+        (?P<base>\d{{1,2}}|two|eight|ten|sixteen)\s*\}}?(?:\s*\}})?
+    | 10\s*\^\s*\{{?\s*(?P<power>[+-]?\s*\d{{1,5}})(?:\s*\}})?
+    | (?P<before>\d*)\.(?P<once>\d*)\\(?:overline|bar|dot)\s*\{{?\s*(?P<repeated>\d+)(?:\s*\}})?
+    | (?P<decimal>{_UNSIGNED})
+        (?:(?:[eE]|\s*(?:\\cdot|x)\s*10\s*\^)\s*\{{?\s*(?P<exponent>[+-]?\s*\d{{1,5}})(?:\s*\}})?)?
+    )(?P<scale>\s*(?:hundred|thousand|million|billion|trillion)\b)?(?P<unit>.*)""",
     re.VERBOSE | re.DOTALL,
 )
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALE_IN_TEXT = re.compile(rf"\\text\{{\s*((?:{'|'.join(_SCALES)})\b[^{{}}]*)\}}")
-_DENIED_OTHER = re.compile(r"(?<=\S)\s\(not\b[^()]*\)$")
+_TEXT_WITH_NUMBER = re.compile(r"\\text\{([^{}]*\d[^{}]*)\}")
+_DENIED_OTHER = re.compile(r"(?<=\S) \(not\b[^()]*\)$")
 _BASES = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
 
-# What is a unit and no factor: words in \text, words of two letters or more behind a space, and known short ones.
-_POWER = r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\d(?!\d))?"
-_UNIT_WORD = (
-    rf"(?:\\text\{{[^{{}}]*\}}|(?<![0-9a-zA-Z])[a-zA-Z][a-zA-Z.'-]+|(?:[mck]m|mm|kg|mg|km/h|mph|ft|lbs?|hrs?|min|cents?|"
-    rf"dollars?|hours?|minutes?|seconds?|days?|am|pm|AM|PM|st|nd|rd|th|k[mW]h?)(?![a-zA-Z])){_POWER}"
+_UNIT_TOKEN = re.compile(
+    r"(\s*)(?:\\text\{([^{}]*)\}|((?:AM|PM|USD|kWh|kW|mL|Hz|[a-zA-Z][a-z'’]*)(?:\.[a-z](?![a-z]))*\.?(?:-[a-z]+)*)|([/()%]))"
+    r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\d(?!\d))?"
 )
-# Atomic, because letters, full stops and hyphens can be divided among units in exponentially many ways.
-_UNIT = re.compile(rf"(?>[%\s./()!-]|{_UNIT_WORD})*+")
-_NO_UNIT = re.compile(
-    r"\b(?:and|or|over|pi|sqrt|sin|cos|tan|log|ln|infty|mod|to|half|third|quarters?)\b|" + CHANGES_VALUE.pattern
-)
-_IN_PARENTHESES = re.compile(r"\(([^()]*)\)")
+_VOWEL = re.compile(r"[aeiouyAEIOUY]")
+_IN_PARENTHESES = re.compile(r"\(([^(),]*)\)")
 _DIGIT = re.compile(r"\d")
 
 
@@ -97,38 +102,74 @@ _PLAIN = re.compile(r"\s*\\?\$?(-?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\s*", re.ASCI
 @lru_cache(maxsize=4096)
 def number_of(clean: str) -> Number | None:
     """The same for an answer that is cleaned."""
-    text = _DENIED_OTHER.sub("", _SCALE_IN_TEXT.sub(r"\1", without_name(clean)))
-    text = (_IN_PARENTHESES.fullmatch(text) or [text, text])[1]
-    match = _WHOLE.fullmatch(text)
-    if match is None or not _is_unit(match["unit"]):
-        return None
-    value = _value(match)
-    if value is None:
+    match = _number_match(clean)
+    value = _value(match) if match else None
+    if match is None or value is None:
         return None
     sign = -1 if match["sign"] == "-" else 1
     if match["base"]:
         return Number(sign * value, _plain_digits(match["digits"], sign), "base")
     if "%" in match["unit"]:
         return Number(sign * value / 100, sign * value, "percent")
-    scale = _SCALES[match["scale"]] if match["scale"] else 1
-    return Number(sign * value * scale)
+    return Number(sign * value * _SCALES.get((match["scale"] or "").strip(), 1))
 
 
-def _is_unit(text: str) -> bool:
+def digits_of(clean: str) -> str | None:
+    """The number of a cleaned answer as it is written in digits; None if it is a fraction, a power or the like."""
+    match = _number_match(clean)
+    if match is None or match["decimal"] is None or match["exponent"] or match["scale"] or "%" in match["unit"]:
+        return None
+    return match["sign"] + match["decimal"].replace(" ", "")
+
+
+def _number_match(clean: str) -> re.Match[str] | None:
+    text = _TEXT_WITH_NUMBER.sub(r" \1 ", _SCALE_IN_TEXT.sub(r"\1", value_named(clean)))
+    text = _DENIED_OTHER.sub("", " ".join(text.split()))
+    text = (_IN_PARENTHESES.fullmatch(text) or [text, text])[1].strip()
+    match = _WHOLE.fullmatch(text)
+    return match if match and is_unit(match["unit"]) else None
+
+
+def is_unit(text: str) -> bool:
+    r"""Whether what stands behind a number leaves its value as it is: words behind a space or in \text, known units."""
     if not text or text.isspace():
         return True
-    # A factorial, and a second sign, change the value.
-    if text.lstrip()[0] in "!-/" or text.count("%") > 1:
+    if text.lstrip()[0] in "/(" or text.count("%") > 1 or DENIES.search(text):
         return False
-    return bool(_UNIT.fullmatch(text)) and not _NO_UNIT.search(text)
+    position = 0
+    while position < len(text.rstrip(" .")):
+        token = _UNIT_TOKEN.match(text, position)
+        if token is None or not _leaves_value(token, text):
+            return False
+        position = token.end()
+    return True
+
+
+def _leaves_value(token: re.Match[str], text: str) -> bool:
+    space, words, word, _ = token.groups()
+    if words is not None:
+        return is_unit_text(words)
+    if word is None:
+        return True
+    before = text[token.start() - 1 : token.start()]
+    bare = word.rstrip(".")
+    if not space and before not in ("/", "("):
+        return bare in GLUED_UNITS or word in GLUED_UNITS
+    if bare.casefold() in CHANGES_BEHIND:
+        return False
+    is_word = len(bare) > 3 and bool(_VOWEL.search(bare))
+    return is_word or bare in SHORT_UNITS or bare in NAMES_OF_UNITS or (before == "/" and bare in LETTER_UNITS)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
     if match["base"]:
         return _in_base(match["digits"], _BASES.get(match["base"]) or int(match["base"]))
     if match["mixed"]:
-        below = int(match["below"] or match["below2"])
-        return int(match["mixed"]) + Fraction(int(match["above"] or match["above2"]), below) if below else None
+        above, below = int(match["above"] or match["above2"]), int(match["below"] or match["below2"])
+        # `2\\frac{5}{3}` is a product.
+        return int(match["mixed"]) + Fraction(above, below) if above < below else None
+    if match["repeated"]:
+        return _repeating(match["before"], match["once"], match["repeated"])
     if match["upper"] or match["top"]:
         above, below = (
             _fraction(match[name] or match[other]) for name, other in (("upper", "top"), ("lower", "bottom"))
@@ -144,6 +185,12 @@ def _value(match: re.Match[str]) -> Fraction | None:
 def _fraction(decimal: str) -> Fraction:
     bare = decimal.replace(",", "").replace(" ", "")
     return Fraction(f"{bare}0" if bare[-1] == "." else bare)
+
+
+def _repeating(before: str, once: str, repeated: str) -> Fraction:
+    r"""`0.1\overline{6}` as 1/6."""
+    whole = Fraction(int(f"{before}{once}" or "0"))
+    return (whole + Fraction(int(repeated), 10 ** len(repeated) - 1)) / 10 ** len(once)
 
 
 def _in_base(digits: str, base: int) -> Fraction | None:
@@ -167,76 +214,6 @@ def _decimal(value: Fraction) -> str | None:
     digits = str(abs(value * 10**places).numerator).rjust(places + 1, "0")
     sign = "-" if value < 0 else ""
     return f"{sign}{digits[:-places]}.{digits[-places:]}"
-
-
-# A number within a text: not the digits of a name (`x2`), a version (`1.2.3`) or a date's tail.
-_IN_TEXT = re.compile(
-    r"(?<![\w.\\^_{])-?\\?\$?-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:\s?/\s?\d+(?:\.\d+)?)?|\.\d+)(?:\s?\\?%)?"
-)
-
-
-def last_number_in(text: str) -> str | None:
-    """The last number that stands in a text, as it is written."""
-    found = deque(_IN_TEXT.finditer(text), maxlen=1)
-    return found[0].group() if found else None
-
-
-_OPERATORS = re.compile(r"[-+*/^=<>|]|\\(?:cdot|frac|sqrt|pm|cup|leq|geq|neq)")
-_DENIES = re.compile(r"\b(?:not|cannot|never|neither|nor)\b|n't\b")
-
-
-def is_changed_by_words(clean: str) -> bool:
-    """Whether words of an answer make it another than its formula says, or deny it."""
-    return bool(CHANGES_VALUE.search(clean) or _DENIES.search(clean))
-
-
-def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Whether the clause around a number neither denies it, makes another of it, nor names a further one."""
-    if _DENIES.search(text, 0, start):
-        return False
-    clause = _CLAUSE.match(text, end)
-    return clause is None or not (_CHANGED.match(clause.group()) or _FURTHER_NUMBER.search(clause.group()))
-
-
-_CLAUSE = re.compile(r"(?:(?![.;:!?](?:\s|$)).)*", re.DOTALL)
-# One word between them is the unit: `5 degrees less`.
-_CHANGED = re.compile(rf"\W*(?:text\{{)?(?:[a-zA-Z]+\W+)?(?:{CHANGES_VALUE.pattern})")
-_FURTHER_NUMBER = re.compile(
-    r"\band\s+(?:a|one)\s+(?:half|third|quarter)\b|\b(?:and|but|or)\b[^\d]*\d|(?:\b(?:than|of)\b|[,&])[\s\\$]*-?\.?\d"
-)
-
-
-def number_within(clean: str) -> Number | None:
-    """The number of an answer that says more than a number: `18` for `She has 18 left` and for `9 + 9 = 18`."""
-    before, _, after = clean.rpartition("=")
-    if after.strip() and before and not _DENIES.search(before) and (number := number_of(after.strip())):
-        return number
-    found = list(_IN_TEXT.finditer(clean))
-    rest = _IN_TEXT.sub(" ", clean)
-    if len(found) != 1 or has_digit(rest) or _OPERATORS.search(rest) or _FACTOR.match(clean, found[0].end()):
-        return None
-    if not _stands_alone(clean, *found[0].span()):
-        return None
-    return read_number(found[0].group())
-
-
-_FACTOR = re.compile(r"[a-zA-Z\\(_]")
-
-
-# A sentence goes on behind its number, and a formula does not: `12 because`, but not `12 + 3`, `12x` or `12^2`.
-_GOES_ON = re.compile(r"\s*$|[.,;:!?)]+(?:\s|$)|\s+\(?[a-zA-Z]{2}")
-
-
-def first_number_in(clean: str) -> Number | None:
-    """The number that a sentence names first, if it stands there as a number and not in a formula."""
-    match = _IN_TEXT.search(clean)
-    if match is None or _OPERATORS.search(clean, 0, match.start()):
-        return None
-    if not _stands_alone(clean, *match.span()):
-        return None
-    if not _GOES_ON.match(clean, match.end()) or _NO_UNIT.match(clean[match.end() :].lstrip()):
-        return None
-    return read_number(match.group())
 
 
 def has_digit(text: str) -> bool:

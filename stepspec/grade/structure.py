@@ -74,14 +74,15 @@ def _union(text: str) -> Structure | None:
 
 def _bracket(text: str) -> Structure | None:
     tokens = _TOKEN.findall(text)
-    if len(tokens) < 3 or tokens[0] not in _OPENING - {"{"} or tokens[-1] not in _CLOSING - {"}"}:
+    if len(tokens) < 3 or tokens[0] not in _OPENING or tokens[-1] not in _CLOSING:
         return None
     if _closes_at(tokens) != len(tokens) - 1:
         return None
     inner = "".join(tokens[1:-1])
     parts = _plus_and_minus(_split(inner, _SEPARATORS))
-    if tokens[0] == r"\{":
-        return Structure("set", tuple(parts)) if tokens[-1] == r"\}" and "|" not in inner else None
+    if tokens[0] in ("{", r"\{") or tokens[-1] in ("}", r"\}"):
+        is_set = tokens[0] == tokens[-1].replace("}", "{") and "|" not in inner and (tokens[0] != "{" or len(parts) > 1)
+        return Structure("set", tuple(parts)) if is_set else None
     opening, closing = tokens[0].replace(r"\langle", "("), tokens[-1].replace(r"\rangle", ")")
     return Structure("bracket", tuple(parts), opening + closing) if len(parts) > 1 else None
 

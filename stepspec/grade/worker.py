@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 # The grammar's tables are built as formulas need them. These build what most answers need, once for all children.
@@ -104,14 +105,15 @@ def _take_out_eval() -> None:
     """
     # Part of `simplify`, and needs text once, while it is imported.
     import sympy.physics.units  # noqa: F401
-    from sympy import Float, Integer
+    from sympy import Integer, Rational
     from sympy.parsing import sympy_parser
 
     def read_number(text: str, **_: Any) -> Any:
         if _INTEGER.fullmatch(text):
             return Integer(int(text))
         if _DECIMAL.fullmatch(text):
-            return Float(text)
+            # Exactly, so that 1.414214 is not taken for the root of 2.
+            return Rational(text)
         raise ValueError("Text is not evaluated.")
 
     def refuse(*_: Any) -> Any:
@@ -121,14 +123,23 @@ def _take_out_eval() -> None:
     sympy_parser.eval_expr = refuse
 
 
+_DECIMALS = 50
+"""To which values are compared that cannot be compared exactly."""
+
+
 class _Algebra:
     """math-verify 0.9, by the way that evaluates nothing as Python."""
 
     def __init__(self) -> None:
-        from math_verify import LatexExtractionConfig, parse, verify
+        from latex2sympy2_extended import NormalizationConfig
+        from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+        from math_verify import LatexExtractionConfig, parse, parser, verify
 
         _take_out_eval()
-        self._config = [LatexExtractionConfig()]
+        # As written: `R` is not `r`, so `R - r` is not 0, and the `m` behind `5x + m` is no unit.
+        parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+        normalization = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
+        self._config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
         self._parse, self._verify = parse, verify
         for formula in WARM_UP:
             self._read(formula)
@@ -153,7 +164,9 @@ class _Algebra:
         return read[0] if read else None
 
     def _equal(self, gold: Any, found: Any) -> bool:
-        return self._verify(gold, found, allow_set_relation_comp=True, timeout_seconds=0, raise_on_error=True)
+        return self._verify(
+            *(gold, found, _DECIMALS, _DECIMALS), allow_set_relation_comp=True, timeout_seconds=0, raise_on_error=True
+        )
 
     def _in_order(self, gold: list[Any], found: list[Any]) -> bool:
         return all(self._equal(left, right) for left, right in zip(gold, found, strict=True))

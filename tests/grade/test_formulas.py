@@ -49,8 +49,6 @@ READ: list[tuple[str, str]] = [
     ("11,\\! 111", "11111"),
     (r"\emptyset", r"\varnothing"),
     (r"3\!:\!00", "3:00"),
-    ("(2,5)", "2, 5"),
-    ("2,5", "(2, 5)"),
     (r"\{2,5\}", "5, 2"),
 ]
 
@@ -81,6 +79,8 @@ def test_every_answer_is_the_same_as_itself(answer: str) -> None:
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix} 2 \\ 1 \end{pmatrix}"),
         ("[0, 1)", "0, 1"),
         ("(2,5]", "2,5"),
+        ("(2,5)", "2, 5"),
+        ("2,5", "(2, 5)"),
         ("2, 5", "[2, 5]"),
     ],
 )

@@ -1,0 +1,155 @@
+"""The words that grading knows: units, number words, and words that deny or change the number beside them.
+
+Lists, because a grader that guesses what a word does to a number accepts wrong answers. A word that could be either is
+on the side that refuses.
+"""
+
+import re
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NUMBER_WORDS = _words(
+    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion
+    quadrillion hundreds thousands millions billions trillions half halves third thirds quarter quarters fourth fourths
+    fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths hundredth
+    hundredths thousandth thousandths millionth millionths ones twos threes tens twenties"""
+)
+
+# Behind a number these make another number of it: "12 dozen", "12 squared", "12 less than 20", "12 or more".
+CHANGES_BEHIND = NUMBER_WORDS | _words(
+    """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
+    dozen dozens pair pairs couple couples score gross grand lakh crore mil mils factorial squared cubed short below
+    above under beyond point percentile remainder choose raised power exponent root negative ish something odd zeros
+    zeroes digits minimum maximum approximately infinity infty pi sqrt sin cos tan cot sec csc log ln exp lim arcsin
+    arccos arctan base bases sum wrong incorrect false not never left-over plus-minus inverse reciprocal"""
+)
+_CHANGES_BEHIND_PATTERN = "|".join(
+    sorted(CHANGES_BEHIND - _words("and but to over short odd squared cubed below under"))
+)
+# In a sentence prepositions and "and" go on with something else, but for what they do directly behind the number.
+CHANGES_IN_SENTENCE = re.compile(
+    rf"\b(?:{_CHANGES_BEHIND_PATTERN})\b|\bbelow\s+zero\b|(?<![a-z]\s)\b(?:squared|cubed)\b"
+    r"|^\W*(?:and|but|to|over|short|odd|below|under|by|out\s+of)\b|\b(?:at|the)\s+(?:most|least)\b|\bper\s*cent\s+of\b"
+    r"|\band\s+(?:a\s+|some\b|change\b|bits?\b|then\s+some\b)",
+    re.IGNORECASE,
+)
+
+DENIES = re.compile(
+    r"\b(?:not|cannot|never|neither|nor|no|nope|nobody|none|nothing|without|wrong|incorrect|incorrectly|false|untrue|impossible|unlikely"
+    r"|hardly|except|excluding|unequal|differs|different|mistaken|mistake|error|doubt|disagree|instead|rather|unknown"
+    r"|anything\s+but|far\s+from|fails?)\b|n['’]t\b|\\n(?:eq?|ot)(?![a-zA-Z])|≠",
+    re.IGNORECASE,
+)
+
+# In a sentence that names a number these make it a guess, a condition or a range.
+HEDGES = re.compile(
+    r"\b(?:if|unless|whether|maybe|perhaps|possibly|might|suppose|supposing|assum\w+|guess\w*|try|tried|say|says|let"
+    r"|either|between|ranges?|pretend|imagine|wait|hmm|unsure|because\s+of)\b",
+    re.IGNORECASE,
+)
+
+# Anywhere before a number of its clause: what is named is half, twice or the opposite of what is asked.
+CHANGES_SUBJECT = re.compile(
+    r"\b(?:half|halves|third|quarter|twice|thrice|doubled?|tripled?|triple|quadrupled?|minus|negative|opposite"
+    r"|reciprocal|inverse|negation|percent|percentage|multiples?|factors?|divisors?|remainder|modulo|mod|base"
+    r"|either|between)\b",
+    re.IGNORECASE,
+)
+# Between the verb and its number.
+CHANGES_BEFORE = re.compile(
+    rf"\b(?:{'|'.join(sorted(NUMBER_WORDS | _words('plus times power powers square cube root roots log dozen pair')))}"
+    r"|squared|cubed|than|by|under|over|below|above|beyond|within|nearly|almost|about|around|roughly|approximately"
+    r"|close|near|least|most|up\s+to|from|until|per|every|exceeds?|exceeding|out\s+of|fraction"
+    r"|another|other|extra|additional)\b|\\approx|~",
+    re.IGNORECASE,
+)
+COPULA = re.compile(
+    r"\b(?:is|are|was|were|be|been|equals?|becomes?|gives?|yields?|makes?|has|have|had|gets?|needs?|costs?|earns?)\b|\b(?:equal|comes|amounts|adds\s+up|sums|simplifies|reduces)\s+to\b"
+    r"|[=:]",
+    re.IGNORECASE,
+)
+# "of 12" names 12 only behind these: "a total of 12", but "half of 12", "a multiple of 12".
+OF_TOTAL = re.compile(
+    r"\b(?:total|sum|value|cost|price|profit|answer|amount|number|length|width|height|area|volume|speed|distance|age"
+    r"|weight|average|mean|maximum|minimum|score|balance|rate|difference|product|result|perimeter|radius|revenue"
+    r"|income|salary|loss|change|tip|discount)\s+of\b",
+    re.IGNORECASE,
+)
+# "step 12" is a name and no quantity.
+LABELS = re.compile(
+    r"\b(?:steps?|equations?|eq|problems?|questions?|pages?|cases?|chapters?|sections?|figures?|tables?|options?"
+    r"|versions?|exercises?|examples?|lines?|lemma|theorem|parts?|items?|notes?|rules?|methods?|no|nr)\W{0,3}$",
+    re.IGNORECASE,
+)
+
+_CANONICAL_UNITS = {
+    "mm": "mm millimeter millimeters millimetre millimetres",
+    "cm": "cm cms centimeter centimeters centimetre centimetres",
+    "m": "m meter meters metre metres",
+    "km": "km kms kilometer kilometers kilometre kilometres",
+    "inch": "inch inches",
+    "foot": "ft feet foot",
+    "yard": "yd yds yard yards",
+    "mile": "mi mile miles",
+    "mg": "mg milligram milligrams",
+    "g": "g gram grams",
+    "kg": "kg kgs kilogram kilograms",
+    "ounce": "oz ounce ounces",
+    "pound": "lb lbs pound pounds",
+    "ml": "ml mL milliliter milliliters",
+    "liter": "l L liter liters litre litres",
+    "gallon": "gallon gallons gal",
+    "second": "s sec secs second seconds",
+    "minute": "min mins minute minutes",
+    "hour": "h hr hrs hour hours",
+    "day": "d day days",
+    "week": "week weeks",
+    "month": "month months",
+    "year": "yr yrs year years",
+    "km/h": "km/h kmh kph",
+    "mph": "mph",
+    "cent": "cent cents",
+    "dollar": "dollar dollars USD",
+    "degree": "degree degrees deg",
+    "radian": "rad radian radians",
+    "unit": "unit units",
+}
+CANONICAL_UNIT = {way: unit for unit, ways in _CANONICAL_UNITS.items() for way in ways.split()}
+"""One name for a unit that has several. Units of different names are not equal."""
+
+SHORT_UNITS = frozenset(way for way in CANONICAL_UNIT if 2 <= len(way) <= 3) | _words(
+    """in a an per of the all am pm AM PM kWh kW Hz rpm mol cat cats dog dogs cow cows pig pigs hen hens egg eggs cup
+    cups can cans car cars bus man men boy boys pen pens bag bags box toy toys cap caps hat hats pie pies bar bars jar
+    jars way ways pts km2 cm2 m2 fox ant ants bee bees bat bats kid kids day cds map maps net ton tons tie ties tub tip
+    for big red old new sq cu cc hp A.M. P.M. a.m. p.m."""
+)
+"""Words of two or three letters that may stand behind a number and a space; others are products of unknowns."""
+GLUED_UNITS = _words(
+    """mm cm km kg mg ml mL ft lb lbs oz hr hrs min mins sec mph kph km/h kWh cent cents dollars hours minutes seconds
+    days am pm AM PM a.m. p.m. a.m p.m st nd rd th"""
+)
+"""What may stand directly behind a number."""
+LETTER_UNITS = _words("m g s h L l C F K N J W V A d")
+"""Single letters that are units where they are set as text."""
+
+_TIME_OR_UNIT_TEXT = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+
+
+def changes_number(text: str) -> bool:
+    """Whether any word of a unit makes another number of what it stands behind."""
+    return any(word.casefold() in CHANGES_BEHIND for word in _TIME_OR_UNIT_TEXT.findall(text))
+
+
+def is_unit_text(text: str) -> bool:
+    r"""Whether words that are set as \text behind a value leave it as it is."""
+    bare = text.strip(" .")
+    return (len(bare) > 1 or bare in LETTER_UNITS) and not changes_number(text) and not DENIES.search(text)
+
+
+def unit_in(text: str) -> str | None:
+    """The first known unit of a text that is no number, by one name; None if there is none."""
+    return next((CANONICAL_UNIT[word] for word in re.findall(r"[A-Za-z/]+", text) if word in CANONICAL_UNIT), None)

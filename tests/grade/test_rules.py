@@ -1,0 +1,193 @@
+"""The rules of the grader's docstring are what it does, and hand-written answers are graded as a reader would."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from stepspec.errors import UsageError
+from stepspec.grade import GraderKind, Grading, extract_answer, grade_integer, grading
+from stepspec.grade.compare import compare
+from stepspec.grade.vocabulary import CANONICAL_UNIT, CHANGES_BEHIND, GLUED_UNITS, SHORT_UNITS
+
+KINDS: tuple[GraderKind, ...] = get_args(GraderKind)
+FOLDER = Path(__file__).parent
+
+
+def table(text: str, num_columns: int) -> list[list[str]]:
+    rows = (line.strip().split(" :: ") for line in text.splitlines() if " :: " in line and not line.startswith("#"))
+    found = [[cell.strip() for cell in row] for row in rows]
+    assert all(len(row) == num_columns for row in found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def graders(math: Grading) -> Iterator[dict[str, Grading]]:
+    with Grading("integer") as integer, Grading("number") as number:
+        yield {"integer": integer, "number": number, "math": math}
+
+
+def test_every_rule_of_the_docstring_holds(graders: dict[str, Grading]) -> None:
+    rows = table(grading.__doc__ or "", 4)
+    assert len(rows) > 80
+    for kind, gold, text, verdict in rows:
+        assert verdict in ("correct", "refused")
+        for each in KINDS if kind == "all" else (kind,):
+            grade = graders[each].grade(text, gold)
+            assert (grade.status == "correct") == (verdict == "correct"), (each, gold, text, grade)
+
+
+ANSWERS = table((FOLDER / "answers.txt").read_text("utf-8"), 3)
+
+
+def test_answers_are_right_or_wrong_as_a_reader_finds(graders: dict[str, Grading]) -> None:
+    """In a box; what is wrong, behind an answer phrase and in the last sentence too."""
+    assert len(ANSWERS) > 400
+    for gold, answer, right in ANSWERS:
+        boxed = rf"\boxed{{{answer}}}"
+        assert (graders["math"].grade(boxed, gold).status == "correct") == (right == "yes"), (gold, answer)
+        if right == "yes" or not gold.removeprefix("-").isdecimal():
+            continue
+        for text in (boxed, f"The answer is {answer}.", f"So it is {answer}.", f"Hence the value is ${answer}$."):
+            assert graders["number"].grade(text, gold).status != "correct", (gold, text)
+        assert grade_integer(boxed, gold)[0] != "correct", (gold, answer)
+
+
+def test_texts_answer_twelve_or_not_as_a_reader_finds(graders: dict[str, Grading]) -> None:
+    rows = table((FOLDER / "texts.txt").read_text("utf-8"), 3)
+    assert len(rows) > 250
+    for where, text, right in rows:
+        for kind in KINDS if where == "box" else ("number", "math"):
+            grade = graders[kind].grade(text, "12")
+            assert (grade.status == "correct") == (right == "yes"), (kind, text, grade)
+            assert (grade.why is None) == (grade.status == "correct")
+
+
+@pytest.mark.parametrize("gold", sorted({row[0] for row in ANSWERS}))
+def test_every_gold_answer_is_the_same_as_itself(gold: str) -> None:
+    assert compare(gold, gold).verdict == "same"
+
+
+NUMBERS = st.integers(0, 10**6).map(str)
+LETTERS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", min_size=1, max_size=6)
+AROUND = st.sampled_from(
+    (r"\boxed{{{}}}", r"\boxed{{\text{{{}}}}}", "The answer is {}.", "So it is {}.", "#### {}", "{}")
+)
+
+
+def is_refused(around: str, answer: str, gold: str) -> None:
+    """Without a process that compares formulas, which would only say the same more slowly."""
+    with Grading("number") as number:
+        assert number.grade(around.format(answer), gold).status != "correct", (around, answer, gold)
+    assert grade_integer(around.format(answer), gold)[0] != "correct", (around, answer, gold)
+    assert compare(gold, answer).verdict != "same", (answer, gold)
+
+
+@settings(max_examples=40, deadline=None)
+@given(NUMBERS, LETTERS, AROUND)
+def test_a_number_with_letters_glued_to_it_is_not_that_number(number: str, letters: str, around: str) -> None:
+    assume(letters not in GLUED_UNITS and letters.casefold() not in ("e", "st", "nd", "rd", "th"))
+    is_refused(around, number + letters, number)
+
+
+@settings(max_examples=40, deadline=None)
+@given(NUMBERS.filter(lambda number: number != "0"), AROUND, st.sampled_from(("-", "\u2212", "minus ", "negative ")))
+def test_a_number_with_a_sign_is_not_the_one_without(number: str, around: str, sign: str) -> None:
+    is_refused(around, sign + number, number)
+    is_refused(around, number, f"-{number}")
+
+
+CHANGES = sorted(CHANGES_BEHIND - {"hundred", "thousand", "million", "billion", "trillion", "left-over"})
+
+
+@settings(max_examples=40, deadline=None)
+@given(NUMBERS.filter(lambda number: number != "0"), st.sampled_from(CHANGES), AROUND)
+def test_a_word_that_changes_a_number_is_no_unit(number: str, word: str, around: str) -> None:
+    is_refused(around, f"{number} {word}", number)
+    is_refused(around, rf"{number}\text{{ {word}}}", number)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    NUMBERS, NUMBERS, AROUND, st.sampled_from((", ", " ", " or ", " and ", ";", ":", " to ", "/", r"\,", " - ", "x"))
+)
+def test_two_numbers_are_neither_one_of_them_nor_their_digits_together(
+    one: str, other: str, around: str, between: str
+) -> None:
+    assume(int(one) != int(other) and len(other) != 3 and not (between == "/" and int(other) < 2))
+    answer = f"{one}{between}{other}"
+    for gold in (one, other, one + other):
+        is_refused(around, answer, gold)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=4, unique=True))
+def test_points_intervals_and_sets_of_the_same_numbers_are_not_the_same(numbers: list[int]) -> None:
+    parts = ",".join(map(str, numbers))
+    shapes = [f"({parts})", rf"\{{{parts}\}}", f"[{parts}]", f"[{parts})"]
+    for gold in shapes:
+        for found in shapes:
+            assert (compare(gold, found).verdict == "same") == (gold == found), (gold, found)
+            assert compare(gold, found).verdict != "unknown"
+
+
+@settings(max_examples=40, deadline=None)
+@given(NUMBERS, st.sampled_from(sorted(unit for unit in {*CANONICAL_UNIT, *SHORT_UNITS} if "." not in unit)))
+def test_a_number_with_a_unit_that_is_known_is_that_number(number: str, unit: str) -> None:
+    answer = rf"{number}\text{{ {unit}}}" if len(unit) == 1 else f"{number} {unit}"
+    assert compare(number, answer).verdict == "same"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{" * 1_400_000,
+        "$" * 10_000_000,
+        "9" * 10_000_000,
+        " " * 10_000_000,
+        r"\boxed{1} or " * 800_000,
+        "<think>" * 1_400_000,
+        r"\boxed{" + "(" * 5_000_000 + ")" * 5_000_000 + "}",
+        r"\boxed{" + "{" * 100_000 + "}" * 100_000 + "}",
+        r"\boxed{" + "1," * 490 + "1}",
+        "it is 12, " * 1_000_000,
+        "The answer is " + "1 " * 5_000_000,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_ten_megabytes_are_graded_in_a_second(kind: GraderKind, text: str) -> None:
+    start = time.process_time()
+    with Grading(kind) as each:
+        each.grade(text, "1")
+    # A twentieth of a second on an idle machine; anything quadratic takes hours.
+    assert time.process_time() - start < 1
+
+
+def test_hundreds_of_parts_are_compared_in_any_order(math: Grading) -> None:
+    gold, answer = (",".join(str(index * step % 10) for index in range(490)) for step in (1, 7))
+    named = (each.replace("3", "x") for each in (answer, gold))
+    start = time.process_time()
+    assert math.grade(rf"\boxed{{{answer}}}", gold).status == "correct"
+    assert math.grade(rf"\boxed{{{answer}}}", gold[:-1] + "8").status == "incorrect"
+    assert math.grade(rf"\boxed{{{next(named)}}}", next(named)).status == "correct"
+    assert time.process_time() - start < 1
+
+
+def test_a_box_of_the_thinking_is_no_answer_to_the_functions_behind_the_command() -> None:
+    for text in (r"<think>\boxed{12}", r"<think>\boxed{12}</think>", "x" * 300_000 + r"</think>"):
+        assert grade_integer(text, "12") == ("no_answer", None)
+    # The opening tag stands before what is read.
+    assert grade_integer("<think>" + "x" * 300_000 + r"\boxed{12}", "12") == ("no_answer", None)
+    assert grade_integer("<think>" + "x" * 300_000 + r"</think>\boxed{12}", "12") == ("correct", "12")
+    assert extract_answer(r"\boxed{12}") == "12"
+
+
+def test_a_pair_is_no_gold_answer_of_a_question_for_a_number() -> None:
+    for kind in ("integer", "number"):
+        with Grading(kind) as each, pytest.raises(UsageError, match="gold answer"):
+            each.check_gold("(1,200)")

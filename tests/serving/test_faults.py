@@ -125,7 +125,7 @@ async def assert_right(
         assert result.answer
 
 
-@pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("target", 0.4, 0.0), ("stepspec", 0.06, 0.2)])
+@pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("engine", 0.4, 0.0), ("stepspec", 0.06, 0.2)])
 async def test_faults_cost_time_or_an_error_and_nothing_else(
     policy: str, target_share: float, draft_share: float, target_port: int, draft_port: int, checker: TorchEngine
 ) -> None:
@@ -174,7 +174,7 @@ async def test_a_dead_draft_costs_speed_alone_and_comes_back(target_port: int, d
         pair = Pair(target, RemoteEngine.load(draft.url + "?retries=0"), breaker=breaker)
         spec = StepSpec(policy="stepspec", pair=pair)
         whole = await spec.generate(question)
-        alone = await StepSpec(policy="target", pair=pair).generate(question)
+        alone = await StepSpec(policy="engine", pair=pair).generate(question)
         down = True
         calls_before = len(draft.calls)
         for _ in range(6):
@@ -206,16 +206,17 @@ async def test_a_draft_that_hangs_is_left_out_at_its_deadline(target_port: int, 
 
 async def test_a_target_that_dies_is_an_error_with_what_was_committed(target_port: int, draft_port: int) -> None:
     question = next(iter(load_split("test"))).question
-    count = 0
+    count, loaded = 0, False
 
     def dying(call: Call) -> Fault:
         nonlocal count
         count += 1
-        return Fault("error", status=500) if count > 7 else Fault()
+        return Fault("error", status=500) if loaded and count > 4 else Fault()
 
     with serving(Proxy(target_port, dying)) as target:
         draft = f"http://127.0.0.1:{draft_port}/v1"
         pair = load_pair(target.url + "?retries=0", draft)
+        count, loaded = 0, True
         with pytest.raises(TargetError, match=r"made to fail.*Committed until then") as caught:
             await StepSpec(policy="stepspec", pair=pair).generate(question)
         assert caught.value.committed.endswith("\n\n")

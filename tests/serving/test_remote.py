@@ -244,7 +244,7 @@ async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, 
     async with text_server(target_port) as remote:
         server = remote._server
         assert (server.takes_ids, server.gives_ids, server.names_ids) == (False, False, False)
-        assert (server.scores, remote.abilities) == (None, {"label laws", "json schema"})
+        assert (server.scores, remote.abilities) == (None, {"label laws", "json schema", "forget"})
         (tag,) = remote.tokenizer.encode("</think>")
         for stop in (Stop(60, ("\n\n",)), Stop(200, token_ids=frozenset({tag}))):
             for ids in prompts(remote.tokenizer)[:3]:
@@ -308,7 +308,7 @@ async def test_any_pair_of_engines_answers_alike(
 
 
 async def test_what_cannot_be_set_from_here_is_refused(target_port: int) -> None:
-    tolerant = {"version": 1, "summary": "a test", "family": "target", "token": {"tolerance": 0.1}}
+    tolerant = {"version": 1, "summary": "a test", "family": "target", "token": {"drafter": "engine", "tolerance": 0.1}}
     pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
     with pytest.raises(UsageError, match="tolerance"):
         StepSpec(policy=Policy.model_validate(tolerant), pair=pair)

@@ -141,9 +141,9 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("n", 2, "n cannot be had"),
-        ("logprobs", True, "logprobs cannot be had"),
-        ("presence_penalty", 0.5, "presence_penalty cannot be had"),
+        ("n", 2, "n is not supported"),
+        ("logprobs", True, "logprobs is not supported"),
+        ("presence_penalty", 0.5, "presence_penalty is not supported"),
         ("temperature", -1, "between 0"),
         ("temperature", "hot", "temperature"),
         ("policy", "stepsepc", "Did you mean 'stepspec'"),

@@ -233,7 +233,7 @@ def encode_messages(
         ContextError: the prompt does not fit.
     """
     if room is not None:
-        room.check(len(messages), at_least=True)  # each turn takes a token
+        _check_length(tokenizer, messages, tools, room)
     key, texts = secrets.token_hex(8), list[str]()
 
     def safe(text: str) -> str:
@@ -250,15 +250,37 @@ def encode_messages(
     rendered = _render_request(tokenizer, turns, [_mapped(tool, safe) for tool in tools])
     parts = re.split(f"{key}-(\\d+)-", rendered)
     parts[1::2] = [texts[int(index)] for index in parts[1::2]]
-    if room is not None and tokenizer.max_token_bytes is not None:
-        num_bytes = sum(len(part.encode()) for part in parts)
-        room.check(-(-num_bytes // tokenizer.max_token_bytes), at_least=True)
     ids: list[int] = []
     for index, part in enumerate(parts):
         ids += tokenizer.encode_text(part) if index % 2 else tokenizer.encode(part)
     if room is not None:
         room.check(len(ids))
     return ids
+
+
+def _check_length(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], room: Room) -> None:
+    """Refuses a prompt that cannot fit, by its number of turns and by its bytes, before any of it is encoded."""
+    room.check(len(messages), at_least=True)  # each turn takes a token
+    most = tokenizer.max_token_bytes
+    if most is None or _num_characters(messages) + _num_characters(tools) < room.num_tokens * most / UTF8_BYTES:
+        return
+    # Templates leave out some of what turns hold, so only what they render counts.
+    rendered = _render_request(tokenizer, messages, tools)
+    room.check(-(-len(rendered.encode()) // most), at_least=True)
+
+
+UTF8_BYTES = 4
+"""Most bytes of a character."""
+
+
+def _num_characters(value: Any) -> int:
+    """Characters of all texts in a value of JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        parts = cast("Mapping[str, Any]", value)
+        return sum(map(len, parts)) + sum(map(_num_characters, parts.values()))
+    return sum(map(_num_characters, cast("Sequence[Any]", value))) if isinstance(value, list | tuple) else 0
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -303,7 +303,10 @@ class StepSpec:
             messages = one_conversation(question, prompt)
             toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
             demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s, stop_token_ids)
-            return self._prepared(messages, toolbox, demands)
+            try:
+                return self._prepared(messages, toolbox, demands)
+            except RecursionError:
+                raise UsageError("A turn or a tool is nested too deeply.") from None
 
         prepared = await off_the_loop((question, tools, json_schema), prepare)
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands

@@ -1,6 +1,7 @@
 """`stepspec serve`: the models behind OpenAI's chat completions."""
 
 import copy
+import logging
 import os
 import socket
 from contextlib import suppress
@@ -11,6 +12,8 @@ import typer
 
 from stepspec.cli.options import DraftOption, PolicyOption, TargetOption
 from stepspec.errors import StepSpecError, UsageError
+
+logger = logging.getLogger("stepspec.serve")
 
 MAX_BODY_BYTES = 4_000_000
 
@@ -39,7 +42,14 @@ def serve_models(
     from stepspec.session import load_pair
 
     class Server(uvicorn.Server):
-        """Ends at once at the second Ctrl-C, whatever is still running."""
+        """Tells its address, and ends at once at the second Ctrl-C, whatever is still running."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            for each in sockets or []:
+                name, number = each.getsockname()[:2]
+                shown = f"[{name}]" if ":" in name else name
+                logger.info("Serving at http://%s:%d/v1. Ctrl-C stops it, a second one at once.", shown, number)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit:
@@ -48,9 +58,8 @@ def serve_models(
 
     needs_draft = load_policy(policy)[0].needs_draft
     with bound_socket(host, port) as address:
-        app = create_app(
-            load_pair(target, draft, needs_draft=needs_draft), policy, max_body_bytes=max_body_bytes
-        )
+        pair = load_pair(target, draft, needs_draft=needs_draft)
+        app = create_app(pair, policy, max_body_bytes=max_body_bytes)
         config = uvicorn.Config(app, access_log=False, log_config=_with_requests(LOGGING_CONFIG))
         with suppress(KeyboardInterrupt):  # which the server raises again when it has ended
             Server(config).run(sockets=[address])

@@ -33,7 +33,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.engine import Sampling
+from stepspec.engine import Sampling, check_numbers
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.keywords import check_known
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
@@ -84,7 +84,7 @@ class ChatStepSpec(BaseChatModel):
     In process, engines are loaded at the first call and shared by all chat models that name the same ones.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True, allow_inf_nan=False)
 
     model: str | None = Field(default=None, alias="model_name")
     """Target: a spec string such as `vllm:Qwen/Qwen3-32B`, or with `base_url` the name of the model there. None is the
@@ -414,6 +414,7 @@ class _Call:
         """
         timeout = self._setting("timeout")
         with as_langchain_errors():
+            check_numbers(timeout=timeout)
             turns, options = await off_the_loop(messages, lambda: turns_of(messages)), self._options()
             spec = await self._session()
             self.thinks = spec.thinks

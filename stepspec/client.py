@@ -150,10 +150,11 @@ def _fields(options: Options) -> dict[str, Any]:
         fields["parallel_tool_calls"] = options.get("parallel_tool_calls", True)
     if (schema := options.get("json_schema")) is not None:
         fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
-    said = {
+    stop = options.get("stop", ())
+    said: dict[str, Any] = {
         "thinking_token_budget": options.get("max_thinking_tokens"),
         "deadline_s": options.get("deadline_s"),
-        "stop": [stop] if isinstance(stop := options.get("stop", ()), str) else list(stop) or None,
+        "stop": [stop] if isinstance(stop, str) else list(stop) or None,
         "stop_token_ids": list(options.get("stop_token_ids", ())) or None,
     }
     return fields | {name: value for name, value in said.items() if value is not None}

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, cast, get_args
 
 from stepspec.errors import ContextError, EngineError, UsageError
 from stepspec.metrics import Metrics
@@ -51,12 +51,12 @@ def check_numbers(**settings: Any) -> None:
         UsageError: one is not.
     """
     for name, value in settings.items():
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if value is None or whole:
+        kind = Integral if name in WHOLE else Real
+        if value is None:
             continue
-        if name in WHOLE:
-            raise UsageError(f"{name} must be a whole number, got {value!r}.")
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(cast("float", value)):
+            if name in WHOLE:
+                raise UsageError(f"{name} must be a whole number, got {value!r}.")
             raise UsageError(f"{name} must be a finite number, got {value!r}.")
 
 

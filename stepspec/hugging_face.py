@@ -3,12 +3,11 @@
 The tokenizer is as the controller wants it: no token added, none hidden, none merged behind our back.
 """
 
-import copy
 import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ class HuggingFaceTokenizer:
         )
         self.num_ids = len(tokenizer)
         self.piece = lru_cache(maxsize=None)(self._piece)
-        self.encode, self.encode_text = _encoders(tokenizer)
+        self._marked, self._plain = _encoders(tokenizer)
+        self.max_token_bytes = _max_token_bytes(tokenizer)
         special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = _Finder([token.content for token in special])
         self._normalized = any(token.normalized for token in special)
@@ -47,13 +47,14 @@ class HuggingFaceTokenizer:
 
     def _normal(self, text: str) -> str:
         """The text as the tokenizer sees it, in which special tokens may show that were not there."""
-        normalizer = getattr(getattr(self.own, "backend_tokenizer", None), "normalizer", None)
+        normalizer = self.own.backend_tokenizer.normalizer if _is_fast(self.own) else None
         return normalizer.normalize_str(text) if normalizer is not None else text
 
-    @cached_property
-    def max_token_bytes(self) -> int | None:
-        backend = getattr(self.own, "backend_tokenizer", None)
-        return most_bytes(json.loads(backend.to_str())) if isinstance(backend, tokenizers.Tokenizer) else None
+    def encode(self, text: str) -> list[int]:
+        return self._marked(text)
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._plain(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -92,20 +93,18 @@ class HuggingFaceTokenizer:
 def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:
     """Encodes a text with special tokens recognized, and with special tokens as plain text.
 
-    Each has a backend whose settings never change, so threads may encode side by side. `encode_batch_fast` releases the
-    interpreter lock; `encode` of a backend holds it for as long as it takes.
+    Each has a backend of its own whose settings never change, so threads may encode side by side, whoever else uses the
+    tokenizer. `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it is done.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
     # A tokenizer of another kind, or one that prepares texts in Python.
-    if (
-        not isinstance(backend, tokenizers.Tokenizer)
-        or type(tokenizer)._encode_plus is not TokenizersBackend._encode_plus
-    ):
+    own = getattr(type(tokenizer), "_encode_plus", None)
+    if not _is_fast(tokenizer) or own is not getattr(TokenizersBackend, "_encode_plus", None):
         return (
             lambda text: tokenizer.encode(text, add_special_tokens=False),
             lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
         )
-    marked, plain = backend, copy.deepcopy(backend)
+    written = tokenizer.backend_tokenizer.to_str()
+    marked, plain = tokenizers.Tokenizer.from_str(written), tokenizers.Tokenizer.from_str(written)
     for each in (marked, plain):
         each.no_truncation()
         each.no_padding()
@@ -114,6 +113,15 @@ def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str
         lambda text: marked.encode_batch_fast([text], add_special_tokens=False)[0].ids,
         lambda text: plain.encode_batch_fast([text], add_special_tokens=False)[0].ids,
     )
+
+
+def _is_fast(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a backend of the library `tokenizers`."""
+    return isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer)
+
+
+def _max_token_bytes(tokenizer: Any) -> int | None:
+    return most_bytes(json.loads(tokenizer.backend_tokenizer.to_str())) if _is_fast(tokenizer) else None
 
 
 class _Finder:
@@ -134,7 +142,7 @@ class _Finder:
 
 
 NFC_SHRINKS = 3
-"""Composing characters (NFC) makes a text shorter by at most this factor in UTF-8: Hangul's three jamo are one syllable."""
+"""Composing characters (NFC) makes a text shorter by at most this factor in UTF-8: three jamo are one syllable."""
 
 
 def most_bytes(description: Mapping[str, Any]) -> int | None:
@@ -150,7 +158,7 @@ def most_bytes(description: Mapping[str, Any]) -> int | None:
     kinds = {step["type"] for step in steps}
     if kinds - {"NFC", "Prepend", "Replace", "Split", "Digits", "ByteLevel", "Metaspace"}:
         return None
-    if any(step.get("behavior") == "Removed" or step["type"] == "Replace" and not _widens(step) for step in steps):
+    if any(step.get("behavior") == "Removed" or (step["type"] == "Replace" and not _widens(step)) for step in steps):
         return None
     pieces = [token["content"].encode() for token in added]
     if "ByteLevel" in kinds and "Metaspace" not in kinds:  # each character of the vocabulary is a byte

@@ -186,7 +186,8 @@ def _text_of(content: object) -> str | None:
 
 def _text_of_block(block: Any) -> str | None:
     """The text of a block as OpenAI's API and LangChain write it; None if it is another kind of block."""
-    text = block.get("text") if isinstance(block, Mapping) and block.get("type") == "text" else None
+    parts = cast("Mapping[str, Any]", block) if isinstance(block, Mapping) else {}
+    text = parts.get("text") if parts.get("type") == "text" else None
     return text if isinstance(text, str) else None
 
 

@@ -147,9 +147,7 @@ def _written(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise UsageError(
-            "The JSON schema holds what is no JSON, such as NaN, or is nested too deeply."
-        ) from None
+        raise UsageError("The JSON schema holds what is no JSON, such as NaN, or is nested too deeply.") from None
 
 
 def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:

@@ -31,7 +31,7 @@ def is_small(value: Any) -> bool:
                 return False
             rest.extend(parts)
             if isinstance(parts, Mapping):
-                rest.extend(cast("Mapping[Any, Any]", parts).values())
+                rest.extend(parts.values())
         elif isinstance(content := getattr(each, "content", None), str | list):
             rest.append(content)  # a message of LangChain's
     return room > 0

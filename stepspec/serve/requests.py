@@ -28,7 +28,8 @@ T = TypeVar("T")
 class _FirstWrong(FailFast):
     """Has only the first wrong item of a list reported, as a hundred thousand errors take their time."""
 
-    __hash__ = object.__hash__  # which unions of types ask for
+    def __hash__(self) -> int:  # which unions of types ask for
+        return hash(self.fail_fast)
 
 
 Items = Annotated[list[T], _FirstWrong()]
@@ -101,6 +102,10 @@ class StreamOptions(BaseModel):
     )
 
 
+def _with_refused(schema: dict[str, Any]) -> None:
+    schema["properties"] |= refused_properties()
+
+
 class ChatRequest(BaseModel):
     """The body of `/v1/chat/completions`.
 
@@ -110,7 +115,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(
         extra="allow",
         allow_inf_nan=False,
-        json_schema_extra=lambda schema: schema["properties"].update(refused_properties()),
+        json_schema_extra=_with_refused,
     )
 
     messages: Items[dict[str, Any]] = Field(
@@ -123,12 +128,16 @@ class ChatRequest(BaseModel):
     top_p: float | None = Field(default=None, description="Above 0 and at most 1 (off, the default).")
     top_k: int | None = Field(default=None, description="Most likely tokens kept; 0 or -1 (off) is the default.")
     min_p: float | None = Field(default=None, description="0 (off, the default) to 1.")
-    repetition_penalty: float | None = Field(default=None, description="Above 0 and at most 10; 1 (off) is the default.")
+    repetition_penalty: float | None = Field(
+        default=None, description="Above 0 and at most 10; 1 (off) is the default."
+    )
     seed: int | None = Field(default=None, description="Random seed; the default is a new one for each request.")
     max_completion_tokens: int | None = Field(
         default=None, description="Most tokens of thinking and answer; the default is what the context has room for."
     )
-    max_tokens: int | None = Field(default=None, description="Older name of `max_completion_tokens`, which precedes it.")
+    max_tokens: int | None = Field(
+        default=None, description="Older name of `max_completion_tokens`, which precedes it."
+    )
     thinking_token_budget: int | None = Field(
         default=None, description="Tokens of thinking after which the answer begins; 0 is no thinking."
     )
@@ -278,7 +287,9 @@ class ChatRequest(BaseModel):
                 "max_thinking_tokens": "thinking_token_budget",
                 "json_schema": self.form().field,
             }
-            message = re.sub(r"\b(max_tokens|max_thinking_tokens|json_schema)\b", lambda found: names[found[0]], str(error))
+            message = re.sub(
+                r"\b(max_tokens|max_thinking_tokens|json_schema)\b", lambda found: names[found[0]], str(error)
+            )
             raise RefusedError(self._blamed(message), message) from error
 
     def _blamed(self, message: str) -> str | None:
@@ -321,7 +332,9 @@ def _structured(outputs: Mapping[str, Any]) -> list[Form]:
         elif name in ("regex", "grammar", "structural_tag", "whitespace_pattern", "disable_any_whitespace"):
             raise RefusedError(field, f"{field} is not supported. Use json, json_object or choice.")
         else:
-            raise RefusedError(field, unknown_name("kind of structured output", name, ("json", "json_object", "choice")))
+            raise RefusedError(
+                field, unknown_name("kind of structured output", name, ("json", "json_object", "choice"))
+            )
     return forms
 
 

@@ -23,6 +23,9 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 NAN = float("nan")
 
 
+HTTP = httpx.Client(timeout=60)
+
+
 @pytest.fixture(scope="module")
 def root() -> Iterator[str]:
     with serving(following_pair()) as address:
@@ -31,12 +34,12 @@ def root() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def document(root: str) -> Mapping[str, Any]:
-    return httpx.get(f"{root}/openapi.json").json()
+    return HTTP.get(f"{root}/openapi.json").json()
 
 
 def post(root: str, messages: Any = ASK, **fields: Any) -> httpx.Response:
     body = json.dumps({"messages": messages, **fields})
-    return httpx.post(f"{root}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+    return HTTP.post(f"{root}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
 
 
 def content(answer: httpx.Response) -> str:
@@ -115,18 +118,21 @@ CHANGING = {
 }
 """Values that would change the answer or the response."""
 
-OF_VLLM = """
-    messages model frequency_penalty logit_bias logprobs top_logprobs max_tokens max_completion_tokens n
-    presence_penalty response_format seed stop stream stream_options temperature top_p tools tool_choice
-    reasoning_effort thinking_token_budget include_reasoning parallel_tool_calls user use_beam_search top_k min_p
-    repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output ignore_eos min_tokens
-    skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens truncation_side prompt_logprobs
-    logprob_token_ids allowed_token_ids bad_words echo add_generation_prompt continue_final_message add_special_tokens
-    documents chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs structured_outputs priority
-    request_id session_id return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets
-    return_prompt_text mm_payload return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs
-    repetition_detection guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern
-""".split()
+OF_VLLM = {
+    "messages", "model", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+    "max_completion_tokens", "n", "presence_penalty", "response_format", "seed", "stop", "stream", "stream_options",
+    "temperature", "top_p", "tools", "tool_choice", "reasoning_effort", "thinking_token_budget",
+    "include_reasoning", "parallel_tool_calls", "user", "use_beam_search", "top_k", "min_p", "repetition_penalty",
+    "watermarking", "length_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "truncation_side",
+    "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words", "echo", "add_generation_prompt",
+    "continue_final_message", "add_special_tokens", "documents", "chat_template", "chat_template_kwargs",
+    "media_io_kwargs", "mm_processor_kwargs", "structured_outputs", "priority", "request_id", "session_id",
+    "return_tokens_as_token_ids", "return_token_ids", "routed_experts_prompt_start", "return_token_offsets",
+    "return_prompt_text", "mm_payload", "return_mm_kwargs", "cache_salt", "kv_transfer_params",
+    "ec_transfer_params", "vllm_xargs", "repetition_detection", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "guided_whitespace_pattern",
+}  # fmt: skip
 """vLLM 0.32's, and those of earlier versions that clients still send."""
 
 
@@ -189,17 +195,24 @@ def test_of_choices_the_answer_is_one_as_it_was_written(root: str, field: str) -
     assert [delta["content"] for delta in deltas if delta.get("content")] == choices[:1]
 
 
-def test_a_stop_token_ends_the_answer_and_is_no_part_of_it() -> None:
-    pair = following_pair()
-    tokenizer = pair.target.tokenizer
-    (stop,) = tokenizer.encode(" things")
-    for thinks in (True, False):
-        with serving(pair if thinks else following_pair(thinks=False)) as address:
-            if not thinks:
-                continue
-            answer = post(address.removesuffix("/v1"), stop_token_ids=[stop]).json()
-        assert answer["choices"][0]["message"]["content"] == "\n\nYou said 1"
-        assert answer["choices"][0]["finish_reason"] == "stop"
+@pytest.mark.anyio
+@pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(policy: str, thinks: bool) -> None:
+    pair = following_pair(thinks=thinks)
+    (stop,) = pair.target.tokenizer.encode(" things")
+    spec = StepSpec(policy=policy, pair=pair)
+    whole = await spec.generate("Many things?")
+    result = await spec.generate("Many things?", stop_token_ids=[stop])
+    assert result.answer == "\n\nYou said 1"
+    assert whole.answer.startswith(result.answer)
+    assert result.finish_reason == "stop"
+    assert len(result.steps) == len(whole.steps)
+
+
+def test_the_service_takes_stop_tokens(root: str) -> None:
+    everything = list(range(100))
+    assert content(post(root, stop_token_ids=everything)) == ""
 
 
 # Errors.
@@ -254,10 +267,10 @@ def test_an_error_names_the_field_that_the_client_sent(root: str, fields: Any, p
 )
 def test_what_is_wrong_with_a_body_is_said_and_no_field_blamed(root: str, body: bytes, said: str) -> None:
     sent = {"content": body, "headers": {"Content-Type": "application/json"}}
-    error = httpx.post(f"{root}/v1/chat/completions", **sent).json()["error"]  # type: ignore[arg-type]
+    error = HTTP.post(f"{root}/v1/chat/completions", **sent).json()["error"]  # type: ignore[arg-type]
     assert said in error["message"]
     assert error["param"] is None
-    plain = httpx.post(f"{root}/v1/chat/completions", content=json.dumps({"messages": ASK}))
+    plain = HTTP.post(f"{root}/v1/chat/completions", content=json.dumps({"messages": ASK}))
     assert (plain.status_code, "application/json" in plain.text) == (400, True)
 
 
@@ -298,9 +311,13 @@ def test_responses_are_what_the_document_says(document: Any, root: str) -> None:
         form = responses[str(answer.status_code)]["content"]["application/json"]["schema"]
         check(answer.json(), form, document)
     for path in ("/v1/models", "/v1/models/target", "/v1/models/x"):
-        answer = httpx.get(root + path)
+        answer = HTTP.get(root + path)
         route = document["paths"]["/v1/models" if path == "/v1/models" else "/v1/models/{name}"]["get"]
-        check(answer.json(), route["responses"][str(answer.status_code)]["content"]["application/json"]["schema"], document)
+        check(
+            answer.json(),
+            route["responses"][str(answer.status_code)]["content"]["application/json"]["schema"],
+            document,
+        )
 
 
 def check(value: Any, form: Mapping[str, Any], document: Mapping[str, Any]) -> None:
@@ -316,7 +333,14 @@ def check(value: Any, form: Mapping[str, Any], document: Mapping[str, Any]) -> N
     assert value in form.get("enum", [value]), (value, form)
     assert value == form.get("const", value), (value, form)
     if kind := form.get("type"):
-        types = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None)}
+        types = {
+            "object": dict,
+            "array": list,
+            "string": str,
+            "integer": int,
+            "number": (int, float),
+            "null": type(None),
+        }
         assert isinstance(value, bool) if kind == "boolean" else isinstance(value, types[kind]), (value, form)  # type: ignore[arg-type]
     if isinstance(value, list):
         for each in value:
@@ -340,19 +364,19 @@ def refusals(pair: Any) -> Iterator[tuple[Callable[[], Any], str]]:
     for answering in (spec, remote):
         yield lambda answering=answering: answering.generate("a", **wrong), "max_tokens"
         yield lambda answering=answering: answering.stream("a", **wrong), "max_tokens"
-    yield lambda: spec.batch(["a"], **{"max_new_tokens": 5}), "max_tokens"
+    yield lambda: spec.batch(["a"], max_new_tokens=5), "max_tokens"
     for kind in (StepSpec, SyncStepSpec):
-        yield lambda kind=kind: kind(**{"polcy": "token"}), "policy"
-        yield lambda kind=kind: kind(**{"model": "torch:a"}), "target"
-    yield lambda: RemoteStepSpec("http://127.0.0.1:9/v1", **{"retry": 5}), "retries"
+        yield lambda kind=kind: kind(polcy="token"), "policy"
+        yield lambda kind=kind: kind(model="torch:a"), "target"
+    yield lambda: RemoteStepSpec("http://127.0.0.1:9/v1", retry=5), "retries"
     for made in (ChatStepSpec, StepSpecRunnable):
-        yield lambda made=made: made(**{"target": "torch:a"}), "model"
-        yield lambda made=made: made(**{"temprature": 1.0}), "temperature"
+        yield lambda made=made: made(target="torch:a"), "model"
+        yield lambda made=made: made(temprature=1.0), "temperature"
     yield lambda: chat.invoke("a", **wrong), "max_tokens"
     yield lambda: next(iter(chat.stream("a", **wrong))), "max_tokens"
     yield lambda: chat.bind(**wrong).invoke("a"), "max_tokens"
     yield lambda: StepSpecRunnable(chat).invoke("a", **wrong), "max_tokens"
-    yield lambda: StepSpecRunnable(chat).invoke("a", **{"target": "torch:a"}), "model"
+    yield lambda: StepSpecRunnable(chat).invoke("a", target="torch:a"), "model"
 
 
 def test_unknown_options_are_refused_with_the_nearest_name() -> None:

@@ -97,7 +97,7 @@ def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str
     tokenizer. `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it is done.
     """
     # A tokenizer of another kind, or one that prepares texts in Python.
-    own = getattr(type(tokenizer), "_encode_plus", None)
+    own = getattr(tokenizer.__class__, "_encode_plus", None)
     if not _is_fast(tokenizer) or own is not getattr(TokenizersBackend, "_encode_plus", None):
         return (
             lambda text: tokenizer.encode(text, add_special_tokens=False),

@@ -186,8 +186,8 @@ def _text_of(content: object) -> str | None:
 
 def _text_of_block(block: Any) -> str | None:
     """The text of a block as OpenAI's API and LangChain write it; None if it is another kind of block."""
-    parts = cast("Mapping[str, Any]", block) if isinstance(block, Mapping) else {}
-    text = parts.get("text") if parts.get("type") == "text" else None
+    parts: Mapping[str, Any] = cast("Mapping[str, Any]", block) if isinstance(block, Mapping) else {}
+    text: object = parts.get("text") if parts.get("type") == "text" else None
     return text if isinstance(text, str) else None
 
 

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from json import decoder, scanner
 from typing import Any, NoReturn
 
+MAX_BODY_BYTES = 4_000_000
+"""Most bytes of a request's body unless the service is told otherwise."""
+
 MAX_VALUES = 100_000
 """Most values that a text may hold: strings, numbers, lists and all else."""
 

@@ -12,10 +12,9 @@ import typer
 
 from stepspec.cli.options import DraftOption, PolicyOption, TargetOption
 from stepspec.errors import StepSpecError, UsageError
+from stepspec.strict_json import MAX_BODY_BYTES
 
 logger = logging.getLogger("stepspec.serve")
-
-MAX_BODY_BYTES = 4_000_000
 
 
 def serve_models(

@@ -20,7 +20,7 @@ from stepspec import __version__
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
 from stepspec.files import list_data_files
 from stepspec.serve.answers import Answering
-from stepspec.serve.bodies import MAX_BODY_BYTES, TooLargeError, read_chat
+from stepspec.serve.bodies import TooLargeError, read_chat
 from stepspec.serve.choices import unquoted
 from stepspec.serve.document import CHAT_BODY, CHAT_RESPONSES, MODEL_RESPONSES, RESPONSES, documented
 from stepspec.serve.log import RequestLog, noted
@@ -28,6 +28,7 @@ from stepspec.serve.requests import ChatRequest, RefusedError
 from stepspec.serve.schemas import ModelCard, ModelList
 from stepspec.session import Pair, StepSpec
 from stepspec.step import Done, Event, Result
+from stepspec.strict_json import MAX_BODY_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,6 @@ from fastapi import Request
 from stepspec.serve.requests import ChatRequest, RefusedError
 from stepspec.workers import off_the_loop
 
-MAX_BODY_BYTES = 4_000_000
-"""Most bytes of a body unless the service is told otherwise."""
-
 
 class TooLargeError(RefusedError):
     """A body is over its limit."""

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Unpack
 
 from stepspec.errors import UsageError
+from stepspec.keywords import known_options
 from stepspec.loop_thread import LoopThread
 from stepspec.policy import Policy
 from stepspec.prompts import Message
@@ -19,6 +20,7 @@ from stepspec.step import Event, Result
 class SyncStepSpec:
     """What `StepSpec` does, with its arguments and errors, in an event loop and a thread of its own."""
 
+    @known_options
     def __init__(
         self,
         target: str | None = None,

@@ -15,11 +15,12 @@ from typing import Any, Unpack
 
 from stepspec.engine import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.keywords import known_options
 from stepspec.prompts import Message
 from stepspec.remote.address import Address
 from stepspec.remote.client import Wire
 from stepspec.remote.problems import nonsense, refused
-from stepspec.session import Options, one_conversation
+from stepspec.session import Options, check_ids, one_conversation
 from stepspec.step import (
     AnswerDelta,
     Counts,
@@ -33,6 +34,7 @@ from stepspec.step import (
     ToolCallDelta,
     ToolCalled,
 )
+from stepspec.workers import off_the_loop
 
 UNSAID = Sampling()
 
@@ -43,6 +45,7 @@ class RemoteStepSpec:
     thinks = True
     """A service tells of steps only where they stand apart from the answer."""
 
+    @known_options
     def __init__(
         self,
         base_url: str,
@@ -85,6 +88,7 @@ class RemoteStepSpec:
         """Closes the connections of the running event loop."""
         await self._wire.aclose()
 
+    @known_options
     async def stream(
         self, question: str | Sequence[Message], **options: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
@@ -95,10 +99,8 @@ class RemoteStepSpec:
             ModelError: it does not have the model.
             EngineError: it cannot be reached or has failed.
         """
-        messages = one_conversation(question, options.get("prompt", "bare"))
-        fields = {"messages": list(messages), **self._names, **_fields(options)}
-        stream = {"stream": True, "stream_options": {"include_usage": True}}
-        body = json.dumps({**fields, **stream}).encode()
+        about = question, options.get("tools"), options.get("json_schema")
+        body = await off_the_loop(about, lambda: self._body(question, options))
         url, reader = f"{self._address.base}/chat/completions", _Reader(self._address)
         async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
             async for chunk in chunks:
@@ -107,6 +109,16 @@ class RemoteStepSpec:
         if reader.ended is None:
             raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
 
+    def _body(self, question: str | Sequence[Message], options: Options) -> bytes:
+        messages = one_conversation(question, options.get("prompt", "bare"))
+        stream = {"stream": True, "stream_options": {"include_usage": True}}
+        fields = {"messages": list(messages), **self._names, **_fields(options), **stream}
+        try:
+            return json.dumps(fields, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError):
+            raise UsageError("A setting, a tool or the JSON schema holds what is no JSON, such as NaN.") from None
+
+    @known_options
     async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
         """Answers a question; arguments and errors as for `stream`."""
         async with aclosing(self.stream(question, **options)) as events:
@@ -123,6 +135,7 @@ def _fields(options: Options) -> dict[str, Any]:
         UsageError: it does not take one of them.
     """
     sampling = options.get("sampling", UNSAID)
+    check_ids(options.get("stop_token_ids", ()))
     if sampling.logit_bias or sampling.allowed is not None:
         raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
     sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
@@ -135,11 +148,13 @@ def _fields(options: Options) -> dict[str, Any]:
         fields["parallel_tool_calls"] = options.get("parallel_tool_calls", True)
     if (schema := options.get("json_schema")) is not None:
         fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
-    said = {
+    stop = options.get("stop", ())
+    said: dict[str, Any] = {
         "max_completion_tokens": options.get("max_tokens"),
         "thinking_token_budget": options.get("max_thinking_tokens"),
         "deadline_s": options.get("deadline_s"),
-        "stop": list(options.get("stop", ())) or None,
+        "stop": [stop] if isinstance(stop, str) else list(stop) or None,
+        "stop_token_ids": list(options.get("stop_token_ids", ())) or None,
     }
     return fields | {name: value for name, value in said.items() if value is not None}
 

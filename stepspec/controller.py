@@ -40,12 +40,14 @@ class Demands:
         max_thinking_tokens: after so many the thinking is ended and the answer begins.
         deadline_s: so many seconds after its start a request is hurried: the thinking is ended and the answer begins,
             or the text is ended where the two are one.
+        stop_token_ids: the answer ends with any of them, as with the model's own end.
     """
 
     json_schema: str | None = None
     call_opener: re.Pattern[str] | None = None
     max_thinking_tokens: int | None = None
     deadline_s: float | None = None
+    stop_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -66,9 +68,8 @@ class Controller:
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
-        self.ends = self.tokenizer.end_ids
-        if self.think_end is not None:
-            self.ends |= {self.think_end}
+        self.answer_ends = self.tokenizer.end_ids | self.demands.stop_token_ids
+        self.ends = self.answer_ends if self.think_end is None else self.tokenizer.end_ids | {self.think_end}
         self.drafting = self.policy.token.drafting
         self.deadline: float | None = None
         self.limit: Limit | None = None
@@ -82,7 +83,9 @@ class Controller:
         """
         table = self.policy.step
         step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
-        self.transcript = Transcript(prompt, self.tokenizer, step_stop, self.think_end, self.answer)
+        self.transcript = Transcript(
+            prompt, self.tokenizer, step_stop, self.think_end, self.answer, self.demands.stop_token_ids
+        )
         if self.demands.deadline_s is not None:
             self.deadline = asyncio.get_running_loop().time() + self.demands.deadline_s
         try:
@@ -125,7 +128,7 @@ class Controller:
                 for event in self.transcript.end_thinking("target"):
                     yield event
         if not self.transcript.ended and self.ledger.remaining > 0 and self.may_think_on():
-            stop = Stop(self.ledger.remaining, token_ids=self.tokenizer.end_ids)
+            stop = Stop(self.ledger.remaining, token_ids=self.answer_ends)
             deadline = self.deadline if self.think_end is None else None
             async with aclosing(self.write_on(stop, deadline, self.demands.json_schema)) as events:
                 async for event in events:
@@ -136,7 +139,8 @@ class Controller:
     def answers_apart(self) -> bool:
         """Whether the answer has to be a call of its own behind the thinking."""
         asked = self.demands
-        return asked.json_schema is not None or asked.max_thinking_tokens is not None or self.deadline is not None
+        limited = asked.max_thinking_tokens is not None or self.deadline is not None
+        return asked.json_schema is not None or limited or bool(asked.stop_token_ids)
 
     @property
     def room(self) -> int:

@@ -2,11 +2,13 @@
 
 import asyncio
 import hashlib
+import math
 from array import array
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from numbers import Integral, Real
+from typing import Any, Literal, Protocol, cast, get_args
 
 from stepspec.errors import ContextError, EngineError, UsageError
 from stepspec.metrics import Metrics
@@ -38,6 +40,26 @@ class TokenBuffer:
         return self._ids[start:].tolist()
 
 
+WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "seed")
+"""Settings that are whole numbers."""
+
+
+def check_numbers(**settings: Any) -> None:
+    """Checks that settings are finite numbers, and whole ones where they count; None is one that is not set.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for name, value in settings.items():
+        kind = Integral if name in WHOLE else Real
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(cast("float", value)):
+            if name in WHOLE:
+                raise UsageError(f"{name} must be a whole number, got {value!r}.")
+            raise UsageError(f"{name} must be a finite number, got {value!r}.")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is drawn. Temperature 0 is greedy; the other defaults leave the law as it is.
@@ -61,6 +83,14 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_numbers(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+        )
         if not 0.0 <= self.temperature <= 10.0:
             raise UsageError(f"The temperature is {self.temperature}; it must be between 0 (greedy) and 10.")
         if not 0.0 < self.top_p <= 1.0:
@@ -201,6 +231,15 @@ class Tokenizer(Protocol):
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text in which special tokens written out are text like any other."""
+        ...
+
+    def writes_special(self, text: str) -> bool:
+        """Whether special tokens are written out in a text."""
+        ...
+
+    @property
+    def max_token_bytes(self) -> int | None:
+        """Most bytes of text, in UTF-8, that one token stands for; None where that is not known."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

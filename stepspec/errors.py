@@ -9,7 +9,7 @@ StepSpecError
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class StepSpecError(Exception):
@@ -40,9 +40,21 @@ class TargetError(EngineError):
         self.committed = committed
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """One sentence for a name that does not exist: the closest one, and all there are."""
+MOST_SHOWN = 60
+"""Characters of a name that an error shows and compares."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
+    """One sentence for a name that does not exist: the closest one, and all there are.
+
+    Args:
+        what: the kind of thing that is named.
+        name: the name, which may come from a stranger and be of any length.
+        known: the names there are.
+        meant: names of other projects or other places, with those here that mean the same.
+    """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    shown = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
+    close = [meant[name]] if meant and name in meant else difflib.get_close_matches(shown, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"There is no {what} {name!r}.{hint} Known: {', '.join(names) or 'none'}."
+    return f"There is no {what} {shown!r}.{hint} Known: {', '.join(names) or 'none'}."

@@ -4,13 +4,16 @@ The tokenizer is as the controller wants it: no token added, none hidden, none m
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
 from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.errors import ModelError, UsageError
@@ -30,15 +33,28 @@ class HuggingFaceTokenizer:
         )
         self.num_ids = len(tokenizer)
         self.piece = lru_cache(maxsize=None)(self._piece)
+        self._marked, self._plain = _encoders(tokenizer)
+        self.max_token_bytes = _max_token_bytes(tokenizer)
+        special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = _Finder([token.content for token in special])
+        self._normalized = any(token.normalized for token in special)
 
     def _piece(self, token: int) -> str:
         return self.decode([token])
 
+    def writes_special(self, text: str) -> bool:
+        return self._special.is_in(text) or (self._normalized and self._special.is_in(self._normal(text)))
+
+    def _normal(self, text: str) -> str:
+        """The text as the tokenizer sees it, in which special tokens may show that were not there."""
+        normalizer = self.own.backend_tokenizer.normalizer if _is_fast(self.own) else None
+        return normalizer.normalize_str(text) if normalizer is not None else text
+
     def encode(self, text: str) -> list[int]:
-        return self.own.encode(text, add_special_tokens=False)
+        return self._marked(text)
 
     def encode_text(self, text: str) -> list[int]:
-        return self.own.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return self._plain(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
@@ -72,6 +88,99 @@ class HuggingFaceTokenizer:
     def same_vocabulary(self, other: "HuggingFaceTokenizer") -> bool:
         """Whether both give every token the same id."""
         return self.own.get_vocab() == other.own.get_vocab()
+
+
+def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:
+    """Encodes a text with special tokens recognized, and with special tokens as plain text.
+
+    Each has a backend of its own whose settings never change, so threads may encode side by side, whoever else uses the
+    tokenizer. `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it is done.
+    """
+    # A tokenizer of another kind, or one that prepares texts in Python.
+    own = getattr(tokenizer.__class__, "_encode_plus", None)
+    if not _is_fast(tokenizer) or own is not getattr(TokenizersBackend, "_encode_plus", None):
+        return (
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
+        )
+    written = tokenizer.backend_tokenizer.to_str()
+    marked, plain = tokenizers.Tokenizer.from_str(written), tokenizers.Tokenizer.from_str(written)
+    for each in (marked, plain):
+        each.no_truncation()
+        each.no_padding()
+    marked.encode_special_tokens, plain.encode_special_tokens = False, True
+    return (
+        lambda text: marked.encode_batch_fast([text], add_special_tokens=False)[0].ids,
+        lambda text: plain.encode_batch_fast([text], add_special_tokens=False)[0].ids,
+    )
+
+
+def _is_fast(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a backend of the library `tokenizers`."""
+    return isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer)
+
+
+def _max_token_bytes(tokenizer: Any) -> int | None:
+    return most_bytes(json.loads(tokenizer.backend_tokenizer.to_str())) if _is_fast(tokenizer) else None
+
+
+class _Finder:
+    """Looks for any of many strings in a text, in time that grows with the text alone."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = frozenset(filter(None, strings))
+        self._lengths = sorted({len(each) for each in self._strings})
+        firsts = "".join(sorted({re.escape(each[0]) for each in self._strings}))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
+
+    def is_in(self, text: str) -> bool:
+        """Whether one of them occurs."""
+        if self._first is None:
+            return False
+        starts = (match.start() for match in self._first.finditer(text))
+        return any(text[start : start + length] in self._strings for start in starts for length in self._lengths)
+
+
+NFC_SHRINKS = 3
+"""Composing characters (NFC) makes a text shorter by at most this factor in UTF-8: three jamo are one syllable."""
+
+
+def most_bytes(description: Mapping[str, Any]) -> int | None:
+    """The most bytes of text, in UTF-8, that one token stands for; None where a token may stand for any number.
+
+    Args:
+        description: what a `tokenizer.json` holds.
+    """
+    model, added = description["model"], description["added_tokens"]
+    if model.get("type") != "BPE" or any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    steps = _parts(description["normalizer"], "normalizers") + _parts(description["pre_tokenizer"], "pretokenizers")
+    kinds = {step["type"] for step in steps}
+    if kinds - {"NFC", "Prepend", "Replace", "Split", "Digits", "ByteLevel", "Metaspace"}:
+        return None
+    if any(step.get("behavior") == "Removed" or (step["type"] == "Replace" and not _widens(step)) for step in steps):
+        return None
+    pieces = [token["content"].encode() for token in added]
+    if "ByteLevel" in kinds and "Metaspace" not in kinds:  # each character of the vocabulary is a byte
+        longest = max(map(len, model["vocab"]), default=1)
+    elif model.get("byte_fallback") and "<0x00>" in model["vocab"]:
+        longest = max((len(piece.replace("\u2581", " ").encode()) for piece in model["vocab"]), default=1)
+    else:  # what is not in the vocabulary may be left out, or many characters be one token
+        return None
+    longest = max(longest, *map(len, pieces), 1)
+    return longest * NFC_SHRINKS if "NFC" in kinds else longest
+
+
+def _parts(step: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """The steps that a normalizer or a pre-tokenizer is made of."""
+    if step is None:
+        return []
+    return [part for each in step[name] for part in _parts(each, name)] if step["type"] == "Sequence" else [step]
+
+
+def _widens(replacement: Mapping[str, Any]) -> bool:
+    """Whether a replacement is that of a space by the mark that stands for it."""
+    return replacement["pattern"] == {"String": " "} and replacement["content"] == "\u2581"
 
 
 def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:

@@ -11,12 +11,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
-
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from typing import Any, cast
 
 from stepspec.engine import Tokenizer
-from stepspec.errors import UsageError, unknown_name
+from stepspec.errors import ContextError, UsageError, unknown_name
+from stepspec.strict_json import read_json
 from stepspec.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
 
 THINK_OPEN, THINK_END = "<think>", "</think>"
@@ -26,15 +25,6 @@ Message = Mapping[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
 
-
-class TextBlock(BaseModel):
-    """A piece of a turn, as OpenAI's API and LangChain write it."""
-
-    type: Literal["text"]
-    text: str
-
-
-CONTENT: TypeAdapter[str | list[TextBlock] | None] = TypeAdapter(str | list[TextBlock] | None)
 
 PROBLEM_PROMPTS: Mapping[str, str] = {
     "bare": "{question}",
@@ -152,9 +142,11 @@ def _checked_turn(place: int, message: Message) -> Message:
         raise UsageError(f"Turn {place} holds something else than text, which is all that the models take.")
     turn = {**message, "role": role, "content": text}
     try:
-        json.dumps(turn, ensure_ascii=False).encode()
-    except (TypeError, ValueError):
-        raise UsageError(f"Turn {place} holds what is no JSON or no Unicode, such as half of a character.") from None
+        json.dumps(turn, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(
+            f"Turn {place} holds what is no JSON or no Unicode, such as NaN or half of a character."
+        ) from None
     if role == "assistant" and THINK_END in text:
         thought, _, said = text.partition(THINK_END)
         turn |= {"reasoning_content": thought.replace(THINK_OPEN, "", 1).strip(), "content": said.strip()}
@@ -178,17 +170,25 @@ def _checked_call(place: int, call: Any) -> Mapping[str, Any]:
         ) from None
     if isinstance(arguments, str):
         with suppress(ValueError):  # a model may have written what is no JSON, and is shown it again
-            function["arguments"] = json.loads(arguments)
+            function["arguments"] = read_json(arguments)
     return {**call, "function": function}
 
 
 def _text_of(content: object) -> str | None:
-    """The text of a turn, in one piece or in content blocks; None if some of it is something else."""
-    try:
-        found = CONTENT.validate_python(content)
-    except ValidationError:
+    """The text of a turn, in one string or in content blocks; None if some of it is something else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
         return None
-    return found if isinstance(found, str) else "".join(block.text for block in found or ())
+    texts = [_text_of_block(block) for block in cast("list[Any]", content)]
+    return None if None in texts else "".join(cast("list[str]", texts))
+
+
+def _text_of_block(block: Any) -> str | None:
+    """The text of a block as OpenAI's API and LangChain write it; None if it is another kind of block."""
+    parts: Mapping[str, Any] = cast("Mapping[str, Any]", block) if isinstance(block, Mapping) else {}
+    text: object = parts.get("text") if parts.get("type") == "text" else None
+    return text if isinstance(text, str) else None
 
 
 def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
@@ -196,19 +196,50 @@ def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
     return encode_messages(tokenizer, [{"role": "user", "content": question}])
 
 
-def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+@dataclass(frozen=True)
+class Room:
+    """What a prompt has to fit in: the context of a model."""
+
+    num_tokens: int
+    model: str
+
+    def check(self, num_tokens: int, *, at_least: bool = False) -> None:
+        """Checks that so many tokens leave room for one more; `at_least`: whether there may be more of them.
+
+        Raises:
+            ContextError: they do not.
+        """
+        if num_tokens >= self.num_tokens:
+            raise ContextError(
+                f"The prompt has {'at least ' * at_least}{num_tokens} tokens, but {self.model} has a context of "
+                f"{self.num_tokens}. Shorten the question or choose a model with a longer context."
+            )
+
+
+def encode_messages(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), room: Room | None = None
+) -> list[int]:
     """The ids that the first step follows: the chat template's, with the thinking opened if it does not do so.
 
     A special token written out in a turn stays plain text: nobody ends a turn or the thinking by asking.
 
+    Args:
+        tokenizer: the model's.
+        messages: turns as `checked_messages` gives them.
+        tools: what the model may call.
+        room: what the ids have to fit in. A prompt that cannot fit by its length in bytes is not encoded at all.
+
     Raises:
         UsageError: the model has no chat template, or it refuses the conversation.
+        ContextError: the prompt does not fit.
     """
+    if room is not None:
+        _check_length(tokenizer, messages, tools, room)
     key, texts = secrets.token_hex(8), list[str]()
 
     def safe(text: str) -> str:
         """The text, or a stand-in for one in which special tokens are written out."""
-        if tokenizer.encode(text) == tokenizer.encode_text(text):
+        if not tokenizer.writes_special(text):
             return text
         texts.append(text)
         return f"{key}-{len(texts) - 1}-"
@@ -218,14 +249,39 @@ def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message], tools: Se
 
     turns = [safe_turn(message) for message in messages]
     rendered = _render_request(tokenizer, turns, [_mapped(tool, safe) for tool in tools])
-    if not texts:
-        return tokenizer.encode(rendered)
     parts = re.split(f"{key}-(\\d+)-", rendered)
-    ids = tokenizer.encode(parts[0])
-    for index, after in zip(parts[1::2], parts[2::2], strict=True):
-        ids += tokenizer.encode_text(texts[int(index)])
-        ids += tokenizer.encode(after)
+    parts[1::2] = [texts[int(index)] for index in parts[1::2]]
+    ids: list[int] = []
+    for index, part in enumerate(parts):
+        ids += tokenizer.encode_text(part) if index % 2 else tokenizer.encode(part)
+    if room is not None:
+        room.check(len(ids))
     return ids
+
+
+def _check_length(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], room: Room) -> None:
+    """Refuses a prompt that cannot fit, by its number of turns and by its bytes, before any of it is encoded."""
+    room.check(len(messages), at_least=True)  # each turn takes a token
+    most = tokenizer.max_token_bytes
+    if most is None or _num_characters(messages) + _num_characters(tools) < room.num_tokens * most / UTF8_BYTES:
+        return
+    # Templates leave out some of what turns hold, so only what they render counts.
+    rendered = _render_request(tokenizer, messages, tools)
+    room.check(-(-len(rendered.encode()) // most), at_least=True)
+
+
+UTF8_BYTES = 4
+"""Most bytes of a character."""
+
+
+def _num_characters(value: Any) -> int:
+    """Characters of all texts in a value of JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        parts = cast("Mapping[str, Any]", value)
+        return sum(map(len, parts)) + sum(map(_num_characters, parts.values()))
+    return sum(map(_num_characters, cast("Sequence[Any]", value))) if isinstance(value, list | tuple) else 0
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

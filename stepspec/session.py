@@ -21,17 +21,19 @@ from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
 from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.controller import Controller, Demands
-from stepspec.engine import DrafterName, Engine, Sampling, side_by_side
-from stepspec.errors import ContextError, ModelError, StepSpecError, UsageError, unknown_name
+from stepspec.engine import DrafterName, Engine, Sampling, check_numbers, side_by_side
+from stepspec.errors import ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.files import package_folder
 from stepspec.judges import Panel
+from stepspec.keywords import known_options
 from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
-from stepspec.prompts import Message, checked_messages, encode_messages, problem_prompt, think_end_id
+from stepspec.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
 from stepspec.tools import HERMES, Tool, Toolbox, call_format, schema_text
 from stepspec.tracing import Asked, traced
 from stepspec.translation import TranslatedDraft
+from stepspec.workers import off_the_loop
 
 logger = logging.getLogger(__name__)
 
@@ -233,15 +235,27 @@ class Options(TypedDict, total=False):
     max_thinking_tokens: int | None
     deadline_s: float | None
     stop: Sequence[str]
+    stop_token_ids: Sequence[int]
     json_schema: Mapping[str, Any] | None
     tools: Sequence[Tool]
     tool_choice: str
     parallel_tool_calls: bool
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A request as the loop takes it."""
+
+    toolbox: Toolbox
+    demands: Demands
+    ids: list[int]
+    draft: Engine | None
+
+
 class StepSpec:
     """A session: requests under one policy. Requests made at the same time share the models' passes."""
 
+    @known_options
     def __init__(
         self,
         target: str | None = None,
@@ -288,6 +302,7 @@ class StepSpec:
         """Whether the target thinks apart from its answer; if not, its steps are the answer."""
         return think_end_id(self.pair.target.tokenizer) is not None
 
+    @known_options
     async def stream(
         self,
         question: str | Sequence[Message],
@@ -298,6 +313,7 @@ class StepSpec:
         max_thinking_tokens: int | None = None,
         deadline_s: float | None = None,
         stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
         json_schema: Mapping[str, Any] | None = None,
         tools: Sequence[Tool] = (),
         tool_choice: str = "auto",
@@ -315,6 +331,7 @@ class StepSpec:
             max_thinking_tokens: after so many the thinking is ended, and the target answers.
             deadline_s: the same after so many seconds; where a model does not think apart, its text is ended.
             stop: strings of which the first to come ends the answer and is no part of it. Thinking has no part in this.
+            stop_token_ids: tokens of the target's that end the answer as its end token does, and are no part of it.
             json_schema: what the answer has to be; the target is held to it token by token.
             tools: what the target may call, each `{"type": "function", "function": {...}}`; calls come as events of
                 their own and are never the draft's.
@@ -327,30 +344,33 @@ class StepSpec:
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """
+        check_numbers(max_tokens=max_tokens, max_thinking_tokens=max_thinking_tokens, deadline_s=deadline_s)
         # Without a limit the context is full before this many are committed, since the prompt takes some of it.
         ledger = Ledger(self.pair.target.max_context if max_tokens is None else max_tokens)
-        messages = one_conversation(question, prompt)
-        toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
         if max_tokens is not None and max_tokens < 1:
             raise UsageError(f"max_tokens must be at least 1, got {max_tokens}.")
         stop = [stop] if isinstance(stop, str) else stop
         if not all(stop):
             raise UsageError("A stop string is empty; it would end every answer before it begins.")
-        demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s)
+
+        def prepare() -> _Prepared:
+            messages = one_conversation(question, prompt)
+            toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
+            demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s, stop_token_ids)
+            try:
+                return self._prepared(messages, toolbox, demands)
+            except RecursionError:
+                raise UsageError("A turn or a tool is nested too deeply.") from None
+
+        with ledger.time("controller"):
+            prepared = await off_the_loop((question, tools, json_schema), prepare)
+        target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
         if demands.json_schema is not None:
             await self._answering.check_schema(demands.json_schema)
-        target, shown = self.pair.target, list(toolbox.tools.values())
-        with ledger.time("controller"):
-            ids = encode_messages(target.tokenizer, messages, shown)
-        if len(ids) >= target.max_context:
-            raise ContextError(
-                f"The prompt has {len(ids)} tokens, but {target.name} has a context of {target.max_context}. "
-                "Shorten the question or choose a model with a longer context."
-            )
         controller = Controller(
             policy=self.policy,
             target=target,
-            draft=self._draft_of(messages, shown, len(ids)),
+            draft=prepared.draft,
             panel=self._panel,
             think_end=think_end_id(target.tokenizer),
             sampling=sampling,
@@ -362,7 +382,7 @@ class StepSpec:
             ),
         )
         asked = Asked(target.name, self.policy_name, sampling, max_tokens, tuple(stop))
-        async with aclosing(traced(controller.run(ids), asked)) as events:
+        async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
             async for event in events:
                 yield event
 
@@ -372,6 +392,7 @@ class StepSpec:
         json_schema: Mapping[str, Any] | None,
         max_thinking_tokens: int | None,
         deadline_s: float | None,
+        stop_token_ids: Sequence[int],
     ) -> Demands:
         """What is asked of the answer.
 
@@ -408,7 +429,22 @@ class StepSpec:
         opener = None
         if toolbox.tools and not self.thinks:
             opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
-        return Demands(schema, opener, max_thinking_tokens, deadline_s)
+        check_ids(stop_token_ids)
+        return Demands(schema, opener, max_thinking_tokens, deadline_s, frozenset(stop_token_ids))
+
+    def _prepared(self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands) -> _Prepared:
+        """The request in ids, each model's encoded once.
+
+        Raises:
+            UsageError: the target's chat template refuses the conversation.
+            ContextError: it does not fit the target's context.
+        """
+        target, draft, shown = self.pair.target, self.pair.draft, list(toolbox.tools.values())
+        ids = encode_messages(target.tokenizer, messages, shown, Room(target.max_context, target.name))
+        if draft is not None and not self.pair.one_vocabulary:
+            own = encode_messages(draft.tokenizer, messages, shown)
+            draft = TranslatedDraft(draft, own, target.tokenizer, len(ids))
+        return _Prepared(toolbox, demands, ids, draft)
 
     @property
     def _answering(self) -> Engine:
@@ -425,13 +461,7 @@ class StepSpec:
         parser = tokenizer.response_parser(form.template, list(toolbox.tools.values()))
         return WrittenCalls(parser, in_json=form.in_json)
 
-    def _draft_of(self, messages: Sequence[Message], tools: Sequence[Tool], num_ids: int) -> Engine | None:
-        """The draft for one request, in the target's ids."""
-        draft, target = self.pair.draft, self.pair.target
-        if draft is None or self.pair.one_vocabulary:
-            return draft
-        return TranslatedDraft(draft, encode_messages(draft.tokenizer, messages, tools), target.tokenizer, num_ids)
-
+    @known_options
     async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
         """Answers a question; arguments and errors as for `stream`."""
         async with aclosing(self.stream(question, **options)) as events:
@@ -440,12 +470,24 @@ class StepSpec:
                     return event.result
         raise AssertionError("a request ends with Done or an error")
 
+    @known_options
     async def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
         """Answers questions at the same time, in passes that they share; arguments and errors as for `stream`.
 
         Results come in the order of the questions. The first that fails ends the others.
         """
         return await side_by_side(*(self.generate(each, **options) for each in questions))
+
+
+def check_ids(stop_token_ids: Sequence[int]) -> None:
+    """Checks that token ids can be ones.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    for each in stop_token_ids:
+        if type(each) is not int or not 0 <= each < 2**31:
+            raise UsageError(f"stop_token_ids must be token ids, which are 0 or more, got {each!r}.")
 
 
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:

@@ -72,6 +72,7 @@ class Toolbox:
                 raise UsageError(f"Tool {place}: {where}: {problem['msg']}. Write {EXAMPLE}.") from None
             if name in named:
                 raise UsageError(f"Two tools are called {name!r}.")
+            _check_json(place, tool)
             named[name] = tool
         if choice not in MODES and choice not in named:
             raise UsageError(unknown_name("tool_choice", choice, [*MODES, *named]))
@@ -103,6 +104,15 @@ class Toolbox:
         return form
 
 
+def _check_json(place: int, tool: Tool) -> None:
+    try:
+        json.dumps(tool, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(
+            f"Tool {place} holds what is no JSON or no Unicode, such as NaN, or is nested too deeply."
+        ) from None
+
+
 EXAMPLE = "{'type': 'function', 'function': {'name': 'add', 'parameters': {'type': 'object', 'properties': {...}}}}"
 
 
@@ -119,15 +129,25 @@ def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> st
     """A schema as engines take it; with tools, that of an answer in that form or of a list of calls.
 
     What the schema defines for itself stays at the top, where its references look for it.
+
+    Raises:
+        UsageError: it holds what is no JSON.
     """
     if toolbox is None or not toolbox.tools:
-        return json.dumps(schema)
+        return _written(schema)
     calls, own = toolbox.schema(), dict(schema)
     whole: dict[str, Any] = {"anyOf": [calls, own]}
     for name in ("$defs", "definitions"):
         if definitions := {**calls.pop(name, {}), **own.pop(name, {})}:
             whole[name] = definitions
-    return json.dumps(whole)
+    return _written(whole)
+
+
+def _written(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError("The JSON schema holds what is no JSON, such as NaN, or is nested too deeply.") from None
 
 
 def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:

@@ -23,7 +23,9 @@ class Transcript:
         step_stop: Stop,
         think_end: int | None,
         answer: AnswerReader | None = None,
+        stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
+        """`stop_token_ids` end the answer as the tokenizer's own ends do."""
         self.buffer = TokenBuffer(prompt)
         self.steps: list[Step] = []
         self.answer = answer or AnswerReader()
@@ -38,6 +40,7 @@ class Transcript:
         self._reader = TextReader(tokenizer, self.buffer, len(prompt))
         self._tokenizer = tokenizer
         self._step_stop = step_stop
+        self._answer_ends = tokenizer.end_ids | stop_token_ids
         self._think_end = think_end
         self._watch = self._new_watch()
         self._step_end: StepEnd | None = None
@@ -126,7 +129,7 @@ class Transcript:
 
     def _answer(self, ids: Sequence[int]) -> Iterator[Said]:
         self.buffer.append(ids)
-        ended = ids[-1] in self._tokenizer.end_ids
+        ended = ids[-1] in self._answer_ends
         text = self._reader.read(len(self.buffer) - ended, to_the_end=ended)
         yield from self.answer.feed(text)
         self.ended = ended or self.answer.stopped

@@ -89,7 +89,9 @@ class TranslatedDraft:
         self._proposed = ids, written
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
         whole = ids if tag is None else [*ids, tag]
-        if len(whole) > stop.max_tokens:
+        if (found := [place for place, id in enumerate(whole, 1) if id in stop.token_ids]) and found[0] < len(whole):
+            yield Chunk(tuple(whole[: found[0]]), "token", chunk.queue_s, chunk.passes)
+        elif len(whole) > stop.max_tokens:
             yield Chunk(tuple(whole[: stop.max_tokens]), "length", chunk.queue_s, chunk.passes)
         else:
             yield Chunk(tuple(whole), chunk.end, chunk.queue_s, chunk.passes)

@@ -74,6 +74,11 @@ class WordTokenizer:
         split = [part for whole in parts for part in (whole if whole.startswith("<") else [whole])]
         return [id for part in split for id in self.encode(part)]
 
+    def writes_special(self, text: str) -> bool:
+        return self.encode(text) != self.encode_text(text)
+
+    max_token_bytes: int | None = None
+
     def _id(self, piece: bytes) -> int:
         if piece not in self._ids:
             self._ids[piece] = len(self._pieces)

@@ -33,8 +33,9 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.engine import Sampling
-from stepspec.errors import EngineError, unknown_name
+from stepspec.engine import Sampling, check_numbers
+from stepspec.errors import EngineError, UsageError, unknown_name
+from stepspec.keywords import check_known
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
@@ -42,6 +43,7 @@ from stepspec.policy import Policy
 from stepspec.session import Options, Pair, StepSpec
 from stepspec.step import Done, Event, StepCommitted
 from stepspec.tools import chosen, schema_of
+from stepspec.workers import off_the_loop
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event of a step, where there is a run around the model to tell it to."""
@@ -82,7 +84,7 @@ class ChatStepSpec(BaseChatModel):
     In process, engines are loaded at the first call and shared by all chat models that name the same ones.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True, allow_inf_nan=False)
 
     model: str | None = Field(default=None, alias="model_name")
     """Target: a spec string such as `vllm:Qwen/Qwen3-32B`, or with `base_url` the name of the model there. None is the
@@ -118,6 +120,18 @@ class ChatStepSpec(BaseChatModel):
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
     pair: Any = Field(default=None, exclude=True)
     """A `stepspec.Pair` that is loaded already, instead of `model` and `draft`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, settings: Any) -> Any:
+        if isinstance(settings, Mapping):
+            fields = cls.model_fields
+            aliases = {field.alias for field in fields.values() if field.alias}
+            try:
+                check_known(settings, {*fields, *aliases}, "setting")
+            except UsageError as error:
+                raise ValueError(str(error)) from None
+        return settings
 
     @model_validator(mode="after")
     def _check(self) -> "ChatStepSpec":
@@ -265,9 +279,8 @@ class ChatStepSpec(BaseChatModel):
 
     def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_Call":
         said = {name: value for name, value in kwargs.items() if name not in SAID_ANYWAY}
-        for name in said:
-            if name not in PER_CALL:
-                raise InvalidRequestError(unknown_name("setting of a call", name, PER_CALL))
+        with as_langchain_errors():
+            check_known(said, PER_CALL, "setting of a call")
         if self.base_url is not None and said.get("draft") is not None:
             raise InvalidRequestError("With base_url the service has its own draft; leave it out.")
         return _Call(self, {"stop": stop, **said} if stop is not None else said)
@@ -401,7 +414,8 @@ class _Call:
         """
         timeout = self._setting("timeout")
         with as_langchain_errors():
-            turns, options = turns_of(messages), self._options()
+            check_numbers(timeout=timeout)
+            turns, options = await off_the_loop(messages, lambda: turns_of(messages)), self._options()
             spec = await self._session()
             self.thinks = spec.thinks
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1

@@ -32,7 +32,14 @@ class StepSpecRunnable(Runnable[Any, Any]):
     `messages`, and gives `{"messages": [answer]}`."""
 
     def __init__(self, chat: ChatStepSpec | None = None, **settings: Any) -> None:
-        """`chat` is the model; else one is made of the settings, which are `ChatStepSpec`'s."""
+        """`chat` is the model; else one is made of the settings, which are `ChatStepSpec`'s.
+
+        Raises:
+            InvalidRequestError: there are both a model and settings.
+            ValueError: a setting is not known, or out of its range.
+        """
+        if chat is not None and settings:
+            raise InvalidRequestError(f"Give either chat or settings, got chat and {', '.join(sorted(settings))}.")
         self.chat = chat or ChatStepSpec(**settings)
         self.name = "StepSpecRunnable"
 

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +12,11 @@ from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolC
 class Answering:
     """One answer. Reasoning goes out under both names by which clients know it, step by step once committed."""
 
-    def __init__(self, model: str, policy: str, *, thinks: bool, include_reasoning: bool) -> None:
+    def __init__(
+        self, model: str, policy: str, *, thinks: bool, include_reasoning: bool, ignored: Sequence[str] = ()
+    ) -> None:
+        """`ignored` are the fields of the request that are not known."""
+        self._ignored = list(ignored)
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._policy = policy
         self._thinks = thinks and include_reasoning
@@ -37,12 +41,12 @@ class Answering:
     def last(self, result: Result, *, with_metrics: bool) -> dict[str, Any]:
         """The chunk that says why it ended; and what it took, where no chunk for that comes behind it."""
         chunk = self._chunk({}, finish_reason=result.finish_reason)
-        return {**chunk, "metrics": metrics(result, self._policy)} if with_metrics else chunk
+        return {**chunk, "metrics": self._metrics(result)} if with_metrics else chunk
 
     def usage(self, result: Result) -> dict[str, Any]:
         """The chunk with what it took."""
         empty = {**self._head, "object": "chat.completion.chunk", "choices": []}
-        return {**empty, "usage": usage(result), "metrics": metrics(result, self._policy)}
+        return {**empty, "usage": usage(result), "metrics": self._metrics(result)}
 
     def whole(self, result: Result) -> dict[str, Any]:
         """The completion at once."""
@@ -54,8 +58,11 @@ class Answering:
         if result.tool_calls:
             message["tool_calls"] = [_call(call) for call in result.tool_calls]
         choice = {"index": 0, "message": message, "finish_reason": result.finish_reason, "logprobs": None}
-        told = {"usage": usage(result), "metrics": metrics(result, self._policy)}
+        told = {"usage": usage(result), "metrics": self._metrics(result)}
         return {**self._head, "object": "chat.completion", "choices": [choice], **told, **about}
+
+    def _metrics(self, result: Result) -> dict[str, Any]:
+        return {**metrics(result, self._policy), "ignored_fields": self._ignored}
 
     def _chunk(
         self, delta: Mapping[str, Any], finish_reason: str | None = None, about: Mapping[str, Any] | None = None

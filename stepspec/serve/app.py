@@ -10,19 +10,25 @@ from typing import Any
 
 from anyio import CancelScope
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from stepspec import __version__
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
 from stepspec.files import list_data_files
 from stepspec.serve.answers import Answering
-from stepspec.serve.requests import ChatRequest, RefusedError, field_of
+from stepspec.serve.bodies import TooLargeError, read_chat
+from stepspec.serve.choices import unquoted
+from stepspec.serve.document import CHAT_BODY, CHAT_RESPONSES, MODEL_RESPONSES, RESPONSES, documented
+from stepspec.serve.log import RequestLog, noted
+from stepspec.serve.requests import ChatRequest, RefusedError
+from stepspec.serve.schemas import ModelCard, ModelList
 from stepspec.session import Pair, StepSpec
 from stepspec.step import Done, Event, Result
+from stepspec.strict_json import MAX_BODY_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +69,7 @@ class Service:
             RefusedError: there is no such policy, or these models cannot serve it.
         """
         if request.model not in (None, self.model):
-            raise NoSuchModelError(unknown_name("model", str(request.model), [self.model]))
+            raise NoSuchModelError(str(request.model), self.model)
         name = request.policy or self.policy
         if name not in self._sessions:
             if name not in list_data_files("policies"):
@@ -87,12 +93,20 @@ class Service:
         }
 
 
-class NoSuchModelError(UsageError):
+class NoSuchModelError(RefusedError):
     """The request names a model that is not served."""
 
+    def __init__(self, name: str, known: str) -> None:
+        super().__init__("model", unknown_name("model", name, [known]))
 
-def create_app(pair: Pair, policy: str = "stepspec") -> FastAPI:
+
+def create_app(pair: Pair, policy: str = "stepspec", *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
     """The service as an ASGI application; it closes the pair when it is shut down.
+
+    Args:
+        pair: the models.
+        policy: name of the policy for requests that name none.
+        max_body_bytes: larger bodies are refused with status 413, and not read any further.
 
     Raises:
         UsageError: these models cannot serve the policy.
@@ -105,43 +119,68 @@ def create_app(pair: Pair, policy: str = "stepspec") -> FastAPI:
         await pair.aclose()
 
     app = FastAPI(title="stepspec", version=__version__, lifespan=lifespan)
+    app.add_middleware(RequestLog)
+    _add_models(app, service)
 
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses=RESPONSES, summary="Answers if the service runs.")
     async def health() -> Response:
         return Response()
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [service.card()]}
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        if name != service.model:
-            raise NoSuchModelError(unknown_name("model", name, [service.model]))
-        return service.card()
-
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat(asked: ChatRequest, request: Request) -> Response:
-        name, session = service.session(asked)
-        options = asked.options(thinks=session.thinks)
-        answering = Answering(service.model, name, thinks=session.thinks, include_reasoning=asked.include_reasoning)
-        events = session.stream(asked.messages, **options)
-        if not asked.stream:
-            return await _while_connected(request, _whole(events, answering))
-        usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        told = _Told(events)
-        try:
-            await told.wait_for_first()
-        except BaseException:
-            await told.end()
-            raise
-        return _Stream(told, answering, usage=usage)
+    @app.post(
+        "/v1/chat/completions", response_model=None, openapi_extra={"requestBody": CHAT_BODY}, responses=CHAT_RESPONSES
+    )
+    async def chat(request: Request) -> Response:
+        """Answers a conversation."""
+        asked = await read_chat(request, max_body_bytes)
+        with asked.in_its_words():
+            return await _answered(service, asked, request)
 
     app.add_exception_handler(StepSpecError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(ClientDisconnect, _on_leaving)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_mistake)
+    app.openapi = documented(app)
     return app
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/models", response_model=ModelList, responses=RESPONSES)
+    async def models() -> dict[str, Any]:
+        """Lists the served model."""
+        return {"object": "list", "data": [service.card()]}
+
+    @app.get("/v1/models/{name:path}", response_model=ModelCard, responses=MODEL_RESPONSES)
+    async def model(name: str) -> dict[str, Any]:
+        """Describes the served model."""
+        if name != service.model:
+            raise NoSuchModelError(name, service.model)
+        return service.card()
+
+
+async def _answered(service: Service, asked: ChatRequest, request: Request) -> Response:
+    name, session = service.session(asked)
+    options = asked.options(thinks=session.thinks)
+    if asked.ignored:
+        logger.warning("Ignored unknown fields of a request: %s.", ", ".join(map(repr, asked.ignored)))
+    answering = Answering(
+        service.model,
+        name,
+        thinks=session.thinks,
+        include_reasoning=asked.include_reasoning is not False,
+        ignored=asked.ignored,
+    )
+    events = noted(session.stream(asked.messages, **options), request.scope, name)
+    events = unquoted(events) if asked.form().choices else events
+    if not asked.stream:
+        return await _while_connected(request, _whole(events, answering))
+    usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    told = _Told(events)
+    try:
+        await told.wait_for_first()
+    except BaseException:
+        await told.end()
+        raise
+    return _Stream(told, answering, usage=usage)
 
 
 async def _whole(events: AsyncGenerator[Event, None], answering: Answering) -> Response:
@@ -269,9 +308,11 @@ def error_body(error: StepSpecError) -> dict[str, Any]:
     param = error.param if isinstance(error, RefusedError) else None
     code = None
     if isinstance(error, ContextError):
-        code = "context_length_exceeded"
+        param, code = "messages", "context_length_exceeded"
+    elif isinstance(error, TooLargeError):
+        code = "request_too_large"
     elif isinstance(error, NoSuchModelError):
-        param, code = "model", "model_not_found"
+        code = "model_not_found"
     kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
 
@@ -279,6 +320,8 @@ def error_body(error: StepSpecError) -> dict[str, Any]:
 def _status(error: StepSpecError) -> int:
     if isinstance(error, NoSuchModelError):
         return 404
+    if isinstance(error, TooLargeError):
+        return 413
     return 400 if isinstance(error, UsageError) else 500
 
 
@@ -287,11 +330,8 @@ async def _on_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error_body(error), _status(error))
 
 
-async def _on_invalid(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = field_of(first["loc"])
-    return JSONResponse(error_body(RefusedError(where, f"{where}: {first['msg']}.")), 400)
+async def _on_leaving(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
 
 
 async def _on_http(_: Request, error: Exception) -> Response:

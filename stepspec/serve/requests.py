@@ -1,127 +1,362 @@
-"""What a client may ask, in OpenAI's words and vLLM's, and what of it the Python API is told."""
+"""The fields of a chat completion, in OpenAI's words and vLLM's, and the Python API's options that they become."""
 
-import logging
+import re
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic.config import JsonDict
 
 from stepspec.engine import Sampling
-from stepspec.errors import UsageError
+from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
+from stepspec.serve.refused import refused_properties, why_refused
 from stepspec.session import Options
-from stepspec.tools import chosen, schema_of
-
-logger = logging.getLogger(__name__)
+from stepspec.strict_json import read_json
+from stepspec.tools import ANYTHING, chosen, schema_of
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1_000
+MAX_LISTED = 50
+"""Ignored fields that a response lists."""
+
+T = TypeVar("T")
+
+
+class _FirstWrong(FailFast):
+    """Has only the first wrong item of a list reported, as a hundred thousand errors take their time."""
+
+    def __hash__(self) -> int:  # which unions of types ask for
+        return hash(self.fail_fast)
+
+
+Items = Annotated[list[T], _FirstWrong()]
 
 
 class RefusedError(UsageError):
-    """A field that is known and cannot be honoured. `param` is its name."""
+    """A request that cannot be honored. `param` is the name of its field, where one is to blame."""
 
-    def __init__(self, param: str, message: str) -> None:
+    def __init__(self, param: str | None, message: str) -> None:
         super().__init__(message)
         self.param = param
 
 
+@dataclass(frozen=True)
+class Form:
+    """What the answer has to be.
+
+    Attributes:
+        schema: a JSON schema, if it is JSON.
+        choices: texts of which it is one; none if it is free.
+        field: the name of the field that says so.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    choices: Sequence[str] = ()
+    field: str = "response_format"
+
+    @property
+    def json_schema(self) -> Mapping[str, Any] | None:
+        """What the engine holds the answer to; one of several texts is written as a JSON string."""
+        return {"type": "string", "enum": list(self.choices)} if self.choices else self.schema
+
+
+TURN: JsonDict = {
+    "type": "object",
+    "required": ["role"],
+    "additionalProperties": True,
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "null"},
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["type", "text"],
+                        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+                    },
+                },
+            ],
+            "description": "Text; nothing else is supported.",
+        },
+        "reasoning_content": {"type": "string", "description": "The thinking behind an earlier answer."},
+        "tool_calls": {"type": "array", "items": {"type": "object"}, "description": "Tool calls of an earlier answer."},
+        "tool_call_id": {"type": "string", "description": "The call that a tool's turn is the result of."},
+    },
+}
+"""A turn as a JSON schema. Chat templates may read further fields."""
+
+
 class StreamOptions(BaseModel):
-    """Of a stream."""
-
-    include_usage: bool = False
-
-
-class ChatRequest(BaseModel):
-    """The body of `/v1/chat/completions`. Fields that nobody knows are ignored, and a line in the log says so."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="allow")
 
-    messages: list[dict[str, Any]]
-    model: str | None = None
-    policy: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    thinking_token_budget: int | None = None
-    deadline_s: float | None = None
-    stop: str | list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    include_reasoning: bool = True
-    # Known to clients, and of no consequence here.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    # Known to clients, and only to be had at their defaults.
-    n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    reasoning_effort: str | None = Field(default=None, description="only `none`")
+    include_usage: bool | None = Field(
+        default=False, description="Whether a last chunk without choices has `usage` and `metrics`."
+    )
+
+
+def _with_refused(schema: dict[str, Any]) -> None:
+    schema["properties"] |= refused_properties()
+
+
+class ChatRequest(BaseModel):
+    """The body of `/v1/chat/completions`.
+
+    Fields that are not listed here are ignored and named in the response's `metrics.ignored_fields`.
+    """
+
+    model_config = ConfigDict(
+        extra="allow",
+        allow_inf_nan=False,
+        json_schema_extra=_with_refused,
+    )
+
+    messages: Items[dict[str, Any]] = Field(
+        description="The conversation. The last turn is not the assistant's.",
+        json_schema_extra={"items": TURN},
+    )
+    model: str | None = Field(default=None, description="Name of the served model; it may be left out.")
+    policy: str | None = Field(default=None, description="Name of a policy; the default is the one served.")
+    temperature: float | None = Field(default=None, description="0 (greedy, the default) to 10.")
+    top_p: float | None = Field(default=None, description="Above 0 and at most 1 (off, the default).")
+    top_k: int | None = Field(default=None, description="Most likely tokens kept; 0 or -1 (off) is the default.")
+    min_p: float | None = Field(default=None, description="0 (off, the default) to 1.")
+    repetition_penalty: float | None = Field(
+        default=None, description="Above 0 and at most 10; 1 (off) is the default."
+    )
+    seed: int | None = Field(default=None, description="Random seed; the default is a new one for each request.")
+    max_completion_tokens: int | None = Field(
+        default=None, description="Most tokens of thinking and answer; the default is what the context has room for."
+    )
+    max_tokens: int | None = Field(
+        default=None, description="Older name of `max_completion_tokens`, which precedes it."
+    )
+    thinking_token_budget: int | None = Field(
+        default=None, description="Tokens of thinking after which the answer begins; 0 is no thinking."
+    )
+    reasoning_effort: str | None = Field(default=None, description="Only `none`: no thinking.")
+    deadline_s: float | None = Field(default=None, description="Seconds after which the thinking is cut off.")
+    stop: str | Items[str] | None = Field(
+        default=None,
+        description=f"Strings that end the answer, at most {MAX_STOPS} of {MAX_STOP_CHARACTERS} characters.",
+    )
+    stop_token_ids: Items[int] | None = Field(default=None, description="Tokens that end the answer.")
+    tools: Items[dict[str, Any]] | None = Field(default=None, description="Tools that the model may call.")
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None, description="`auto` (the default), `none`, `required`, or the tool that has to be called."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether there may be several calls; yes.")
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="`text` (the default), `json_object`, or `json_schema` with a schema."
+    )
+    guided_json: dict[str, Any] | str | None = Field(default=None, description="A JSON schema of the answer.")
+    guided_choice: Items[str] | None = Field(default=None, description="Texts of which the answer is one.")
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="vLLM's form of the same: `json`, `json_object` or `choice`."
+    )
+    stream: bool | None = Field(default=False, description="Whether the answer comes as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Options of a stream.")
+    include_reasoning: bool | None = Field(default=True, description="Whether the response has the thinking.")
+    user: str | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
+    store: bool | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
+
+    @classmethod
+    def parsed(cls, body: bytes) -> "ChatRequest":
+        """The request that a body holds.
+
+        Raises:
+            RefusedError: it is no JSON, or a field is of another type.
+        """
+        try:
+            found = read_json(body)
+        except ValueError as error:
+            raise RefusedError(None, f"The body is not valid JSON: {error}.") from None
+        if not isinstance(found, dict):
+            raise RefusedError(None, "The body must be a JSON object.")
+        try:
+            request = cls.model_validate(found)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            where = field_of(first["loc"])
+            raise RefusedError(where, f"{where}: {first['msg']}.") from None
+        for name, value in request.extra.items():
+            if why := why_refused(name, value):
+                raise RefusedError(name, why)
+        return request
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The fields that are not declared."""
+        return self.model_extra or {}
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of the fields that are not known."""
+        streaming = (self.stream_options.model_extra or {}) if self.stream_options else {}
+        known = refused_properties()
+        names = [name for name in self.extra if name not in known]
+        names += [f"stream_options.{name}" for name in streaming]
+        return [name[:64] for name in names[:MAX_LISTED]]
 
     def options(self, *, thinks: bool) -> Options:
         """What the Python API is told.
 
         Raises:
-            RefusedError: a field cannot be honoured.
-            UsageError: a value is out of its range.
+            UsageError: a field cannot be honored, or a value is out of its range.
         """
         self._check()
-        if self.model_extra:
-            logger.warning("Ignored unknown fields of a request: %s.", ", ".join(sorted(self.model_extra)))
-        sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        sampled = ("temperature", "top_p", "min_p", "repetition_penalty")
         given = {name: value for name in sampled if (value := getattr(self, name)) is not None}
         seed = secrets.randbits(31) if self.seed is None else self.seed
-        most = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        most = getattr(self, self._limit)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         no_thinking = self.reasoning_effort == "none" and thinks
-        thinking = 0 if no_thinking else self.thinking_token_budget
-        with _of("response_format"):
-            schema = schema_of(self.response_format)
         with _of("tool_choice"):
             choice = chosen(self.tool_choice)
         return Options(
-            sampling=Sampling(**given, seed=seed),
+            sampling=Sampling(**given, top_k=0 if self.top_k in (None, -1) else self.top_k, seed=seed),
             max_tokens=most,
-            max_thinking_tokens=thinking,
+            max_thinking_tokens=0 if no_thinking else self.thinking_token_budget,
             deadline_s=self.deadline_s,
             stop=stops,
-            json_schema=schema,
+            stop_token_ids=self.stop_token_ids or [],
+            json_schema=self.form().json_schema,
             tools=self.tools or [],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
         )
 
+    @property
+    def _limit(self) -> str:
+        """Name of the field that bounds the length."""
+        return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+
     def _check(self) -> None:
-        nothing = {"n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0}
-        for name, usual in nothing.items():
-            if getattr(self, name) not in (None, usual):
-                raise RefusedError(name, f"{name} cannot be had here; leave it out.")
-        if self.logit_bias:
-            raise RefusedError("logit_bias", "logit_bias cannot be had here; leave it out.")
         if self.reasoning_effort not in (None, "none"):
             raise RefusedError(
                 "reasoning_effort", "Of reasoning_effort there is only 'none'; set thinking_token_budget."
             )
-        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
-            raise RefusedError("stop", f"There are {len(self.stop)} stop strings; at most {MAX_STOPS} are taken.")
+        stops = self.stop if isinstance(self.stop, list) else []
+        if len(stops) > MAX_STOPS:
+            raise RefusedError("stop", f"stop may have at most {MAX_STOPS} strings, got {len(stops)}.")
+        longest = max(map(len, stops or [self.stop or ""]))
+        if longest > MAX_STOP_CHARACTERS:
+            raise RefusedError(
+                "stop", f"A string of stop may have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
+            )
+
+    def form(self) -> Form:
+        """What the answer has to be.
+
+        Raises:
+            RefusedError: a field that says so cannot be honored, or two of them say so.
+        """
+        forms: list[Form] = []
+        with _of("response_format"):
+            forms.append(Form(schema_of(self.response_format)))
+        if self.guided_json is not None:
+            forms.append(Form(_schema("guided_json", self.guided_json), field="guided_json"))
+        if self.guided_choice is not None:
+            forms.append(Form(None, _choices("guided_choice", self.guided_choice), "guided_choice"))
+        if self.structured_outputs:
+            forms += _structured(self.structured_outputs)
+        found = [form for form in forms if form.json_schema is not None]
+        if len(found) > 1:
+            first, second = found[0].field, found[1].field
+            raise RefusedError(second, f"{first} and {second} both say what the answer has to be. Leave out one.")
+        return found[0] if found else Form()
+
+    @contextmanager
+    def in_its_words(self) -> Generator[None]:
+        """Has errors of the Python API name the request's fields."""
+        try:
+            yield
+        except (RefusedError, ContextError, ModelError):
+            raise
+        except UsageError as error:
+            names = {
+                "max_tokens": self._limit,
+                "max_thinking_tokens": "thinking_token_budget",
+                "json_schema": self.form().field,
+            }
+            message = re.sub(
+                r"\b(max_tokens|max_thinking_tokens|json_schema)\b", lambda found: names[found[0]], str(error)
+            )
+            raise RefusedError(self._blamed(message), message) from error
+
+    def _blamed(self, message: str) -> str | None:
+        """The field that an error is about."""
+        for opening, field in OPENINGS.items():
+            if message.startswith(opening):
+                return field
+        sent = [re.escape(name) for name in self.model_fields_set if name in type(self).model_fields]
+        found = re.search(rf"\b({'|'.join(sent)})\b", message)
+        return found[0] if found else None
+
+
+OPENINGS: Mapping[str, str] = {
+    "Turn ": "messages",
+    "The conversation ": "messages",
+    "The last turn ": "messages",
+    "The question ": "messages",
+    "Tool ": "tools",
+    "Two tools ": "tools",
+}
+"""How errors begin that are about a field without naming it."""
+
+TAG = re.compile(r"(str|int|float|bool|(dict|list)\[.*\])$")
+"""What pydantic adds to a place to say which type of a union it tried."""
+
+
+def _structured(outputs: Mapping[str, Any]) -> list[Form]:
+    """The forms that vLLM's `structured_outputs` asks for."""
+    forms: list[Form] = []
+    for name, value in outputs.items():
+        field = f"structured_outputs.{name}"
+        if value is None or value is False:
+            continue
+        if name == "json":
+            forms.append(Form(_schema(field, value), field=field))
+        elif name == "json_object":
+            forms.append(Form(ANYTHING, field=field))
+        elif name == "choice":
+            forms.append(Form(None, _choices(field, value), field))
+        elif name in ("regex", "grammar", "structural_tag", "whitespace_pattern", "disable_any_whitespace"):
+            raise RefusedError(field, f"{field} is not supported. Use json, json_object or choice.")
+        else:
+            raise RefusedError(
+                field, unknown_name("kind of structured output", name, ("json", "json_object", "choice"))
+            )
+    return forms
+
+
+def _schema(field: str, value: Any) -> Mapping[str, Any]:
+    try:
+        found = read_json(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise RefusedError(field, f"{field} is not valid JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise RefusedError(field, f"{field} must be a JSON schema, which is an object.")
+    return cast("Mapping[str, Any]", found)
+
+
+def _choices(field: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in cast("list[Any]", value)):
+        raise RefusedError(field, f"{field} must be a list of at least one string.")
+    return cast("list[str]", value)
 
 
 @contextmanager
 def _of(param: str) -> Generator[None]:
-    """Says of which field it is that something is wrong with."""
+    """Attributes an error to its field."""
     try:
         yield
     except UsageError as error:
@@ -129,5 +364,5 @@ def _of(param: str) -> Generator[None]:
 
 
 def field_of(location: Sequence[Any]) -> str:
-    """A field's name, from where a body was found wrong."""
-    return ".".join(str(part) for part in location if part != "body") or "body"
+    """A field's name, such as `messages.0`, from where a body was found wrong."""
+    return ".".join(str(part) for part in location if not TAG.match(str(part)))

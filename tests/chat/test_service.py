@@ -141,18 +141,11 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("n", 2, "n cannot be had"),
-        ("logprobs", True, "logprobs cannot be had"),
-        ("presence_penalty", 0.5, "presence_penalty cannot be had"),
-        ("temperature", -1, "between 0"),
         ("temperature", "hot", "temperature"),
-        ("policy", "stepsepc", "Did you mean 'stepspec'"),
         ("policy", "../../etc/passwd", "There is no policy"),
         ("response_format", {"type": "yaml"}, "json_schema"),
         ("tool_choice", "required", "there are no tools"),
-        ("tools", [{"type": "function"}], "Tool 1"),
         ("stop", [""], "empty"),
-        ("max_tokens", 0, "at least 1"),
         ("reasoning_effort", "high", "thinking_token_budget"),
         ("messages", [], "empty"),
         ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "text"),

@@ -1,0 +1,93 @@
+"""Fields of OpenAI's and vLLM's chat completions that would change the answer, or what a response holds, and are not
+supported. Each is taken at the values that change nothing, and refused by name at any other."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+NOTHING: tuple[Any, ...] = (None, [], {}, "")
+"""What changes nothing in any field."""
+
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    # How many answers, and what is told of their tokens.
+    "n": (1,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logprob_token_ids": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "echo": (False,),
+    # Which tokens are written.
+    "logit_bias": (),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "logits_processors": (),
+    "vllm_xargs": (),
+    "watermarking": (False,),
+    # Where the answer ends.
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "repetition_detection": (),
+    # What the model reads.
+    "chat_template": (),
+    "chat_template_kwargs": (),
+    "documents": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "truncate_prompt_tokens": (),
+    "web_search_options": (),
+    # What form the answer has.
+    "guided_regex": (),
+    "guided_grammar": (),
+    "guided_whitespace_pattern": (),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "verbosity": ("medium",),
+    "moderation": (),
+}
+"""By field the values that change nothing, besides `NOTHING`."""
+
+INSTEAD: Mapping[str, str] = {
+    "functions": "Use tools.",
+    "function_call": "Use tool_choice.",
+    "chat_template_kwargs": "To turn thinking off, set reasoning_effort to 'none'.",
+    "guided_regex": "Use guided_json or guided_choice.",
+    "guided_grammar": "Use guided_json or guided_choice.",
+}
+
+
+def why_refused(name: str, value: Any) -> str | None:
+    """Why a field is refused; None if it is not."""
+    if name not in REFUSED or any(_same(value, harmless) for harmless in (*NOTHING, *REFUSED[name])):
+        return None
+    return f"{name} is not supported. {INSTEAD.get(name, 'Leave it out.')}"
+
+
+def _same(value: Any, harmless: Any) -> bool:
+    """Whether two values of JSON are the same; a truth value is no number."""
+    return value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
+
+
+@cache
+def refused_properties() -> Mapping[str, Mapping[str, Any]]:
+    """The fields as properties of a JSON schema."""
+    return {
+        name: {
+            "title": name.replace("_", " ").title(),
+            "enum": [None, *harmless] if harmless else [None],
+            "description": f"Not supported. {INSTEAD.get(name, '')}".strip(),
+        }
+        for name, harmless in REFUSED.items()
+    }

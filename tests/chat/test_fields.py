@@ -1,0 +1,410 @@
+"""The fields of a request: each is honored, refused by name, or listed as ignored. And the document that says so."""
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_type_hints
+
+import httpx
+import pytest
+from following import following_pair
+from openai.types.chat import completion_create_params
+from service import serving
+
+from stepspec import Sampling, StepSpec, SyncStepSpec, UsageError
+from stepspec.client import RemoteStepSpec
+from stepspec.langchain import ChatStepSpec, StepSpecRunnable
+from stepspec.serve.refused import REFUSED
+from stepspec.serve.requests import ChatRequest
+
+ASK = [{"role": "user", "content": "How many?"}]
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+NAN = float("nan")
+
+
+HTTP = httpx.Client(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[str]:
+    with serving(following_pair()) as address:
+        yield address.removesuffix("/v1")
+
+
+@pytest.fixture(scope="module")
+def document(root: str) -> Mapping[str, Any]:
+    return HTTP.get(f"{root}/openapi.json").json()
+
+
+def post(root: str, messages: Any = ASK, **fields: Any) -> httpx.Response:
+    body = json.dumps({"messages": messages, **fields})
+    return HTTP.post(f"{root}/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+
+
+def content(answer: httpx.Response) -> str:
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+# Fields of other services.
+
+IGNORED = {
+    # They change speed, prices or what is kept, not the answer; or they are about pictures and sound.
+    "prediction": {"type": "content", "content": "a"},
+    "service_tier": "flex",
+    "prompt_cache_key": "a",
+    "prompt_cache_options": {"ttl": 1},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "a",
+    "priority": 5,
+    "request_id": "a",
+    "session_id": "a",
+    "cache_salt": "a",
+    "kv_transfer_params": {"a": 1},
+    "ec_transfer_params": {"a": 1},
+    "media_io_kwargs": {"image": {}},
+    "mm_processor_kwargs": {"a": 1},
+    "mm_payload": "full",
+    "return_mm_kwargs": True,
+    "routed_experts_prompt_start": 0,
+    # Without effect unless fields go with them that are refused.
+    "length_penalty": 2.0,
+    "truncation_side": "left",
+    "spaces_between_special_tokens": False,
+}
+CHANGING = {
+    "n": 2,
+    "best_of": 2,
+    "use_beam_search": True,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "prompt_logprobs": 1,
+    "logprob_token_ids": [1],
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "return_token_offsets": True,
+    "return_prompt_text": True,
+    "echo": True,
+    "logit_bias": {"5": 1.0},
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "allowed_token_ids": [1],
+    "bad_words": ["no"],
+    "logits_processors": ["a"],
+    "vllm_xargs": {"a": 1},
+    "watermarking": True,
+    "min_tokens": 5,
+    "ignore_eos": True,
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "repetition_detection": {"max_pattern_size": 3},
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "documents": [{"text": "a"}],
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "add_special_tokens": True,
+    "truncate_prompt_tokens": 5,
+    "web_search_options": {"a": 1},
+    "guided_regex": "[0-9]+",
+    "guided_grammar": "root ::= 'a'",
+    "guided_whitespace_pattern": " ?",
+    "functions": [{"name": "add"}],
+    "function_call": {"name": "add"},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "a"},
+    "verbosity": "low",
+    "moderation": {"a": 1},
+}
+"""Values that would change the answer or the response."""
+
+OF_VLLM = {
+    "messages", "model", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+    "max_completion_tokens", "n", "presence_penalty", "response_format", "seed", "stop", "stream", "stream_options",
+    "temperature", "top_p", "tools", "tool_choice", "reasoning_effort", "thinking_token_budget",
+    "include_reasoning", "parallel_tool_calls", "user", "use_beam_search", "top_k", "min_p", "repetition_penalty",
+    "watermarking", "length_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
+    "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens", "truncation_side",
+    "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words", "echo", "add_generation_prompt",
+    "continue_final_message", "add_special_tokens", "documents", "chat_template", "chat_template_kwargs",
+    "media_io_kwargs", "mm_processor_kwargs", "structured_outputs", "priority", "request_id", "session_id",
+    "return_tokens_as_token_ids", "return_token_ids", "routed_experts_prompt_start", "return_token_offsets",
+    "return_prompt_text", "mm_payload", "return_mm_kwargs", "cache_salt", "kv_transfer_params",
+    "ec_transfer_params", "vllm_xargs", "repetition_detection", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "guided_whitespace_pattern",
+}  # fmt: skip
+"""vLLM 0.32's, and those of earlier versions that clients still send."""
+
+
+def test_every_field_of_openai_and_vllm_is_either_honored_or_refused_or_listed() -> None:
+    openai = get_type_hints(completion_create_params.CompletionCreateParamsStreaming)
+    assert {*openai, *OF_VLLM} - {*ChatRequest.model_fields, *REFUSED, *IGNORED} == set()
+    assert not REFUSED.keys() & {*ChatRequest.model_fields, *IGNORED}
+    assert CHANGING.keys() == REFUSED.keys()
+
+
+def test_a_field_that_would_change_the_answer_is_refused_by_name(root: str) -> None:
+    for name, value in CHANGING.items():
+        answer = post(root, **{name: value})
+        assert answer.status_code == 400, name
+        assert answer.json()["error"]["param"] == name
+        assert name in answer.json()["error"]["message"]
+
+
+def test_at_values_that_change_nothing_every_field_is_taken(root: str) -> None:
+    harmless = {name: [None, *values][-1] for name, values in REFUSED.items()}
+    for fields in (harmless, dict.fromkeys(REFUSED), dict.fromkeys(ChatRequest.model_fields.keys() - {"messages"})):
+        answer = post(root, **fields)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["metrics"]["ignored_fields"] == []
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_other_fields_are_listed_as_ignored(root: str, usage: bool) -> None:
+    assert post(root, **IGNORED, thinking={"type": "on"}).json()["metrics"]["ignored_fields"] == [*IGNORED, "thinking"]
+    options = {"include_usage": usage, "continuous_usage_stats": True}
+    last = chunks(post(root, stream=True, stream_options=options, thinking=1))[-1]
+    assert last["metrics"]["ignored_fields"] == ["thinking", "stream_options.continuous_usage_stats"]
+
+
+def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"structured_outputs": {"json": SCHEMA, "regex": None}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+    ],
+)
+def test_a_schema_is_kept_to_by_whatever_field_it_comes(root: str, fields: Mapping[str, Any]) -> None:
+    assert json.loads(content(post(root, [{"role": "user", "content": "It is 7."}], **fields))) == {"n": 7}
+
+
+@pytest.mark.parametrize("field", ["guided_choice", "structured_outputs"])
+def test_of_choices_the_answer_is_one_as_it_was_written(root: str, field: str) -> None:
+    choices = ['so "be" it\n', "no"]
+    fields = {field: choices if field == "guided_choice" else {"choice": choices}}
+    assert content(post(root, **fields)) == choices[0]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(post(root, stream=True, **fields))]
+    assert [delta["content"] for delta in deltas if delta.get("content")] == choices[:1]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])
+@pytest.mark.parametrize("thinks", [True, False])
+async def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(policy: str, thinks: bool) -> None:
+    pair = following_pair(thinks=thinks)
+    (stop,) = pair.target.tokenizer.encode(" things")
+    spec = StepSpec(policy=policy, pair=pair)
+    whole = await spec.generate("Many things?")
+    result = await spec.generate("Many things?", stop_token_ids=[stop])
+    assert result.answer == "\n\nYou said 1"
+    assert whole.answer.startswith(result.answer)
+    assert result.finish_reason == "stop"
+    assert len(result.steps) == len(whole.steps)
+
+
+def test_the_service_takes_stop_tokens(root: str) -> None:
+    everything = list(range(100))
+    assert content(post(root, stop_token_ids=everything)) == ""
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens"),
+        ({"thinking_token_budget": -1}, "thinking_token_budget", "thinking_token_budget"),
+        ({"temperature": -1}, "temperature", "between 0"),
+        ({"top_p": 2}, "top_p", "top_p"),
+        ({"deadline_s": 0}, "deadline_s", "above 0"),
+        ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+        ({"guided_json": 5}, "guided_json", "guided_json"),
+        ({"guided_json": SCHEMA, "guided_choice": ["a"]}, "guided_choice", "Leave out one"),
+        ({"guided_json": SCHEMA, "tools": [ADD], "tool_choice": "add"}, "tool_choice", "Leave out guided_json"),
+        ({"guided_choice": []}, "guided_choice", "at least one"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "not supported"),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "Did you mean 'json'"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"stop": [5]}, "stop", "string"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "0 or more"),
+        ({"tools": [{"type": "function"}]}, "tools", "Tool 1"),
+        ({"messages": [5]}, "messages.0", "messages.0"),
+        ({"messages": [{"role": "me", "content": "a"}]}, "messages", "Turn 1"),
+        ({"policy": "stepsepc"}, "policy", "Did you mean 'stepspec'"),
+        ({"model": "gpt-5"}, "model", "gpt-5"),
+        ({"temperature": NAN}, None, "NaN"),
+        ({"tools": [{"type": "function", "x": [float("inf")]}]}, None, "Infinity"),
+    ],
+)
+def test_an_error_names_the_field_that_the_client_sent(root: str, fields: Any, param: str | None, said: str) -> None:
+    error = post(root, **{"messages": ASK, **fields}).json()["error"]
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "at line 1, column 2"),
+        (b'{"messages": [], "temperature": 1e999}', "1e999 is too large"),
+        (b'{"messages": [], "seed": -Infinity}', "-Infinity"),
+        (b"\xff", "byte 0 is not UTF-8"),
+        (b"[" * 5000, "nested too deeply"),
+        (b"[" + b"1," * 100_001 + b"1]", "more than 100000 values"),
+        (b"9" * 5000, "digits"),
+        (b"5", "must be a JSON object"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_and_no_field_blamed(root: str, body: bytes, said: str) -> None:
+    sent = {"content": body, "headers": {"Content-Type": "application/json"}}
+    error = HTTP.post(f"{root}/v1/chat/completions", **sent).json()["error"]  # type: ignore[arg-type]
+    assert said in error["message"]
+    assert error["param"] is None
+    plain = HTTP.post(f"{root}/v1/chat/completions", content=json.dumps({"messages": ASK}))
+    assert (plain.status_code, "application/json" in plain.text) == (400, True)
+
+
+# The document.
+
+
+def test_the_document_has_every_field_with_its_meaning_and_no_status_that_never_comes(document: Any) -> None:
+    statuses = {path: set(route[method]["responses"]) for path, route in document["paths"].items() for method in route}
+    assert statuses == {
+        "/health": {"200", "default"},
+        "/v1/models": {"200", "default"},
+        "/v1/models/{name}": {"200", "404", "default"},
+        "/v1/chat/completions": {"200", "400", "404", "413", "default"},
+    }
+    assert "content" not in document["paths"]["/health"]["get"]["responses"]["200"]
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields.keys() == {*ChatRequest.model_fields, *REFUSED}
+    assert all(field["description"] for field in fields.values())
+
+
+def test_responses_are_what_the_document_says(document: Any, root: str) -> None:
+    responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
+    whole = responses["200"]["content"]["application/json"]["schema"]
+    piece = responses["200"]["content"]["text/event-stream"]["schema"]
+    add = [{"role": "user", "content": "Please add 4."}]
+    for messages, fields in (
+        (ASK, {}),
+        (ASK, {"include_reasoning": False}),
+        (ASK, {"max_tokens": 5}),
+        (add, {"tools": [ADD]}),
+    ):
+        check(post(root, messages, **fields).json(), whole, document)
+        streamed = chunks(post(root, messages, stream=True, stream_options={"include_usage": True}, **fields))
+        for chunk in streamed:
+            check(chunk, piece, document)
+    for fields in ({"temperature": -1}, {"model": "x"}, {"messages": []}):
+        answer = post(root, **{"messages": ASK, **fields})
+        form = responses[str(answer.status_code)]["content"]["application/json"]["schema"]
+        check(answer.json(), form, document)
+    for path in ("/v1/models", "/v1/models/target", "/v1/models/x"):
+        answer = HTTP.get(root + path)
+        route = document["paths"]["/v1/models" if path == "/v1/models" else "/v1/models/{name}"]["get"]
+        check(
+            answer.json(),
+            route["responses"][str(answer.status_code)]["content"]["application/json"]["schema"],
+            document,
+        )
+
+
+def check(value: Any, form: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    """Asserts that a value is of a JSON schema, as far as those of the document use it."""
+    if "$ref" in form:
+        check(value, document["components"]["schemas"][form["$ref"].rpartition("/")[2]], document)
+        return
+    if "anyOf" in form:
+        kinds = [one for one in form["anyOf"] if (one.get("type") == "null") == (value is None)]
+        assert len(kinds) == 1, (value, form)
+        check(value, kinds[0], document)
+        return
+    assert value in form.get("enum", [value]), (value, form)
+    assert value == form.get("const", value), (value, form)
+    if kind := form.get("type"):
+        types = {
+            "object": dict,
+            "array": list,
+            "string": str,
+            "integer": int,
+            "number": (int, float),
+            "null": type(None),
+        }
+        assert isinstance(value, bool) if kind == "boolean" else isinstance(value, types[kind]), (value, form)  # type: ignore[arg-type]
+    if isinstance(value, list):
+        for each in value:
+            check(each, form.get("items", {}), document)
+    if isinstance(value, dict):
+        named, others = form.get("properties", {}), form.get("additionalProperties", True)
+        assert set(form.get("required", ())) <= value.keys(), (value, form)
+        assert others is not False or value.keys() <= named.keys(), (value.keys(), form)
+        for name, each in value.items():
+            check(each, named.get(name, others if isinstance(others, dict) else {}), document)
+
+
+# Python and LangChain.
+
+
+def refusals(pair: Any) -> Iterator[tuple[Callable[[], Any], str]]:
+    """Calls with an option that does not exist, and the name that comes nearest."""
+    spec, chat = StepSpec(pair=pair), ChatStepSpec(pair=pair)
+    remote = RemoteStepSpec("http://127.0.0.1:9/v1")
+    wrong: dict[str, Any] = {"max_token": 5}
+    for answering in (spec, remote):
+        yield lambda answering=answering: answering.generate("a", **wrong), "max_tokens"
+        yield lambda answering=answering: answering.stream("a", **wrong), "max_tokens"
+    yield lambda: spec.batch(["a"], max_new_tokens=5), "max_tokens"
+    for kind in (StepSpec, SyncStepSpec):
+        yield lambda kind=kind: kind(polcy="token"), "policy"
+        yield lambda kind=kind: kind(model="torch:a"), "target"
+    yield lambda: RemoteStepSpec("http://127.0.0.1:9/v1", retry=5), "retries"
+    for made in (ChatStepSpec, StepSpecRunnable):
+        yield lambda made=made: made(target="torch:a"), "model"
+        yield lambda made=made: made(temprature=1.0), "temperature"
+    yield lambda: chat.invoke("a", **wrong), "max_tokens"
+    yield lambda: next(iter(chat.stream("a", **wrong))), "max_tokens"
+    yield lambda: chat.bind(**wrong).invoke("a"), "max_tokens"
+    yield lambda: StepSpecRunnable(chat).invoke("a", **wrong), "max_tokens"
+    yield lambda: StepSpecRunnable(chat).invoke("a", target="torch:a"), "model"
+
+
+def test_unknown_options_are_refused_with_the_nearest_name() -> None:
+    for call, nearest in refusals(following_pair()):
+        with pytest.raises((UsageError, ValueError), match=f"Did you mean '{nearest}'"):
+            call()
+    with pytest.raises(UsageError, match="either chat or settings"):
+        StepSpecRunnable(ChatStepSpec(pair=following_pair()), policy="token")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("value", [NAN, float("inf"), True, "1"])
+async def test_what_is_no_finite_number_is_refused_in_python_and_langchain(value: Any) -> None:
+    pair = following_pair()
+    spec, chat = StepSpec(pair=pair), ChatStepSpec(pair=pair)
+    for name in (each for each in inspect.signature(Sampling).parameters if each not in ("logit_bias", "allowed")):
+        with pytest.raises(UsageError, match=name):
+            Sampling(**{name: value})
+        with pytest.raises(UsageError, match=name):
+            await chat.ainvoke("a", **{name: value})
+    for name in ("max_tokens", "max_thinking_tokens", "deadline_s"):
+        with pytest.raises(UsageError, match=name):
+            await spec.generate("a", **{name: value})
+    for place in ({"tools": [{**ADD, "x": [NAN]}]}, {"json_schema": {"minimum": NAN}}):
+        with pytest.raises(UsageError, match="NaN"):
+            await spec.generate("a", **place)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="NaN"):
+        await spec.generate([{"role": "user", "content": "a", "x": {"y": NAN}}])
+    if isinstance(value, float):
+        with pytest.raises(ValueError, match="finite"):
+            ChatStepSpec(temperature=value)

@@ -1,0 +1,251 @@
+"""`stepspec serve` in a process of its own, and clients that mean it no good."""
+
+import http.client
+import itertools
+import json
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from stepspec.cli import app
+
+CHAT = "/v1/chat/completions"
+SERVE = [sys.executable, "-c", "from stepspec.cli import main; main()", "serve", "--port", "0"]
+OVER = 50_000_000
+
+
+def said(content: str, **fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": content}], **fields}).encode()
+
+
+def with_messages(messages: str) -> bytes:
+    return f'{{"messages": [{messages}]}}'.encode()
+
+
+TURN = '{"role": "user", "content": "a"}'
+BLOCK = '{"type": "text", "text": "a"}'
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+MANY_TOOLS = [{**TOOL, "function": {**TOOL["function"], "name": f"f{number}"}} for number in range(9_000)]  # type: ignore[dict-item]
+
+HOSTILE: Mapping[str, bytes] = {
+    "one long message": said("hello there friend " * 160_000),
+    "a word without end": said("a" * 3_000_000),
+    "digits": said("1" * 3_000_000),
+    "unicode": json.dumps({"messages": [{"role": "user", "content": "é漢😀" * 300_000}]}, ensure_ascii=False).encode(),
+    "special tokens": said("<|end|>" * 400_000),
+    "beginnings of special tokens": said("<" * 3_000_000),
+    "many messages": with_messages(",".join([TURN] * 80_000)),
+    "small messages": with_messages(",".join([TURN] * 30_000)),
+    "empty messages": with_messages("{}" + ",{}" * 1_300_000),
+    "wrong messages": with_messages("1" + ",1" * 90_000),
+    "many blocks": with_messages(f'{{"role": "user", "content": [{",".join([BLOCK] * 30_000)}]}}'),
+    "deep lists": with_messages("[" * 3_900_000),
+    "deep objects": with_messages('{"a":' * 700_000),
+    "empty lists": with_messages("[]" + ",[]" * 1_300_000),
+    "many keys": with_messages("{" + ",".join(f'"{number}":0' for number in range(300_000)) + "}"),
+    "equal keys": with_messages("{" + ",".join(['"a":0'] * 600_000) + "}"),
+    "a long number": with_messages("9" * 3_900_000),
+    "a long fraction": with_messages("0." + "9" * 3_900_000),
+    "no JSON": b"a" * 3_900_000,
+    "a long model name": said("hello", model="a" * 3_000_000),
+    "a long stop string": said("hello", stop="a" * 3_000_000),
+    "many unknown fields": said("hello", **{f"x{number}": 0 for number in range(90_000)}),
+    "many tools": said("hello", tools=MANY_TOOLS),
+    "a long call": with_messages(
+        json.dumps({"role": "assistant", "content": "", "tool_calls": [
+            {"type": "function", "id": "a", "function": {"name": "f", "arguments": "[]," * 900_000}}
+        ]}) + "," + TURN
+    ),
+}  # fmt: skip
+"""Bodies of almost the size that is allowed."""
+
+
+@dataclass
+class Service:
+    """A running service. `lines` is what it has logged."""
+
+    process: subprocess.Popen[str]
+    port: int
+    lines: list[str] = field(default_factory=list)
+
+    def post(self, body: bytes | Iterator[bytes], headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+        """The status and the JSON of an answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request("POST", CHAT, body, {"Content-Type": "application/json", **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def wait_for(self, pattern: str) -> str:
+        """The first line of the log that has the pattern."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if re.search(pattern, line):
+                    return line
+            time.sleep(0.02)
+        raise AssertionError(self.lines)
+
+
+def started() -> Service:
+    process = subprocess.Popen(SERVE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    service = Service(process, 0)
+    assert process.stdout is not None
+
+    threading.Thread(target=service.lines.extend, args=(iter(process.stdout.readline, ""),), daemon=True).start()
+    service.port = int(service.wait_for("Serving at http").partition("/v1")[0].rpartition(":")[2])
+    return service
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    found = started()
+    yield found
+    found.process.kill()
+    found.process.wait()
+
+
+@dataclass
+class Attack:
+    """Seconds that `/health` took, and what the hostile messages were answered with."""
+
+    taken: list[float] = field(default_factory=list)
+    answers: list[tuple[str, int, Any]] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Every message was refused with a short sentence, except the one that is merely odd."""
+        for name, status, answer in self.answers:
+            if name == "many unknown fields":
+                assert status == 200, answer
+                assert len(answer["metrics"]["ignored_fields"]) == 50
+            else:
+                assert status in (400, 404), (name, status, answer)
+                assert len(answer["error"]["message"]) < 400, name
+
+
+def attacked(service: Service, num_probes: int) -> Attack:
+    """Sends hostile messages from two sides and bodies of 50 MB from a third, and asks how the service is meanwhile.
+
+    Each message is sent at least once, and there are at least that many probes."""
+    attack, enough, waiting = Attack(), threading.Event(), iter(HOSTILE.items())
+
+    def send() -> None:
+        for name, body in itertools.chain(waiting, itertools.cycle(HOSTILE.items())):
+            if enough.is_set() and len(attack.answers) >= len(HOSTILE):
+                return
+            attack.answers.append((name, *service.post(body)))
+
+    def flood() -> None:
+        while not enough.is_set():
+            assert service.post(b" " * OVER)[0] == 413
+
+    with ThreadPoolExecutor(3) as pool:
+        work = [pool.submit(each) for each in (send, send, flood)]
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+        while len(attack.taken) < num_probes or not all(each.done() for each in work[:2]):
+            begin = time.perf_counter()
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b""
+            attack.taken.append(time.perf_counter() - begin)
+            time.sleep(0.01)
+            if len(attack.taken) >= num_probes:
+                enough.set()
+        for each in work:
+            each.result()
+    return attack
+
+
+def test_health_answers_while_hostile_messages_are_in_flight(service: Service) -> None:
+    attack = attacked(service, 50)
+    attack.check()
+    assert statistics.median(attack.taken) < 0.25
+    assert max(attack.taken) < 2.5
+
+
+@pytest.mark.soak
+def test_health_answers_within_100_ms_at_p99_over_1000_probes(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = attacked(service, 1_000)
+    attack.check()
+    taken = sorted(attack.taken)
+    figures = {"p50": statistics.median(taken), "p99": taken[int(len(taken) * 0.99)], "max": taken[-1]}
+    with capsys.disabled():
+        told = ", ".join(f"{name} {value * 1000:.1f}" for name, value in figures.items())
+        print(f"\n/health, ms: {told}; {len(taken)} probes, {len(attack.answers)} hostile messages")
+    assert figures["p99"] < 0.1
+    assert figures["max"] < 0.5
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read(service: Service) -> None:
+    def pieces() -> Iterator[bytes]:
+        for _ in range(100):
+            yield b" " * 50_000
+
+    before = resident_mb(service)
+    for status, answer in (service.post(b" " * OVER), service.post(b" " * 4_000_001), service.post(pieces())):
+        assert status == 413
+        assert answer["error"]["code"] == "request_too_large"
+        assert "4000000 bytes" in answer["error"]["message"]
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as wire:
+        wire.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % CHAT.encode())
+        wire.sendall(b"Content-Length: 999999999999\r\n\r\n")
+        assert b" 413 " in wire.recv(1000)
+    assert resident_mb(service) - before < 40
+
+
+def resident_mb(service: Service) -> float:
+    return psutil.Process(service.process.pid).memory_info().rss / 1e6
+
+
+def test_the_log_has_one_line_for_a_request(service: Service) -> None:
+    status, answer = service.post(said("How many apples?", max_tokens=21))
+    assert status == 200
+    tokens = answer["usage"]["completion_tokens"]
+    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec")
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+    connection.request("GET", "/nothing%0Athere?key=secret")
+    connection.getresponse().read()
+    connection.close()
+    service.wait_for(r"GET /nothing%0Athere 404 \d+\.\d+ s$")
+    assert sum("there" in line for line in service.lines) == 1
+    assert not any("secret" in line for line in service.lines)
+
+
+def test_a_second_ctrl_c_ends_the_service_at_once(service: Service) -> None:
+    with socket.create_connection(("127.0.0.1", service.port)) as wire:
+        wire.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % CHAT.encode())
+        wire.sendall(b"Content-Length: 9\r\n\r\n{")  # a request that does not end
+        time.sleep(0.1)
+        service.process.send_signal(signal.SIGINT)
+        service.wait_for("Shutting down")
+        with pytest.raises(subprocess.TimeoutExpired):
+            service.process.wait(timeout=0.3)
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(timeout=3) == 128 + signal.SIGINT
+
+
+def test_a_port_that_is_taken_is_told_before_any_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr("stepspec.session.load_pair", load)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = CliRunner().invoke(app, ["serve", "--port", str(port)])
+    assert f"Cannot listen at 127.0.0.1, port {port}" in str(found.exception)

@@ -1,0 +1,118 @@
+"""Tokenizers as the controller wants them, held against transformers' own."""
+
+import asyncio
+import json
+import time
+
+import pytest
+import tokenizers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from transformers import TokenizersBackend
+
+from stepspec.files import package_folder
+from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, most_bytes
+from stepspec.workers import off_the_loop
+
+EMBEDDED = load_tokenizer(str(package_folder() / "mini" / "weights" / "target"))
+MARKED = st.lists(st.sampled_from(["<|end|>", "</think>", "<", "|", "think", "a b", "12", "é漢😀", "\n\n", " "])).map(
+    "".join
+)
+
+
+def byte_level(normalizer: object = None) -> tokenizers.Tokenizer:
+    """A tokenizer of bytes and a few longer pieces."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*letters, "he", "ll", "hell", "hello"]
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
+    found = tokenizers.Tokenizer(models.BPE({piece: id for id, piece in enumerate(pieces)}, merges))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    found.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    if normalizer is not None:
+        found.normalizer = normalizer  # type: ignore[assignment]
+    return found
+
+
+def described(tokenizer: tokenizers.Tokenizer) -> int | None:
+    return most_bytes(json.loads(tokenizer.to_str()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text() | MARKED)
+@example("")
+def test_ids_are_those_of_transformers(text: str) -> None:
+    own = EMBEDDED.own
+    assert EMBEDDED.encode(text) == own.encode(text, add_special_tokens=False)
+    assert EMBEDDED.encode_text(text) == own.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert EMBEDDED.writes_special(text) == (EMBEDDED.encode(text) != EMBEDDED.encode_text(text))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text() | MARKED | st.text("helo \u1100\u1161\u11a8\u0301", max_size=50))
+def test_no_text_has_fewer_tokens_than_its_bytes_allow(text: str) -> None:
+    composing = byte_level(normalizers.NFC())
+    for encode, most in (
+        (EMBEDDED.encode, EMBEDDED.max_token_bytes),
+        (lambda text: byte_level().encode(text).ids, described(byte_level())),
+        (lambda text: composing.encode(text).ids, described(composing)),
+    ):
+        assert most is not None
+        assert len(encode(text)) * most >= len(text.encode())
+
+
+def test_where_a_token_may_stand_for_any_length_nothing_is_concluded() -> None:
+    words = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    unigram = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
+    dropping = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+    stripping = byte_level(normalizers.Strip())
+    swallowing = byte_level()
+    swallowing.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    splitting = byte_level()
+    splitting.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+        [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel()]
+    )
+    for tokenizer in (words, unigram, dropping, stripping, swallowing, splitting):
+        assert described(tokenizer) is None
+
+
+def test_special_tokens_that_a_normalizer_uncovers_are_found() -> None:
+    backend = byte_level(normalizers.Lowercase())
+    own = TokenizersBackend(tokenizer_object=backend)
+    own.add_special_tokens({"additional_special_tokens": [AddedToken("<end>", normalized=True)]})
+    tokenizer = HuggingFaceTokenizer(own, frozenset())
+    assert tokenizer.writes_special("a<END>")
+    assert tokenizer.encode("a<END>") != tokenizer.encode_text("a<END>")
+    assert not tokenizer.writes_special("a<EN>")
+
+
+def test_long_texts_are_encoded_while_the_event_loop_goes_on() -> None:
+    text = "hello there friend " * 30_000
+
+    async def encoded() -> tuple[float, float]:
+        gaps, last = list[float](), time.perf_counter()
+        work = asyncio.ensure_future(off_the_loop(text, lambda: EMBEDDED.encode(text)))
+        begin = last
+        while not work.done():
+            await asyncio.sleep(0.005)
+            gaps.append(time.perf_counter() - last)
+            last = time.perf_counter()
+        return max(gaps), last - begin
+
+    gap, whole = asyncio.run(encoded())
+    assert gap < whole / 2
+
+
+@pytest.mark.parametrize("text", ["a", "a" * 20_000])
+def test_many_threads_may_encode_side_by_side_in_both_ways(text: str) -> None:
+    marked, plain = EMBEDDED.encode("<|end|>" + text), EMBEDDED.encode_text("<|end|>" + text)
+
+    async def both() -> None:
+        work = [
+            asyncio.to_thread(each, "<|end|>" + text)
+            for _ in range(20)
+            for each in (EMBEDDED.encode, EMBEDDED.encode_text)
+        ]
+        assert await asyncio.gather(*work) == [marked, plain] * 20
+
+    asyncio.run(both())

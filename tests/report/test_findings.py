@@ -78,8 +78,8 @@ def test_where_rows_are_missing_the_difference_stands_without_accuracies_over_ot
         found = findings(RUN, summary("stepspec", **num_rows))
         assert found.details[1] == (
             "The accuracy of stepspec minus the target's is -0.6% [-1.7, +0.5] on the problems that have ended, with "
-            "an answer or an error, under every policy in the tables; the accuracies there are over all that have ended "
-            "under each."
+            "an answer or an error, under every policy in the tables; the accuracies there are over all that have "
+            "ended under each."
         )
     nothing_shared = findings(RUN, summary("stepspec", accuracy_delta=None, accuracy_delta_ci=None))
     assert not any("accuracy of" in sentence or "difference" in sentence for sentence in nothing_shared.details)

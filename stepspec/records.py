@@ -372,6 +372,7 @@ class Summary(Record):
     version: Literal[2] = 2
     benchmark: str
     n: int
+    """Problems that are finished under every policy."""
     temperature: float
     concurrency: int
     pair: str

@@ -37,7 +37,7 @@ def summarise(
     }
     return Summary(
         benchmark=run.benchmark,
-        n=len(table.problems),
+        n=table.num_finished,
         temperature=run.temperature,
         concurrency=run.concurrency,
         pair=run.pair,

@@ -175,6 +175,8 @@ class Table:
         finished = _by_problem(_common(set(tally.figures) for tally in self.begun.values()))
         self.problems = list(ended)
         """Those with at least one repeat that has ended under every policy that has begun."""
+        self.num_finished = len(finished)
+        """Problems with at least one repeat that has a row under each of them."""
         self.compared: Mapping[str, Compared] = {
             policy: _compared(tally, ended, finished) for policy, tally in self.begun.items()
         }

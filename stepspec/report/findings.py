@@ -93,8 +93,8 @@ def _accuracy_gain(name: str, policy: PolicySummary, target: PolicySummary, summ
     # Own accuracies are over all rows of a policy, and their difference is this one only where nothing is missing.
     if any(num_rows(each) != summary.n * summary.num_repeats for each in (policy, target)):
         return (
-            f"The accuracy of {name} minus the target's is {gain} on the {count(summary.n, 'problem')} finished under "
-            "every policy in the tables; the accuracies there are over all that each has finished."
+            f"The accuracy of {name} minus the target's is {gain} on the problems that have ended, with an answer or "
+            "an error, under every policy in the tables; the accuracies there are over all that have ended under each."
         )
     own, other = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in (policy, target))
     return f"{name} answers {own} correctly and the target {other}, a difference of {gain} on the same problems."

@@ -56,10 +56,10 @@ def headline(results: Results) -> str:
     shared = [(each.data_sha256, each.concurrency, each.hardware, other.n) for each, other in results]
     if any(each != shared[0] for each in shared):
         raise UsageError("A headline of several runs needs the same problems, concurrency and hardware in all of them.")
-    found = " ".join(_at_temperature(*each) for each in results)
+    found = "; ".join(_at_temperature(*each) for each in results)
     return (
-        f"On {count(summary.n, 'problem')} of {run.benchmark} with the embedded pair: {found} (Concurrency "
-        f"{run.concurrency}, {hardware_in_words(run.hardware)}; 95% intervals.)"
+        f"On {count(summary.n, 'problem')} of {run.benchmark} with the embedded pair: {found} (concurrency "
+        f"{run.concurrency}, {hardware_in_words(run.hardware)}; 95% intervals)."
     )
 
 
@@ -79,7 +79,7 @@ def _at_temperature(run: RunRecord, summary: Summary) -> str:
     return (
         f"at temperature {run.temperature:g} the policy `{HEADLINED}` is {vs_target} as fast as the target alone and "
         f"{vs_token} as fast as token-level speculation, and answers {accuracy} correctly where the target answers "
-        f"{reference}."
+        f"{reference}"
     )
 
 

@@ -77,8 +77,9 @@ def test_where_rows_are_missing_the_difference_stands_without_accuracies_over_ot
     for num_rows in ({"n": 1200}, {"n": 1000, "num_rows": 990}):
         found = findings(RUN, summary("stepspec", **num_rows))
         assert found.details[1] == (
-            "The accuracy of stepspec minus the target's is -0.6% [-1.7, +0.5] on the 1,000 problems finished under "
-            "every policy in the tables; the accuracies there are over all that each has finished."
+            "The accuracy of stepspec minus the target's is -0.6% [-1.7, +0.5] on the problems that have ended, with "
+            "an answer or an error, under every policy in the tables; the accuracies there are over all that have "
+            "ended under each."
         )
     nothing_shared = findings(RUN, summary("stepspec", accuracy_delta=None, accuracy_delta_ci=None))
     assert not any("accuracy of" in sentence or "difference" in sentence for sentence in nothing_shared.details)

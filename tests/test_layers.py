@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
-    {"errors", "files", "step", "rendering", "loop_thread"},
+    {"errors", "extras", "file_problems", "files", "step", "rendering", "loop_thread"},
     {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools"},
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},

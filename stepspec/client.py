@@ -15,10 +15,8 @@ from typing import Any, Unpack
 
 from stepspec.engine import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.extras import from_extra
 from stepspec.prompts import Message
-from stepspec.remote.address import Address
-from stepspec.remote.client import Wire
-from stepspec.remote.problems import nonsense, refused
 from stepspec.session import Options, one_conversation
 from stepspec.step import (
     AnswerDelta,
@@ -33,6 +31,11 @@ from stepspec.step import (
     ToolCallDelta,
     ToolCalled,
 )
+
+with from_extra("remote", "stepspec.client"):
+    from stepspec.remote.address import Address
+    from stepspec.remote.client import Wire
+    from stepspec.remote.problems import nonsense, refused
 
 UNSAID = Sampling()
 

@@ -20,6 +20,7 @@ def from_extra(extra: str, needed_by: str) -> Generator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "stepspec":  # which is no package of others
             raise
+        command = f'pip install "stepspec[{extra}]"'
         raise MissingExtraError(
-            f"{needed_by} needs {error.name}, which is not installed: pip install \"stepspec[{extra}]\"", name=error.name
+            f"{needed_by} needs {error.name}, which is not installed: {command}", name=error.name
         ) from error

@@ -5,7 +5,7 @@ The tokenizer is as the controller wants it: no token added, none hidden, none m
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.errors import ModelError, UsageError
-
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 HUB_S = 10.0
@@ -82,7 +81,7 @@ class HuggingFaceTokenizer:
         return self.own.get_vocab() == other.own.get_vocab()
 
 
-@lru_cache(maxsize=None)
+@cache
 def loading_options(name: str) -> Mapping[str, Any]:
     """How transformers is to load a model, by hub name or folder: never with code that comes along, and without asking
     a hub that does not answer, which takes half a minute and as many lines.

@@ -17,7 +17,8 @@ from rich.table import Table
 
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.engine import DrafterName
-from stepspec.errors import StepSpecError, UsageError, unknown_name
+from stepspec.errors import UsageError, unknown_name
+from stepspec.extras import from_extra
 from stepspec.metrics import Metrics
 from stepspec.records import Record
 from stepspec.session import StepSpec, load_pair, named_models, titles_of
@@ -248,7 +249,8 @@ def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[
 
 def _embedded_tokenizer() -> Any:
     target, _ = named_models(None, None)
-    return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
+    with from_extra("torch", "The embedded tokenizer"):
+        return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
 
 
 def _http_transport() -> Any:
@@ -268,10 +270,7 @@ def _http_transport() -> Any:
 
 def _bench() -> Any:
     """The module of the torch engine that measures it; loaded by name, as that library is no part of the core."""
-    try:
-        return importlib.import_module("stepspec.torch_engine.bench")
-    except ModuleNotFoundError as error:
-        raise StepSpecError(f"This needs {error.name}: pip install 'stepspec[torch]'.") from error
+    return importlib.import_module("stepspec.torch_engine.bench")
 
 
 def _load(target: str | None, draft: str | None, shape: str | None, dtype: str | None) -> "Subject":

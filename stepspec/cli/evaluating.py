@@ -17,7 +17,7 @@ from stepspec.cli.options import DraftOption, MaxTokensOption, PoliciesOption, S
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engine import Sampling
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.benchmark import Benchmark
@@ -101,13 +101,10 @@ def require_extras() -> None:
     """Says what to install if statistics or grading cannot be loaded.
 
     Raises:
-        StepSpecError: a package is missing.
+        MissingExtraError: a package is missing.
     """
-    try:
-        import stepspec.grade  # pyright: ignore[reportUnusedImport]
-        import stepspec.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ModuleNotFoundError as error:
-        raise StepSpecError(f"Evaluations need {error.name}: pip install 'stepspec[eval]'.") from error
+    import stepspec.grade  # pyright: ignore[reportUnusedImport]
+    import stepspec.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def _settings(

@@ -284,9 +284,7 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     try:
         config = AutoConfig.from_pretrained(name, **options)
         refuse_unsupported(config, name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, output_loading_info=True, **options
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True, **options)
         network, report = loaded
     except ModelError:
         raise

@@ -20,7 +20,6 @@ MODULES = {
     "stepspec.evaluate": "eval",
     "stepspec.advise": "eval",
     "stepspec.compare": "eval",
-    "stepspec.report": "eval",
 }
 COMMANDS = {
     "run What? --target torch:x --policy target": "torch",

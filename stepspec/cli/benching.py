@@ -15,6 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from stepspec.cli.completing import one_of
+from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.engine import DrafterName
 from stepspec.errors import UsageError, unknown_name
@@ -44,7 +46,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
 
-app = typer.Typer(no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
+app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
 
 
 @app.callback()
@@ -59,13 +61,20 @@ def bench_engine(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once; 1, 4 and 16 if left out.")] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A drafter, any number of times; all if left out."),
+        typer.Option(
+            metavar="NAME",
+            help="A drafter, any number of times; all if left out.",
+            autocompletion=one_of([name for name in get_args(DrafterName) if name != "none"]),
+        ),
     ] = None,
     drafted: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round where it is fixed.")] = 4,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens written after each prompt.")] = 200,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out."),
+        typer.Option(
+            help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out.",
+            autocompletion=one_of(DTYPES),
+        ),
     ] = None,
     turns: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 3,
     shape: Annotated[

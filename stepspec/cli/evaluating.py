@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from stepspec.cli.completing import names_of
 from stepspec.cli.options import DraftOption, MaxTokensOption, PoliciesOption, SeedOption, TargetOption, numbers
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
@@ -32,7 +33,10 @@ TABLE_WIDTH = 160
 
 
 def evaluate_policies(
-    benchmark: Annotated[str, typer.Argument(metavar="BENCHMARK", help="A name or a TOML file.")],
+    benchmark: Annotated[
+        str,
+        typer.Argument(metavar="BENCHMARK", help="A name or a TOML file.", autocompletion=names_of("evals")),
+    ],
     target: TargetOption = None,
     draft: DraftOption = None,
     policy: PoliciesOption = None,

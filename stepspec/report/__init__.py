@@ -3,24 +3,21 @@
 The page is `stepspec.report.page`, which needs more libraries and is imported by whoever makes one.
 """
 
-from stepspec.extras import from_extra
-
-with from_extra("eval", "A report"):
-    from stepspec.report.cells import UNKNOWN
-    from stepspec.report.conditions import conditions_sentence
-    from stepspec.report.figures import COLUMNS
-    from stepspec.report.markdown import markdown_report
-    from stepspec.report.readme import (
-        headline,
-        main,
-        read_results,
-        read_speeds,
-        readme_block,
-        speeds_block,
-        with_block,
-        with_results,
-    )
-    from stepspec.report.tables import closing_table, readme_table
+from stepspec.report.cells import UNKNOWN
+from stepspec.report.conditions import conditions_sentence
+from stepspec.report.figures import COLUMNS
+from stepspec.report.markdown import markdown_report
+from stepspec.report.readme import (
+    headline,
+    main,
+    read_results,
+    read_speeds,
+    readme_block,
+    speeds_block,
+    with_block,
+    with_results,
+)
+from stepspec.report.tables import closing_table, readme_table
 
 __all__ = [
     "COLUMNS",

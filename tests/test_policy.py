@@ -171,7 +171,7 @@ def test_a_value_of_the_wrong_type_or_range_is_refused(tmp_path: Path, line: str
         (HEAD + '[judges]\nkind = "rating"', "judges must be tables: [[judges]]."),
         (HEAD + 'judges = ["rating"]', "judges must be tables: [[judges]]."),
         (HEAD + 'judges = "rating"', "judges must be tables: [[judges]]."),
-        ('step = "\\n"\n' + HEAD + RATING, 'step must be a table: [step], got "\n".'),
+        ('step = "x"\n' + HEAD + RATING, 'step must be a table: [step], got "x".'),
         ("salvage = true\n" + HEAD + RATING, "salvage must be a table: [salvage], got true."),
         (HEAD.replace("= 1", "= true") + RATING, "version must be a whole number, got true."),
         (HEAD.replace("= 1", "= 1.0") + RATING, "version must be a whole number, got 1.0."),

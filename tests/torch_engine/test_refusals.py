@@ -165,7 +165,7 @@ def test_a_folder_that_is_no_model_is_refused_by_name(spoil: Callable[[Path], No
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="Cannot load"):
+    with pytest.raises(ModelError, match="There is no folder"):
         TorchEngine.load(str(tmp_path / "nothing here"), device="cpu")
 
 

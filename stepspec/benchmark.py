@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict, StringConstraints, field_validator
 
 from stepspec.errors import unknown_name
-from stepspec.policy import FileModel
+from stepspec.policy import FileModel, Version
 from stepspec.prompts import PROBLEM_PROMPTS, problem_prompt, prompt_version
 
 GraderKind = Literal["integer", "number", "math"]
@@ -92,7 +92,7 @@ class FileData(RowsTable):
 class Benchmark(FileModel):
     """One benchmark file."""
 
-    version: Literal[1]
+    version: Version
     title: str
     summary: str
     paper: str | None = None

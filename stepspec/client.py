@@ -15,11 +15,9 @@ from typing import Any, Unpack
 
 from stepspec.engine import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.extras import from_extra
 from stepspec.keywords import known_options
 from stepspec.prompts import Message
-from stepspec.remote.address import Address
-from stepspec.remote.client import Wire
-from stepspec.remote.problems import nonsense, refused
 from stepspec.session import Options, check_ids, one_conversation
 from stepspec.step import (
     AnswerDelta,
@@ -35,6 +33,11 @@ from stepspec.step import (
     ToolCalled,
 )
 from stepspec.workers import off_the_loop
+
+with from_extra("remote", "stepspec.client"):
+    from stepspec.remote.address import Address
+    from stepspec.remote.client import Wire
+    from stepspec.remote.problems import nonsense, refused
 
 UNSAID = Sampling()
 

@@ -4,6 +4,7 @@ StepSpecError
 ├── UsageError          what was asked for cannot be: unknown name, bad option, bad file     exit code 2
 │   ├── ModelError      a model cannot serve: not a model folder, unsupported layers, another vocabulary
 │   └── ContextError    the prompt does not fit the model's context
+├── MissingExtraError   a package that an extra brings is not installed; an ImportError too     exit code 1
 └── EngineError         an engine failed while it worked                                     exit code 1
     └── TargetError     the target failed; carries what had been committed
 """
@@ -26,6 +27,10 @@ class ModelError(UsageError):
 
 class ContextError(UsageError):
     """A prompt is longer than the model's context."""
+
+
+class MissingExtraError(StepSpecError, ModuleNotFoundError):
+    """A package that an extra of stepspec brings along is not installed."""
 
 
 class EngineError(StepSpecError):

@@ -7,16 +7,23 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+from huggingface_hub import get_session, try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+from huggingface_hub.errors import HFValidationError
 from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
 from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.errors import ModelError, UsageError
+
+USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
+HUB_S = 10.0
+"""Longest wait for the hub."""
 
 
 class HuggingFaceTokenizer:
@@ -183,6 +190,41 @@ def _widens(replacement: Mapping[str, Any]) -> bool:
     return replacement["pattern"] == {"String": " "} and replacement["content"] == "\u2581"
 
 
+@cache
+def loading_options(name: str) -> Mapping[str, Any]:
+    """How transformers is to load a model, by hub name or folder: never with code that comes along, and without asking
+    a hub that does not answer, which takes half a minute and as many lines.
+
+    Raises:
+        ModelError: there is no such folder, and neither the cache nor the hub can give a model of that name.
+    """
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if Path(name).is_dir():
+        return options
+    try:
+        cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in USUAL_FILES)
+    except HFValidationError:
+        raise ModelError(f"There is no folder {name!r}, and it is no name of a model on the hub either.") from None
+    if _hub_answers():
+        return options
+    if cached:
+        return options | {"local_files_only": True}
+    raise ModelError(
+        f"There is no folder {name!r} here, no model of that name in the cache, and {ENDPOINT} cannot be reached. "
+        "Give the path of a model's folder, or download the model while there is a network."
+    )
+
+
+def _hub_answers() -> bool:
+    if HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(ENDPOINT, timeout=HUB_S)
+    except Exception:  # of httpx or of httpx2, by the version of the hub's library; a status raises nothing
+        return False
+    return True
+
+
 def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
     """The tokenizer that comes with a model, by hub name or folder; `config` is the model's, if it is at hand.
 
@@ -219,13 +261,12 @@ def _found(kind: Any, name: str) -> Any:
     """A model's configuration of that kind; None where it has none."""
     try:
         return _loaded(kind, name)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, ModelError):
         return None
 
 
 def _loaded(kind: Any, name: str) -> Any:
-    """Never with code that comes along."""
-    return kind.from_pretrained(name, trust_remote_code=False)
+    return kind.from_pretrained(name, **loading_options(name))
 
 
 def weights_hash(name: str) -> str | None:

@@ -98,3 +98,4 @@ class LoopThread:
         """Ends the thread; nothing may run there any more."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()

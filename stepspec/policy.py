@@ -2,21 +2,41 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from stepspec.engine import MAX_DRAFTED, DrafterName, Drafting
 from stepspec.errors import UsageError, unknown_name
+from stepspec.file_problems import first_problem
 from stepspec.files import find_data_file
 from stepspec.prompts import RATING_PROMPTS
 
 
 class FileModel(BaseModel):
-    """A table of a file that people write: an unknown key is an error, and neither "7" nor true is a number."""
+    """A table of a file that people write: an unknown key is an error, and neither "7" nor true nor nan is a number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+
+def _whole_number(value: object) -> object:
+    if type(value) is not int:  # true and 1.0 equal 1
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+Version = Annotated[Literal[1], BeforeValidator(_whole_number)]
+"""Of a file's form."""
 
 M = TypeVar("M", bound=FileModel)
 
@@ -117,7 +137,7 @@ class Policy(FileModel):
     """One policy file. `family` says who writes: the target alone, the draft alone, or (score) the draft with the
     target judging every finished step."""
 
-    version: Literal[1]
+    version: Version
     summary: str
     paper: str | None = None
     family: Literal["target", "draft", "score"]
@@ -177,38 +197,7 @@ def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
         raise UsageError(f"Cannot read {path}: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} is nested too deeply.") from error
     except ValidationError as error:
-        raise UsageError(f"{path}: {_first_problem(error, model)}") from error
-
-
-def _first_problem(error: ValidationError, model: type[FileModel]) -> str:
-    problems: list[Any] = list(error.errors())
-    # A misspelt key comes first: that another one is missing is what it leads to.
-    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
-    where = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        known = _keys_beside(problem["loc"], model)
-        return f"{unknown_name('key', str(problem['loc'][-1]), known)} (at {where})"
-    return f"{where or 'file'}: {problem['msg'].removeprefix('Value error, ').removesuffix('.')}."
-
-
-def _keys_beside(location: tuple[Any, ...], model: type[FileModel]) -> set[str]:
-    """The keys known in the table where an unknown one stands."""
-    tables: list[type[FileModel]] = [model]
-    for part in location[:-1]:
-        if any(part in table.model_fields for table in tables):
-            tables = [
-                inner
-                for table in tables
-                if part in table.model_fields
-                for inner in _tables_in(table.model_fields[part].annotation)
-            ]
-        elif isinstance(part, str):  # the kind of a judge
-            tables = [table for table in tables if get_args(table.model_fields["kind"].annotation) == (part,)]
-    return {key for table in tables for key in table.model_fields}
-
-
-def _tables_in(annotation: Any) -> list[type[FileModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, FileModel):
-        return [annotation]
-    return [table for part in get_args(annotation) for table in _tables_in(part)]
+        raise UsageError(f"{path}: {first_problem(error, model)}") from error

@@ -6,6 +6,7 @@ that was killed may have left a last line that is not whole: that line is not th
 
 import hashlib
 import re
+import shlex
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,11 @@ def _read_whole(file: Path, model: type[R]) -> R | None:
     except OSError as error:
         raise StepSpecError(f"Cannot read {file}: {error.strerror}.") from error
     except ValidationError as error:
-        raise UsageError(f"{file} is damaged, or of another version of stepspec: {_first(error)}.") from error
+        hint = f" Delete it and resume the run, which makes it again from the rows{_resumed_by(file)}."
+        raise UsageError(
+            f"{file} is damaged, or of another version of stepspec: {_first(error)}."
+            + (hint if model is Summary else "")
+        ) from error
 
 
 def _refuse_older(file: Path, content: bytes) -> None:
@@ -189,8 +194,16 @@ def _parse(line: Line, model: type[R]) -> R:
     try:
         return model.model_validate_json(line.content)
     except ValidationError as error:
-        name = model.__name__.lower()
-        raise UsageError(f"{line.file}, line {line.number} is not a {name}; the file is damaged.") from error
+        without = shlex.join(["sed", "-i", f"{line.number}d", str(line.file)])
+        raise UsageError(
+            f"{line.file}, line {line.number} is not a {model.__name__.lower()} ({_first(error)}); the file is "
+            f"damaged. To go on, delete the line ({without}) and resume the run{_resumed_by(line.file)}: what is then "
+            "missing is done again."
+        ) from error
+
+
+def _resumed_by(file: Path) -> str:
+    return f" (stepspec eval with the same options and --output {shlex.quote(str(file.parent))})"
 
 
 def _first(error: ValidationError) -> str:

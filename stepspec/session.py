@@ -22,7 +22,8 @@ from stepspec.breaker import Breaker
 from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.controller import Controller, Demands
 from stepspec.engine import DrafterName, Engine, Sampling, check_numbers, side_by_side
-from stepspec.errors import ModelError, StepSpecError, UsageError, unknown_name
+from stepspec.errors import ModelError, UsageError, unknown_name
+from stepspec.extras import from_extra
 from stepspec.files import package_folder
 from stepspec.judges import Panel
 from stepspec.keywords import known_options
@@ -147,13 +148,9 @@ def _load_engine(spec: str, title: str | None = None) -> Any:
     check_spec(spec)
     kind, _, name = spec.partition(":")
     module, engine, extra = ENGINES[kind]
-    try:
-        name = spec if ENGINES[kind] is REMOTE else name  # of an address the scheme is a part
+    name = spec if ENGINES[kind] is REMOTE else name  # of an address the scheme is a part
+    with from_extra(extra, f"The {kind} engine"):
         return getattr(importlib.import_module(module), engine).load(name, title=title)
-    except ModuleNotFoundError as error:
-        raise StepSpecError(
-            f"The {kind} engine needs {error.name}, which is not installed: pip install 'stepspec[{extra}]'."
-        ) from error
 
 
 def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:

@@ -21,12 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-import torch
-from vllm import SamplingParams, exceptions
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine.async_llm import AsyncLLM
-
 from stepspec.engine import (
     Ability,
     Chunk,
@@ -41,10 +35,19 @@ from stepspec.engine import (
     side_by_side,
 )
 from stepspec.errors import EngineError, ModelError, UsageError, unknown_name
-from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+from stepspec.extras import from_extra
 from stepspec.loop_thread import LoopThread
 from stepspec.metrics import Metrics
 from stepspec.stops import StopWatch
+
+with from_extra("vllm", "The vLLM engine"):
+    import torch
+    from vllm import SamplingParams, exceptions
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 
 VllmError: Any = getattr(exceptions, "VLLMError", ValueError)
 """What vLLM raises of its own; older versions raise plain errors."""

@@ -1,13 +1,23 @@
 """The command line in processes of its own: what needs no model. Wrong requests get a sentence and exit 2."""
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
+from typer.main import get_command
+from typer.testing import CliRunner
 
 from stepspec import __version__
+from stepspec.cli import app
+from stepspec.cli.progress import columns
 from stepspec.files import list_data_files
 
 QUESTION = "What is 1 + 1?"
@@ -44,6 +54,71 @@ def test_shared_flags_are_the_same_in_both_commands(command: str) -> None:
     text = stepspec(command, "--help").stdout.decode()
     for flag in ("--target", "--draft", "--policy", "--temperature", "--seed", "--max-tokens"):
         assert flag in text
+
+
+def commands(group: Any, name: str = "stepspec") -> Iterator[tuple[str, Any]]:
+    """All commands and groups with their whole names."""
+    yield name, group
+    for word, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{name} {word}")
+
+
+COMMANDS = dict(commands(get_command(app)))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_complete_and_nothing_in_it_is_cut(name: str) -> None:
+    text = CliRunner().invoke(app, [*name.split()[1:], "--help"], terminal_width=80).output
+    assert max(map(len, text.splitlines())) <= 80
+    words, command = "".join(text.split()), COMMANDS[name]
+    told = [command.help, *(each.help for each in command.params)]
+    told += [each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values()]
+    for sentence in told:
+        assert sentence
+        assert "".join(sentence.split()) in words  # lines end behind hyphens too
+    assert all(option in words for each in command.params for option in each.opts if option.startswith("-"))
+    assert "\u2026" not in text
+    assert not re.search(r"[a-z,]\.\.\.", text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("stepspec e", ["eval", "export"]),
+        ("stepspec eval gsm-m", ["gsm-mini"]),
+        ("stepspec eval gsm-mini --policy tok", ["token"]),
+        ("stepspec run Why --policy specr", ["specreason"]),
+        ("stepspec serve --policy specr", ["specreason"]),
+        ("stepspec grade x --grader i", ["integer"]),
+        ("stepspec bench engine --drafter m", ["medusa"]),
+    ],
+)
+def test_the_shell_completes_commands_and_names(typed: str, completed: list[str]) -> None:
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_STEPSPEC_COMPLETE": "complete_bash"}
+    assert CliRunner().invoke(app, [], prog_name="stepspec", env=asked).output.split() == completed
+
+
+def test_completion_can_be_installed() -> None:
+    assert "_STEPSPEC_COMPLETE=complete" in stepspec("--show-completion").stdout.decode()
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("policies", ["", " · ".join(f"{name} 93% 1.23 s" for name in list_data_files("policies"))])
+@pytest.mark.parametrize("title", ["rows", "20261123-060719-gsm-mini-c16-t0.6"])
+def test_the_progress_line_keeps_its_count_and_the_time_left(width: int, policies: str, title: str) -> None:
+    now, console = 0.0, Console(width=width, file=StringIO(), force_terminal=True, color_system=None)
+    progress = Progress(*columns(width), console=console, expand=True, get_time=lambda: now)
+    task = progress.add_task(title, total=1200, standing=policies)
+    for done in range(0, 301, 10):
+        now = done * 2.0
+        progress.update(task, completed=done)
+    with console.capture() as captured:
+        console.print(progress.get_renderable())
+    (line,) = captured.get().splitlines()
+    assert len(line) <= width
+    assert "300/1200" in line
+    assert "30:00" in line
+    assert not policies or policies[:6] in line
 
 
 def test_the_version_is_that_of_the_package() -> None:

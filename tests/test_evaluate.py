@@ -80,6 +80,13 @@ def test_every_job_is_scheduled_once(concurrency: int, num_problems: int) -> Non
     assert len(keys) == len(set(keys)) == num_problems * len(POLICIES) * 2
 
 
+def test_no_more_requests_are_made_at_once_than_there_are_rows(tmp_path: Path) -> None:
+    problems, script = make_problems(3), Script(answer_right)
+    play(tmp_path / "run", script, problems, make_run(problems, concurrency=10**9))
+    assert script.most_at_once == 3
+    assert len(script.asked) == 2 * 3 * len(POLICIES)  # each policy warms up with as many
+
+
 def test_several_at_once_never_share_a_batch_between_policies(tmp_path: Path) -> None:
     problems = make_problems(40)
     script = Script(answer_right)

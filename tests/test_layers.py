@@ -15,7 +15,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
-    {"errors", "files", "step", "rendering", "loop_thread", "keywords", "strict_json", "workers"},
+    {
+        *("errors", "extras", "file_problems", "files", "step", "rendering", "loop_thread", "keywords"),
+        *("strict_json", "workers"),
+    },
     {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools"},
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},

@@ -1,14 +1,24 @@
 """The policy files load and say what they emulate; a wrong one is refused in one sentence that helps."""
 
+import datetime
+import math
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from stepspec.benchmark import Benchmark
 from stepspec.errors import UsageError
+from stepspec.file_problems import first_problem
 from stepspec.files import list_data_files
-from stepspec.policy import Policy, RatingSpec, load_policy
+from stepspec.policy import FileModel, Policy, RatingSpec, load_policy
 from stepspec.prompts import rating_prompt
+from stepspec.report.prices import Prices
 
 NAMES = list(list_data_files("policies"))
 EMULATED = {"specreason": "arXiv:2504.07891", "token": "arXiv:2211.17192"}
@@ -106,18 +116,21 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        (HEAD + '[[judges]]\nkind = "ratin"', "judges.0: Input tag 'ratin' found using 'kind'"),
-        (HEAD + "[[judges]]\nthreshold = 3", "judges.0: Unable to extract tag using discriminator 'kind'"),
+        (
+            HEAD + '[[judges]]\nkind = "ratin"',
+            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'rating', 'likelihood'.",
+        ),
+        (HEAD + "[[judges]]\nthreshold = 3", 'judges.0 needs kind = "rating" or "likelihood".'),
         (HEAD + RATING + 'prompt = "shrt"', "no rating prompt 'shrt'. Did you mean 'short'?"),
         (
             HEAD + RATING + 'readout = "average"',
-            "judges.0.rating.readout: Input should be 'greedy' or 'expected'",
+            "judges.0.rating.readout 'average' is unknown. Known: 'greedy', 'expected'.",
         ),
         (HEAD, "family 'score' needs at least one [[judges]] table"),
         (HEAD.replace("score", "target") + RATING, "the other families take none"),
-        (HEAD.replace("score", "scroe") + RATING, "family: Input should be 'target', 'draft' or 'score'"),
-        (HEAD.replace("= 1", "= 2") + RATING, "version: Input should be 1"),
-        ("", "version: Field required"),
+        (HEAD.replace("score", "scroe") + RATING, "family 'scroe' is unknown; did you mean 'score'?"),
+        (HEAD.replace("= 1", "= 2") + RATING, "version must be 1, got 2."),
+        ("", "version is missing."),
     ],
 )
 def test_a_wrong_name_or_combination_is_refused_where_it_stands(tmp_path: Path, text: str, part: str) -> None:
@@ -129,24 +142,79 @@ def test_a_wrong_name_or_combination_is_refused_where_it_stands(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("line", "where"),
     [
-        ('threshold = "7"', "judges.0.rating.threshold: Input should be a valid number"),
-        ("threshold = true", "judges.0.rating.threshold: Input should be a valid number"),
-        ("threshold = 10", "judges.0.rating.threshold: Input should be less than or equal to 9"),
-        ("threshold = nan", "judges.0.rating.threshold: "),
-        ('[step]\nmax_step_tokens = "512"', "step.max_step_tokens: Input should be a valid integer"),
-        ("[step]\nmax_step_tokens = true", "step.max_step_tokens: Input should be a valid integer"),
-        ("[step]\nmax_step_tokens = 0", "step.max_step_tokens: Input should be greater than or equal to 1"),
-        ("[step]\ndelimiter = 3", "step.delimiter: Input should be a valid string"),
-        ('[step]\ndelimiter = ""', "step.delimiter: String should have at least 1 character"),
-        ("[salvage]\nmin_logprob = 1", "salvage.min_logprob: Input should be less than or equal to 0"),
+        ('threshold = "7"', 'judges.0.rating.threshold must be a number, got "7".'),
+        ("threshold = true", "judges.0.rating.threshold must be a number, got true."),
+        ("threshold = 10", "judges.0.rating.threshold must be at most 9, got 10."),
+        ("threshold = nan", "judges.0.rating.threshold must be a finite number, got nan."),
+        ("threshold = -inf", "judges.0.rating.threshold must be a finite number, got -inf."),
+        ("[salvage]\nmin_logprob = -inf", "salvage.min_logprob must be a finite number, got -inf."),
+        ("[step]\ndraft_deadline_s = inf", "step.draft_deadline_s must be a finite number, got inf."),
+        ('[step]\nmax_step_tokens = "512"', 'step.max_step_tokens must be a whole number, got "512".'),
+        ("[step]\nmax_step_tokens = true", "step.max_step_tokens must be a whole number, got true."),
+        ("[step]\nmax_step_tokens = 0", "step.max_step_tokens must be at least 1, got 0."),
+        ("[step]\ndelimiter = 3", "step.delimiter must be text in quotes, got 3."),
+        ('[step]\ndelimiter = ""', "step.delimiter must not be empty."),
+        ("[salvage]\nmin_logprob = 1", "salvage.min_logprob must be at most 0, got 1."),
         ("[token]\nnum_tokens = 2.5", 'token.num_tokens: it must be "auto" or a whole number from 1 to 64'),
         ("[token]\nnum_tokens = 65", 'token.num_tokens: it must be "auto" or a whole number from 1 to 64'),
-        ('[token]\ndrafter = "medua"', "token.drafter: Input should be 'none', 'draft-model', 'prompt-lookup'"),
-        ("[token]\ntolerance = 2", "token.tolerance: Input should be less than or equal to 1"),
+        ('[token]\ndrafter = "medua"', "token.drafter 'medua' is unknown; did you mean 'medusa'? Known: "),
+        ("[token]\ntolerance = 2", "token.tolerance must be at most 1, got 2."),
     ],
 )
 def test_a_value_of_the_wrong_type_or_range_is_refused(tmp_path: Path, line: str, where: str) -> None:
     assert refusal(tmp_path, HEAD + RATING + line).startswith(f"FILE: {where}")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (HEAD + '[judges]\nkind = "rating"', "judges must be tables: [[judges]]."),
+        (HEAD + 'judges = ["rating"]', "judges must be tables: [[judges]]."),
+        (HEAD + 'judges = "rating"', "judges must be tables: [[judges]]."),
+        ('step = "x"\n' + HEAD + RATING, 'step must be a table: [step], got "x".'),
+        ("salvage = true\n" + HEAD + RATING, "salvage must be a table: [salvage], got true."),
+        (HEAD.replace("= 1", "= true") + RATING, "version must be a whole number, got true."),
+        (HEAD.replace("= 1", "= 1.0") + RATING, "version must be a whole number, got 1.0."),
+        ("a = " + "[" * 200_000, "is nested too deeply"),
+    ],
+)
+def test_what_is_no_table_or_number_is_refused_in_words(tmp_path: Path, text: str, sentence: str) -> None:
+    assert sentence in refusal(tmp_path, text)
+
+
+JUNK: list[Any] = [True, -1, 10**30, 0.5, -math.inf, math.nan, "x", "", [], [1], ["x"], [{}], {}, {"kind": "x"}]
+JUNK += [datetime.date(2026, 1, 1)]
+PRICES = 'currency = "EUR"\nper_machine_hour = 1.0\n[per_million.target]\ninput = 1\noutput = 1'
+FILES: list[tuple[type[FileModel], Any]] = [(Prices, tomllib.loads(PRICES))]
+FILES += [(Policy, tomllib.loads(file.read_text("utf-8"))) for file in list_data_files("policies").values()]
+FILES += [(Benchmark, tomllib.loads(file.read_text("utf-8"))) for file in list_data_files("evals").values()]
+
+
+def changed(found: Any, path: list[int], junk: Any) -> Any:
+    """The same with something else in one place, which the numbers choose on the way down."""
+    if not path or not isinstance(found, dict | list) or not found:
+        return junk
+    keys: list[Any] = list(found) if isinstance(found, dict) else list(range(len(found)))
+    copy: Any = found.copy()
+    copy[keys[path[0] % len(keys)]] = changed(copy[keys[path[0] % len(keys)]], path[1:], junk)
+    return copy
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@given(st.sampled_from(FILES), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.sampled_from(JUNK))
+def test_whatever_stands_wherever_in_a_file_is_taken_or_refused_in_one_plain_sentence(
+    file: tuple[type[FileModel], Any], path: list[int], junk: Any
+) -> None:
+    model, fields = file
+    try:
+        found = model.model_validate(changed(fields, path, junk))
+    except ValidationError as error:
+        sentence = first_problem(error, model)
+        assert sentence.endswith((".", ")"))
+        assert "\n" not in sentence
+        assert not re.search("Input|Field required|[Dd]iscriminator|valid|None", sentence), sentence
+    else:
+        assert "inf" not in repr(found)
 
 
 def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """A run's folder is read as it was written, by one process or by several, whole or killed."""
 
 import os
+import re
+import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,10 +86,27 @@ def test_a_last_line_that_is_not_whole_is_not_there(tmp_path: Path) -> None:
     assert [each.problem for each in iter_rows(tmp_path)] == ["a"]
 
 
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[" * 200_000, b"\xff\xfe", b'{"problem": 1}', b'{"x": NaN}', b"\0" * 100]
+)
+def test_what_is_said_of_a_damaged_line_is_how_to_go_on(tmp_path: Path, damage: bytes) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    rows = [row(problem).model_dump_json().encode() for problem in "abc"]
+    (folder / "rows.jsonl").write_bytes(b"\n".join([rows[0], damage, *rows[1:]]) + b"\n")
+    with pytest.raises(UsageError) as caught:
+        list(iter_rows(folder))
+    assert "\n" not in str(caught.value)
+    (command,) = re.findall(r"delete the line \((.*?)\) and", str(caught.value))
+    subprocess.run(shlex.split(command), check=True)
+    assert [each.problem for each in iter_rows(folder)] == ["a", "b", "c"]
+
+
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", row("a"), end='\n{"half": \n')
-    with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a row"):
+    with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a row") as caught:
         list(iter_rows(tmp_path))
+    assert f"--output {tmp_path}" in str(caught.value)
 
 
 def test_a_run_without_rows_has_none(tmp_path: Path) -> None:

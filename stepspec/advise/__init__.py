@@ -5,11 +5,14 @@ findings = await advise(pair, prompts, Plan(), Path("runs/mine"), Watcher(print,
 print(findings.advice.policy, *findings.advice.sentences, sep="\n")
 """
 
-from stepspec.advise.candidates import advised_text
-from stepspec.advise.findings import Findings
-from stepspec.advise.keeping import Plan, refuse_strangers
-from stepspec.advise.prompts import Prompts, choose_prompts, no_prompts, read_prompts
-from stepspec.advise.running import Watcher, advise
+from stepspec.extras import from_extra
+
+with from_extra("eval", "Advice"):
+    from stepspec.advise.candidates import advised_text
+    from stepspec.advise.findings import Findings
+    from stepspec.advise.keeping import Plan, refuse_strangers
+    from stepspec.advise.prompts import Prompts, choose_prompts, no_prompts, read_prompts
+    from stepspec.advise.running import Watcher, advise
 
 __all__ = [
     "Findings",

@@ -18,6 +18,7 @@ from stepspec.cli.comparing import compare_runs
 from stepspec.cli.evaluating import evaluate_policies, merge_runs
 from stepspec.cli.exporting import export_run
 from stepspec.cli.grading import grade_file
+from stepspec.cli.help import WholeHelp
 from stepspec.cli.listing import list_benchmarks, list_policies
 from stepspec.cli.reporting import report_runs
 from stepspec.cli.running import answer_question
@@ -35,7 +36,7 @@ EXIT_CODES: Sequence[tuple[type[BaseException], int]] = (
 """The first that fits decides."""
 
 app = typer.Typer(
-    add_completion=False,
+    cls=WholeHelp,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -15,11 +15,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.cli.evaluating import require_extras
+from stepspec.cli.completing import one_of
+from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.cli.progress import make_meter
 from stepspec.engine import DrafterName
-from stepspec.errors import StepSpecError, UsageError, unknown_name
+from stepspec.errors import UsageError, unknown_name
+from stepspec.extras import from_extra
 from stepspec.metrics import Metrics
 from stepspec.records import Record
 from stepspec.session import StepSpec, load_pair, named_models, titles_of
@@ -46,7 +48,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
 
-app = typer.Typer(no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
+app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
 
 
 @app.callback()
@@ -61,13 +63,20 @@ def bench_engine(
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once; 1, 4 and 16 if left out.")] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A drafter, any number of times; all if left out."),
+        typer.Option(
+            metavar="NAME",
+            help="A drafter, any number of times; all if left out.",
+            autocompletion=one_of([name for name in get_args(DrafterName) if name != "none"]),
+        ),
     ] = None,
     drafted: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round where it is fixed.")] = 4,
     tokens: Annotated[int, typer.Option(min=2, help="Most tokens written after each prompt.")] = 200,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out."),
+        typer.Option(
+            help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out.",
+            autocompletion=one_of(DTYPES),
+        ),
     ] = None,
     turns: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 3,
     shape: Annotated[
@@ -188,7 +197,6 @@ def bench_aa(
     json_file: JsonOption = None,
 ) -> None:
     """Run every policy twice, under two names, and check that each is as fast as itself."""
-    require_extras()
     from stepspec.evaluate.twins import (
         NUM_PROBLEMS,
         SEED,
@@ -309,7 +317,8 @@ def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[
 
 def _embedded_tokenizer() -> Any:
     target, _ = named_models(None, None)
-    return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
+    with from_extra("torch", "The embedded tokenizer"):
+        return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
 
 
 def _http_transport() -> Any:
@@ -329,10 +338,7 @@ def _http_transport() -> Any:
 
 def _bench() -> Any:
     """The module of the torch engine that measures it; loaded by name, as that library is no part of the core."""
-    try:
-        return importlib.import_module("stepspec.torch_engine.bench")
-    except ModuleNotFoundError as error:
-        raise StepSpecError(f"This needs {error.name}: pip install 'stepspec[torch]'.") from error
+    return importlib.import_module("stepspec.torch_engine.bench")
 
 
 def _load(target: str | None, draft: str | None, shape: str | None, dtype: str | None) -> "Subject":

@@ -33,10 +33,7 @@ def compare_runs(
     ] = None,
 ) -> None:
     """Compare two runs problem by problem: accuracy beside speed, and what differs between them."""
-    try:
-        from stepspec.compare import compare
-    except ModuleNotFoundError as error:
-        raise StepSpecError(f"Comparing needs {error.name}: pip install 'stepspec[eval]'.") from error
+    from stepspec.compare import compare
     from stepspec.runs import iter_rows, read_run
 
     a, b = _one_run(a), _one_run(b)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from stepspec.cli.completing import names_of
 from stepspec.cli.options import DraftOption, MaxTokensOption, PoliciesOption, SeedOption, TargetOption, numbers
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engine import Sampling
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.benchmark import Benchmark
@@ -32,7 +33,10 @@ TABLE_WIDTH = 160
 
 
 def evaluate_policies(
-    benchmark: Annotated[str, typer.Argument(metavar="BENCHMARK", help="A name or a TOML file.")],
+    benchmark: Annotated[
+        str,
+        typer.Argument(metavar="BENCHMARK", help="A name or a TOML file.", autocompletion=names_of("evals")),
+    ],
     target: TargetOption = None,
     draft: DraftOption = None,
     policy: PoliciesOption = None,
@@ -104,13 +108,10 @@ def require_extras() -> None:
     """Says what to install if statistics or grading cannot be loaded.
 
     Raises:
-        StepSpecError: a package is missing.
+        MissingExtraError: a package is missing.
     """
-    try:
-        import stepspec.grade  # pyright: ignore[reportUnusedImport]
-        import stepspec.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ModuleNotFoundError as error:
-        raise StepSpecError(f"Evaluations need {error.name}: pip install 'stepspec[eval]'.") from error
+    import stepspec.grade  # pyright: ignore[reportUnusedImport]
+    import stepspec.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def _settings(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
+from stepspec.cli.completing import one_of
 from stepspec.cli.evaluating import require_extras
 from stepspec.errors import UsageError, unknown_name
 
@@ -31,7 +32,9 @@ AHEAD_PER_WORKER = 16
 
 def grade_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A jsonl of predictions and gold answers.")],
-    grader: Annotated[str, typer.Option("--grader", metavar="KIND", help="integer, number or math.")] = "math",
+    grader: Annotated[
+        str, typer.Option("--grader", metavar="KIND", help="integer, number or math.", autocompletion=one_of(KINDS))
+    ] = "math",
     prediction: Annotated[
         str | None,
         typer.Option(metavar="KEY", help=f"Where predictions are; the first of {', '.join(PREDICTION_KEYS)}."),

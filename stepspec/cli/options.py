@@ -5,6 +5,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from stepspec.cli.completing import names_of
 from stepspec.errors import UsageError
 
 N = TypeVar("N", int, float)
@@ -13,7 +14,10 @@ MODEL_HELP = "as torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME; the embedded
 
 TargetOption = Annotated[str | None, typer.Option("--target", help=f"The target model {MODEL_HELP}")]
 DraftOption = Annotated[str | None, typer.Option("--draft", help=f"The draft model {MODEL_HELP}")]
-PolicyOption = Annotated[str, typer.Option("--policy", metavar="NAME|FILE", help="How to speculate.")]
+PolicyOption = Annotated[
+    str,
+    typer.Option("--policy", metavar="NAME|FILE", help="How to speculate.", autocompletion=names_of("policies")),
+]
 PoliciesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -21,6 +25,7 @@ PoliciesOption = Annotated[
         metavar="NAME|FILE",
         help="A policy to compare, any number of times; target, token, specreason and stepspec if left out. "
         "The target is always among them.",
+        autocompletion=names_of("policies"),
     ),
 ]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]

@@ -2,25 +2,29 @@
 
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 if TYPE_CHECKING:
     from stepspec.records import Row
 
 SECONDS_BETWEEN_LINES = 10.0
+NARROW, WIDE = 60, 100
+"""Columns of a terminal."""
 
 
 class Meter(Protocol):
@@ -100,8 +104,23 @@ def make_meter() -> Generator[Meter]:
     if not console.is_terminal:
         yield _Lines()
         return
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    standing = TextColumn("{task.fields[standing]}", style="dim", markup=False)
     # Drawing takes time from the very thing that is timed, so it is done seldom.
-    with Progress(*columns, TimeRemainingColumn(), standing, console=console, refresh_per_second=1) as progress:
+    with Progress(*columns(console.width), console=console, refresh_per_second=1, expand=True) as progress:
         yield _Bar(progress)
+
+
+def columns(width: int) -> Sequence[ProgressColumn]:
+    """What is shown at that width: always the count and the time that is left; the policies get what remains."""
+    title = TextColumn("{task.description}", markup=False, table_column=_cut(max_width=max(4, width // 5)))
+    count = MofNCompleteColumn(table_column=Column(no_wrap=True))
+    left = TimeRemainingColumn(compact=width < NARROW, table_column=Column(no_wrap=True))
+    standing = TextColumn("{task.fields[standing]}", style="dim", markup=False, table_column=_cut(ratio=1))
+    if width < NARROW:
+        return title, count, left, standing
+    bar = BarColumn(bar_width=20 if width >= WIDE else 8)
+    return title, bar, count, TimeElapsedColumn(table_column=Column(no_wrap=True)), left, standing
+
+
+def _cut(**settings: Any) -> Column:
+    """A column that gives way to the others."""
+    return Column(no_wrap=True, overflow="ellipsis", **settings)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from stepspec.errors import StepSpecError, UsageError
+from stepspec.extras import from_extra
 
 if TYPE_CHECKING:
     from stepspec.records import Summary
@@ -57,9 +58,10 @@ def report_runs(
 
 
 def _require_extras() -> None:
-    for name in ("jinja2", "matplotlib", "scipy"):
-        if find_spec(name) is None:
-            raise StepSpecError(f"Reports need {name}: pip install 'stepspec[eval]'.")
+    with from_extra("eval", "stepspec report"):
+        for name in ("jinja2", "matplotlib", "scipy"):
+            if find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":

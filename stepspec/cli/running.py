@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from stepspec.cli.completing import one_of
 from stepspec.cli.options import (
     DraftOption,
     MaxTokensOption,
@@ -22,6 +23,7 @@ from stepspec.engine import Sampling
 from stepspec.errors import UsageError
 from stepspec.step import AnswerDelta, Done, Event, Origin, Result, StepCommitted
 
+WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
 
 # A model may write what would move the cursor or rename the window; on a terminal it is shown instead.
@@ -36,7 +38,10 @@ def answer_question(
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = None,
-    prompt: Annotated[str, typer.Option(help="How the question is put: bare, boxed or steps.")] = "bare",
+    prompt: Annotated[
+        str,
+        typer.Option(help="How the question is put: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
+    ] = "bare",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Answer one question, step by step."""

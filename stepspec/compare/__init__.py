@@ -9,10 +9,13 @@ row only its figures are kept, so memory does not grow with what the models wrot
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from stepspec.compare.conditions import Difference, conclusions, data_warning, differences, refuse_other_data
-from stepspec.compare.figures import PolicyComparison, RunFigures, Side, compare_policies
 from stepspec.errors import UsageError, unknown_name
+from stepspec.extras import from_extra
 from stepspec.records import Record, Row, RunRecord
+
+with from_extra("eval", "A comparison"):
+    from stepspec.compare.conditions import Difference, conclusions, data_warning, differences, refuse_other_data
+    from stepspec.compare.figures import PolicyComparison, RunFigures, Side, compare_policies
 
 __all__ = ["Comparison", "Difference", "PolicyComparison", "Side", "compare", "policy_pairs"]
 

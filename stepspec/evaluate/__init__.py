@@ -9,15 +9,18 @@ with Grading(benchmark.grader) as grading:
     summary = await evaluate(run, problems.problems, systems, Keeping(Path("runs/mine")), grading=grading)
 """
 
-from stepspec.evaluate.conditions import Settings, conditions
-from stepspec.evaluate.folder import RunFolder
-from stepspec.evaluate.gauges import Gauges
-from stepspec.evaluate.merging import merge
-from stepspec.evaluate.policies import LoadedPolicy, fit_policies, load_policies, token_policy
-from stepspec.evaluate.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
-from stepspec.evaluate.running import Keeping, System, evaluate
-from stepspec.evaluate.schedule import Part
-from stepspec.evaluate.summary import summarise
+from stepspec.extras import from_extra
+
+with from_extra("eval", "An evaluation"):
+    from stepspec.evaluate.conditions import Settings, conditions
+    from stepspec.evaluate.folder import RunFolder
+    from stepspec.evaluate.gauges import Gauges
+    from stepspec.evaluate.merging import merge
+    from stepspec.evaluate.policies import LoadedPolicy, fit_policies, load_policies, token_policy
+    from stepspec.evaluate.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
+    from stepspec.evaluate.running import Keeping, System, evaluate
+    from stepspec.evaluate.schedule import Part
+    from stepspec.evaluate.summary import summarise
 
 __all__ = [
     "EvalProblem",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stepspec.errors import UsageError
+from stepspec.extras import from_extra
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
@@ -113,9 +114,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    try:
+    with from_extra("eval", f"Reading {path}"):
         from stepspec.evaluate.parquet import read_parquet
-    except ModuleNotFoundError as error:
-        raise UsageError(f"Reading {path} needs {error.name}: pip install 'stepspec[eval]'.") from error
     for number, fields in enumerate(read_parquet(path), 1):
         yield Row(f"{path}, row {number}", fields)

@@ -92,7 +92,7 @@ async def evaluate(
         num_jobs = sum(map(len, blocks))
         progress = _Progress(on_row, num_jobs - sum(map(len, remaining)), num_jobs)
         runner = _Runner(run, systems, kept, grading, ask, keeping.traces, gauges or Gauges(), progress)
-        await runner.warm_up({job.policy for block in remaining for job in block})
+        await runner.warm_up({job.policy for block in remaining for job in block}, max(map(len, remaining), default=0))
         for block in remaining:
             await runner.run_block(block)
         runner.note_failures()
@@ -132,11 +132,13 @@ class _Runner:
         # By policy, since its last success: an engine that is gone is no problem's failure.
         self._failures: dict[str, list[Failure]] = {policy: [] for policy in self.run.policies}
 
-    async def warm_up(self, policies: set[str]) -> None:
-        """As many requests at once as in the run, so that no recorded one is the first of its kind."""
+    async def warm_up(self, policies: set[str], num_jobs: int) -> None:
+        """As many requests at once as in the run, so that no recorded one is the first of its kind: those of a block
+        of that many jobs."""
         limit = min(self.run.max_tokens, WARM_UP_MAX_TOKENS)
+        num_requests = min(self.run.concurrency, num_jobs)
         for policy in [name for name in self.run.policies if name in policies]:
-            await _together([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(self.run.concurrency)])
+            await _together([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)])
 
     async def run_block(self, block: Sequence[Job]) -> None:
         """Runs jobs of one policy, `concurrency` at a time, and keeps what was measured of all of them.

@@ -1,5 +1,6 @@
 """Where a server is and how it is to be asked: `http://HOST:PORT/v1?OPTION=VALUE&OPTION=VALUE#MODEL`."""
 
+import math
 import os
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
@@ -27,7 +28,12 @@ class Address:
     context: int | None = None
     """Tokens, where the server does not tell."""
     timeout: float = 60.0
-    """Seconds without a sign of life after which a call fails."""
+    """Seconds from one token to the next after which a call fails; keep-alives do not count. Where an answer comes in
+    one piece, the seconds from its beginning to its end."""
+    first_token_timeout: float | None = None
+    """Seconds to the first token, or to the beginning of an answer in one piece; None: as `timeout`."""
+    max_response_mb: float = 64.0
+    """Largest response, in MB of 1,048,576 bytes."""
     retries: int = 4
     """Of a call that could not be connected, was cut off before its answer began, or met status 408, 409, 429, 5xx."""
     session_header: str = "X-Session-ID"
@@ -37,15 +43,28 @@ class Address:
     key_env: str | None = None
     """The environment variable that holds the key."""
 
+    def __post_init__(self) -> None:
+        for name in ("context", "timeout", "first_token_timeout", "max_response_mb"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise UsageError(f"{name} of an address must be a number above 0, got {value:g}.")
+        if self.retries < 0:
+            raise UsageError(f"retries of an address must be at least 0, got {self.retries}.")
+
     @classmethod
     def parsed(cls, spec: str) -> "Address":
         """An address as users write it."""
-        parts = urlsplit(spec)
-        if not parts.hostname:
-            raise UsageError(f"{spec!r} names no host. Write http://HOST:PORT/v1#MODEL.")
+        try:
+            parts = urlsplit(spec)
+            named = bool(parts.hostname) and parts.port != 0  # `port` is only looked at when it is asked for
+        except ValueError as error:
+            raise UsageError(f"{spec!r} is no address: {error}. Write http://HOST:PORT/v1#MODEL.") from None
+        if not named:
+            raise UsageError(f"{spec!r} names no host or port. Write http://HOST:PORT/v1#MODEL.")
         base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
-        kinds = {"tokenizer": str, "context": int, "timeout": float, "retries": int}
-        kinds |= {"session_header": str, "replay_headers": str, "key_env": str}
+        kinds = {"tokenizer": str, "context": int, "timeout": float, "first_token_timeout": float}
+        kinds |= {"max_response_mb": float, "retries": int, "session_header": str, "replay_headers": str}
+        kinds["key_env"] = str
         options: dict[str, object] = {}
         for name, value in parse_qsl(parts.query):
             if name not in kinds:
@@ -57,6 +76,21 @@ class Address:
         address = cls(base, parts.fragment or None, **options)  # type: ignore[arg-type]
         address.key()
         return address
+
+    @property
+    def first_token_s(self) -> float:
+        """Longest wait for the first token, in seconds."""
+        return self.timeout if self.first_token_timeout is None else self.first_token_timeout
+
+    @property
+    def max_response_bytes(self) -> int:
+        """Size of the largest response."""
+        return int(self.max_response_mb * (1 << 20))
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether certificates are needed, which take a while to read."""
+        return self.base.startswith("https:")
 
     @property
     def root(self) -> str:

@@ -1,30 +1,44 @@
 """What servers answer, read into types: only the fields that we use, in the forms in which servers give them."""
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from stepspec.engine import Tokenizer
 from stepspec.errors import EngineError
 from stepspec.remote.address import Address
-from stepspec.remote.problems import nonsense, refused
+from stepspec.remote.problems import message_in, nonsense, refused
 
 TOKEN_ID = "token_id:"
+
+
+def _logprob(value: float) -> float:
+    if not value <= ROUNDING:  # nor is it one if it is no number
+        raise ValueError(f"a log-probability must be at most 0, got {value}")
+    return value
+
+
+ROUNDING = 1e-3
+Logprob = Annotated[float, AfterValidator(_logprob)]
+"""A natural logarithm; of something impossible -inf. Rounding may bring it above 0."""
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Milliseconds = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda value: max(value, 0.0))]
+"""Clocks of two processes may differ by less than nothing."""
+A = TypeVar("A", bound=BaseModel)
 
 
 class PromptDetails(BaseModel):
     """Part of `Usage`."""
 
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(BaseModel):
     """What a call took."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: PromptDetails | None = None
 
     @property
@@ -37,45 +51,72 @@ class Usage(BaseModel):
 class Speculation(BaseModel):
     """vLLM's `--per-request-spec-decode-metrics`."""
 
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
+    num_draft_tokens: Count = 0
+    num_accepted_draft_tokens: Count = 0
 
 
 class CallMetrics(BaseModel):
     """vLLM's figures of one call, if it was started to give them."""
 
     speculative_decoding: Speculation | None = None
-    queue_time_ms: float | None = None
-    time_to_first_token_ms: float | None = None
+    queue_time_ms: Milliseconds | None = None
+    time_to_first_token_ms: Milliseconds | None = None
     """From the first pass on."""
-    generation_time_ms: float | None = None
+    generation_time_ms: Milliseconds | None = None
     """From the first token to the last."""
+
+
+class TopLogprob(BaseModel):
+    """A likely token, as chat completions list it."""
+
+    id: int | None = None
+    token: str = ""
+    logprob: Logprob
+
+    @property
+    def name(self) -> str:
+        """As completions call it that call tokens by their ids."""
+        return self.token if self.id is None else f"{TOKEN_ID}{self.id}"
+
+
+class ContentLogprob(BaseModel):
+    """A token's alternatives, as chat completions list them."""
+
+    top_logprobs: list[TopLogprob] | None = None
+
+
+class Logprobs(BaseModel):
+    """Log-probabilities, in one of two forms; llama.cpp gives the one of chat completions."""
+
+    top_logprobs: list[dict[str, Logprob] | None] | None = None
+    content: list[ContentLogprob] | None = None
+
+
+class PromptLogprob(BaseModel):
+    """What vLLM says of a token of the prompt, or of one likelier there."""
+
+    logprob: Logprob
+    rank: int | None = None
 
 
 class Choice(BaseModel):
     """A piece of text, or all of it."""
 
-    index: int = 0
+    index: Count = 0
     text: str = ""
     token_ids: list[int] | None = None
     finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    logprobs: dict[str, Any] | None = None
-    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
     def top_logprobs(self) -> Mapping[str, float] | None:
         """Log-probabilities at the first token, by the token's name; None if the server gave none."""
-        found = self.logprobs or {}
-        if tops := found.get("top_logprobs"):
-            return tops[0]
-        content: Any = found.get("content")  # llama.cpp gives the form of chat completions
-        if content and content[0].get("top_logprobs"):
-            return {_name_of(each): each["logprob"] for each in content[0]["top_logprobs"]}
+        found = self.logprobs or Logprobs()
+        if found.top_logprobs:
+            return found.top_logprobs[0]
+        if found.content and found.content[0].top_logprobs:
+            return {each.name: each.logprob for each in found.content[0].top_logprobs}
         return None
-
-
-def _name_of(entry: Mapping[str, Any]) -> str:
-    return f"{TOKEN_ID}{entry['id']}" if "id" in entry else entry["token"]
 
 
 class Completion(BaseModel):
@@ -94,13 +135,8 @@ class Completion(BaseModel):
         """
         if isinstance(found, dict) and found.get("error"):
             status = found["error"].get("code") if isinstance(found["error"], dict) else None
-            raise refused(address, status if isinstance(status, int) else 500, json.dumps(found).encode())
-        try:
-            return cls.model_validate(found)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise nonsense(address, f"something that is no completion ({where}: {first['msg']})") from None
+            raise refused(address, status if isinstance(status, int) else 500, message_in(found) or "no reason given")
+        return validated(cls, address, found, "completion")
 
     def only_choice(self, address: Address) -> Choice:
         """The one that was asked for.
@@ -111,6 +147,61 @@ class Completion(BaseModel):
         if len(self.choices) != 1:
             raise nonsense(address, f"{len(self.choices)} choices where one was asked for")
         return self.choices[0]
+
+
+class ModelCard(BaseModel):
+    """What a server says of a model."""
+
+    class Meta(BaseModel):
+        """Of llama.cpp."""
+
+        n_ctx: Annotated[int, Field(gt=0)] | None = None
+
+    id: str = Field(min_length=1)
+    root: str | None = None
+    owned_by: str | None = None
+    max_model_len: Annotated[int, Field(gt=0)] | None = None
+    meta: Meta | None = None
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens; None if the server does not say."""
+        return self.max_model_len or (self.meta.n_ctx if self.meta else None)
+
+
+class ModelList(BaseModel):
+    """An answer to `/v1/models`."""
+
+    data: list[ModelCard]
+
+
+class GenerateMeta(BaseModel):
+    """What SGLang's `/generate` says beside its text: of every token its log-probability, id and text."""
+
+    input_token_logprobs: list[tuple[Logprob | None, int, Any]] = []
+    input_top_logprobs: list[list[tuple[Logprob | None, int, Any]] | None] = []
+    cached_tokens: Count | None = None
+
+
+class Generated(BaseModel):
+    """An answer to SGLang's `/generate`."""
+
+    output_ids: list[int] = Field(min_length=1)
+    meta_info: GenerateMeta
+
+
+def validated(kind: type[A], address: Address, found: Any, what: str) -> A:
+    """Decoded JSON as a model.
+
+    Raises:
+        EngineError: it is something else.
+    """
+    try:
+        return kind.model_validate(found)
+    except (ValidationError, RecursionError) as error:
+        first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is nested too deeply"
+        raise nonsense(address, f"something that is no {what} ({why})") from None
 
 
 def label_logprobs(named: Mapping[str, float], labels: Sequence[int], tokenizer: Tokenizer) -> tuple[float, ...]:

@@ -1,9 +1,8 @@
 """The wire to one server: pooled connections, bounded retries, streams, and what goes over it, counted."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +13,7 @@ from httpx_sse import EventSource, SSEError
 
 from stepspec.errors import StepSpecError
 from stepspec.remote.address import Address
+from stepspec.remote.limits import BoundedTransport, TokenDeadline, read_json, read_whole
 from stepspec.remote.problems import not_json, refused, unreachable
 
 RETRIED_STATUSES = (408, 409, 429, *range(500, 600))
@@ -60,55 +60,56 @@ class Wire:
             ContextError: the prompt is too long for the server.
         """
         async with self._sent(url, body, headers) as response:
-            text = await response.aread()
+            text = await read_whole(self.address, response)
             self.traffic.bytes_received += len(text)
-            return self._decoded(response, text), response.headers
+            return read_json(self.address, response, text), response.headers
 
     @asynccontextmanager
     async def stream(
-        self, url: str, body: bytes, headers: Mapping[str, str]
+        self, url: str, body: bytes, headers: Mapping[str, str], deadline: TokenDeadline | None = None
     ) -> AsyncGenerator[tuple[AsyncGenerator[Any, None], httpx.Headers], None]:
         """The decoded events of an answer as they come, and its headers. Leaving early tells the server to stop.
+
+        Whoever brings a deadline says itself which events have a token; else every event counts as one.
 
         Raises:
             EngineError, ContextError: as `ask`, at the beginning or in the middle.
         """
         async with self._sent(url, body, headers) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
-                raise not_json(self.address, response.headers.get("content-type", ""), await response.aread())
-            events = self._events(response)
+                text = await read_whole(self.address, response)
+                raise not_json(self.address, response.headers.get("content-type", ""), text)
+            events = self._events(response, deadline)
             try:
                 yield events, response.headers
             finally:
                 await events.aclose()
 
-    async def _events(self, response: httpx.Response) -> AsyncGenerator[Any, None]:
+    async def _events(self, response: httpx.Response, own_deadline: TokenDeadline | None) -> AsyncGenerator[Any, None]:
+        deadline = own_deadline or TokenDeadline(self.address)
+        response.encoding = "utf-8"  # whatever the server names: Python's codecs include a decompressor
         try:
-            async for event in EventSource(response).aiter_sse():
-                if event.data == DONE:
-                    return
-                self.traffic.bytes_received += len(event.data)
-                yield self._decoded(response, event.data.encode())
+            async with aclosing(EventSource(response).aiter_sse()) as events:
+                while (event := await deadline.wait(anext(events, None))) is not None and event.data != DONE:
+                    self.traffic.bytes_received += len(event.data)
+                    yield read_json(self.address, response, event.data.encode())
+                    if own_deadline is None:
+                        deadline.token_came()
         except SSEError as error:
             raise unreachable(self.address, error) from error
 
-    def _decoded(self, response: httpx.Response, text: bytes) -> Any:
-        try:
-            return json.loads(text)
-        except ValueError:
-            raise not_json(self.address, response.headers.get("content-type", ""), text) from None
-
     @asynccontextmanager
     async def _sent(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response, None]:
-        """An answer without an error status, its body not read yet."""
+        """An answer that is a success, its body not read yet."""
         self.traffic.requests += 1
         self.traffic.bytes_sent += len(body)
         client = self._client()
         headers = {**self.address.headers(), "Content-Type": "application/json", **headers}
         try:
             async with client.stream("POST", url, content=body, headers=headers) as response:
-                if response.is_error:
-                    raise self.refusal(self.address, response.status_code, await response.aread())
+                if not response.is_success:
+                    text = await read_whole(self.address, response)
+                    raise self.refusal(self.address, response.status_code, text)
                 yield response
         except httpx.HTTPError as error:
             raise unreachable(self.address, error) from error
@@ -117,6 +118,7 @@ class Wire:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS)
+            connections = httpx.AsyncHTTPTransport(verify=self.address.uses_tls, http2=True, limits=limits)
             retry = Retry(
                 self.address.retries,
                 allowed_methods=["POST"],
@@ -127,8 +129,8 @@ class Wire:
                 total_timeout=2 * MAX_WAIT_S,
             )
             self._clients[loop] = httpx.AsyncClient(
-                transport=RetryTransport(httpx.AsyncHTTPTransport(http2=True, limits=limits), retry),
-                timeout=httpx.Timeout(self.address.timeout, connect=min(CONNECT_S, self.address.timeout)),
+                transport=RetryTransport(BoundedTransport(connections, self.address), retry),
+                timeout=httpx.Timeout(None, connect=min(CONNECT_S, self.address.timeout)),
             )
         return self._clients[loop]
 

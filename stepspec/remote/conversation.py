@@ -30,8 +30,9 @@ class Conversation:
         self._json = bytearray()
 
     def replay(self, headers: Mapping[str, str]) -> None:
-        """Takes from an answer what a router wants to have back."""
-        self.headers |= {name: headers[name] for name in self._replayed if name in headers}
+        """Takes from an answer what a router wants to have back; what is not ASCII could not be sent."""
+        found = {name: headers[name] for name in self._replayed if name in headers}
+        self.headers |= {name: value for name, value in found.items() if value.isascii()}
 
     def body(
         self,

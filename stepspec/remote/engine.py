@@ -32,9 +32,10 @@ from stepspec.errors import EngineError, ModelError, UsageError
 from stepspec.hugging_face import HuggingFaceTokenizer, context_of, load_tokenizer, weights_hash
 from stepspec.metrics import Metrics
 from stepspec.remote.address import Address
-from stepspec.remote.answers import Choice, Completion, Usage, checked_ids, label_logprobs
+from stepspec.remote.answers import Choice, Completion, Generated, Usage, checked_ids, label_logprobs, validated
 from stepspec.remote.client import Wire
 from stepspec.remote.conversation import Conversation
+from stepspec.remote.limits import TokenDeadline
 from stepspec.remote.problems import RejectedError, nonsense
 from stepspec.remote.server import Server, generate_fields, one_token_fields, schema_fields
 from stepspec.stops import StopWatch
@@ -46,6 +47,9 @@ SCHEMAS_KNOWN = 64
 USUAL = Sampling()
 FURTHER = ("top_k", "min_p", "repetition_penalty")
 """Of a sampling what OpenAI's own API does not have."""
+
+MAX_TAG = 64
+"""Characters of the longest tag that is waited for in text."""
 
 ENDED = {"stop", "length"}
 """Known reasons for which a server ends a text."""
@@ -122,8 +126,10 @@ class RemoteEngine:
             fields |= schema_fields(self._server.schema_field, json_schema)
         body = conversation.body(prompt, fields)
         pieces = _Pieces(self.address, self._server, self.tokenizer)
+        deadline = TokenDeadline(self.address)
         total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
-        async with aclosing(self._answers(conversation, body, in_one_piece=self._in_one_piece(stop))) as answers:
+        whole = self._in_one_piece(stop)
+        async with aclosing(self._answers(conversation, body, None if whole else deadline)) as answers:
             async for answer in answers:
                 usage = answer.usage or usage
                 if answer.metrics is not None:
@@ -133,6 +139,8 @@ class RemoteEngine:
                 choice = answer.only_choice(self.address)
                 finish = choice.finish_reason or finish
                 ids = pieces.of(choice)
+                if ids and unfinished:
+                    deadline.token_came()
                 end, count = _fed(watch, ids)
                 total = replace(total, passes=total.passes + bool(ids))
                 self._metrics.generated += count
@@ -145,8 +153,8 @@ class RemoteEngine:
                     yield Chunk(tuple(ids))
         if unfinished:
             total = replace(total, ids=self._last_ids(finish), end="token" if finish == "stop" else "length")
-        if self._in_one_piece(stop):
-            total = replace(total, passes=usage.completion_tokens - total.accepted)
+        if whole:
+            total = replace(total, passes=max(usage.completion_tokens - total.accepted, 0))
         self._note(prompt, usage)
         yield replace(total, cached=usage.cached)
 
@@ -163,14 +171,14 @@ class RemoteEngine:
         self._kept_schemas.append(json_schema)
 
     async def _answers(
-        self, conversation: Conversation, body: bytes, *, in_one_piece: bool
+        self, conversation: Conversation, body: bytes, deadline: TokenDeadline | None
     ) -> AsyncGenerator[Completion, None]:
-        """What the server writes, as it comes or in one piece."""
-        if in_one_piece:
+        """What the server writes, as it comes; without a deadline for tokens in one piece."""
+        if deadline is None:
             yield await self._answer(conversation, body)
             return
         url = f"{self.address.base}/completions"
-        async with self._wire.stream(url, body, conversation.headers) as (events, headers):
+        async with self._wire.stream(url, body, conversation.headers, deadline) as (events, headers):
             conversation.replay(headers)
             async for found in events:
                 yield Completion.read(self.address, found)
@@ -265,9 +273,10 @@ class RemoteEngine:
         fields = self._one_token_fields(self._server.num_logprobs)
         if len(furthers) == 1 or self._server.several_prompts:
             answer = await self._asked(prompt, fields, furthers)
-            if len(answer.choices) != len(furthers):
+            by_index = {choice.index: choice for choice in answer.choices}
+            if len(answer.choices) != len(furthers) or by_index.keys() != set(range(len(furthers))):
                 raise nonsense(self.address, f"{len(answer.choices)} choices where {len(furthers)} were asked for")
-            return sorted(answer.choices, key=lambda choice: choice.index)
+            return [by_index[index] for index in range(len(furthers))]
         answers = await side_by_side(*(self._asked(prompt, fields, [further]) for further in furthers))
         return [answer.only_choice(self.address) for answer in answers]
 
@@ -289,12 +298,12 @@ class RemoteEngine:
         choice = answer.only_choice(self.address)
         rows = (choice.prompt_logprobs or [])[len(prompt) :]
         try:
-            laws = [{int(id): entry for id, entry in (row or {}).items()} for row in rows]
-            logprobs = tuple(float(law[id]["logprob"]) for law, id in zip(laws, continuation, strict=True))
-            choices = tuple(next(id for id, entry in law.items() if entry["rank"] == 1) for law in laws)
-        except (KeyError, ValueError, TypeError, StopIteration):
+            laws = [row or {} for row in rows]
+            logprobs = tuple(law[id].logprob for law, id in zip(laws, continuation, strict=True))
+            choices = tuple(next(id for id, entry in law.items() if entry.rank == 1) for law in laws)
+        except (KeyError, ValueError, StopIteration):
             raise nonsense(self.address, "prompt log-probabilities that do not fit the prompt") from None
-        return Verification(logprobs, choices, None, self._token_of(choice))
+        return Verification(logprobs, self._checked(choices), None, self._token_of(choice))
 
     async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
         """The same by SGLang's own path."""
@@ -302,19 +311,19 @@ class RemoteEngine:
         body = conversation.body(prompt, generate_fields(len(prompt)), [continuation], "input_ids")
         found, headers = await self._wire.ask(f"{self.address.root}/generate", body, conversation.headers)
         conversation.replay(headers)
-        try:
-            meta, count = found["meta_info"], len(continuation)
-            rows = meta["input_token_logprobs"][-count:] if count else []
-            tops = meta["input_top_logprobs"][-count:] if count else []
-            logprobs = tuple(float(logprob) for logprob, *_ in rows)
-            choices = tuple(int(top[0][1]) for top in tops)
-            own = int(found["output_ids"][0])
-        except (KeyError, IndexError, ValueError, TypeError):
-            raise nonsense(self.address, "log-probabilities in an unknown form") from None
+        answer, count = validated(Generated, self.address, found, "scored text"), len(continuation)
+        meta = answer.meta_info
+        rows, tops = meta.input_token_logprobs[-count:], meta.input_top_logprobs[-count:]
+        logprobs = tuple(logprob for logprob, _, _ in rows if logprob is not None) if count else ()
+        choices = tuple(top[0][1] for top in tops if top) if count else ()
         if len(logprobs) != count or len(choices) != count:
             raise nonsense(self.address, "log-probabilities that do not fit the prompt")
         self._note(prompt, Usage())
-        return Verification(logprobs, choices, None, own, cached=int(meta.get("cached_tokens") or 0))
+        own, *_ = self._checked(answer.output_ids)
+        return Verification(logprobs, self._checked(choices), None, own, cached=meta.cached_tokens or 0)
+
+    def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(checked_ids(self.address, ids, self.tokenizer.num_ids))
 
     async def _asked(
         self, prompt: TokenBuffer, fields: Mapping[str, Any], furthers: Sequence[Sequence[int]]
@@ -371,8 +380,8 @@ class _Pieces:
             if choice.token_ids is None:
                 raise nonsense(self._address, "text without token ids, although it gave them before")
             return checked_ids(self._address, choice.token_ids, self._tokenizer.num_ids)
-        text, self._held = self._held + choice.text, ""
-        start = text.rfind("<")
+        text, self._held = self._held + choice.text.encode("utf-8", "replace").decode(), ""  # JSON has half characters
+        start = text.rfind("<", -MAX_TAG)
         if start >= 0 and ">" not in text[start:] and not whole and choice.finish_reason is None:
             text, self._held = text[:start], text[start:]
         return self._tokenizer.encode(text)

@@ -16,6 +16,8 @@ CONTEXT_WORDS = (
     "exceeds the available context",
 )
 MAX_QUOTED = 200
+MAX_READ = 65_536
+"""Bytes of an error's body in which its message is looked for."""
 
 
 class RejectedError(EngineError):
@@ -29,16 +31,23 @@ def unreachable(address: Address, error: Exception) -> EngineError:
         said = f"No TLS connection to {where}: {reason}. Name its certificates in SSL_CERT_FILE, or use http://."
     elif isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         said = f"Nothing answers at {where} ({reason}). Is the server running, and are host and port right?"
-    elif isinstance(error, httpx.TimeoutException):
-        said = f"{where} sent nothing for {address.timeout:g} s. Raise timeout=SECONDS in its address if it is slow."
     else:
         said = f"{where} broke off the connection in the middle of an answer ({reason}). See its log."
     return EngineError(said)
 
 
-def refused(address: Address, status: int, body: bytes) -> StepSpecError:
-    """Of an answer with an error status."""
-    where, said = address.base, _message(body)
+def too_slow(address: Address, seconds: float, *, first: bool) -> EngineError:
+    """Of an answer that did not come, or did not go on, in time."""
+    option = "first_token_timeout" if first and address.first_token_timeout is not None else "timeout"
+    return EngineError(
+        f"{address.base} sent no token for {seconds:g} s (keep-alives are none). Raise {option}=SECONDS in its "
+        "address if it is slow."
+    )
+
+
+def refused(address: Address, status: int, body: bytes | str) -> StepSpecError:
+    """Of an answer with an error status; its body, or what `message_in` found in it."""
+    where, said = address.base, body if isinstance(body, str) else _message(body)
     if status in (401, 403):
         name = address.key_env or " or ".join(KEYS)
         return EngineError(f"{where} refuses the key ({status}: {said}). Put the right one into {name}.")
@@ -66,17 +75,29 @@ def not_json(address: Address, content_type: str, body: bytes) -> EngineError:
 
 def nonsense(address: Address, what: str) -> EngineError:
     """Of an answer that is JSON and still makes no sense."""
+    what = _quoted(what)  # which may quote what the server wrote
     return EngineError(f"{address.base} answered with {what}. Is it an OpenAI-compatible server? See its log.")
 
 
 def _message(body: bytes) -> str:
-    """What the server says, in any of the usual forms."""
-    text = body.decode("utf-8", "replace").strip()
+    """What the server says, in any of the usual forms; one line of printable text."""
+    body = body[:MAX_READ]
     try:
-        found: Any = json.loads(text)
-    except ValueError:
-        found = None
+        message = message_in(json.loads(body))
+    except (ValueError, RecursionError):
+        message = ""
+    return message or _quoted(body.decode("utf-8", "replace")) or "no reason given"
+
+
+def message_in(found: Any) -> str:
+    """The message of an error in decoded JSON; empty if there is none."""
     while isinstance(found, dict):
         found = found.get("error", found.get("message", found.get("detail")))
-    text = found if isinstance(found, str) else text
-    return (text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}...").rstrip(".") or "no reason given"
+    return _quoted(found) if isinstance(found, str) else ""
+
+
+def _quoted(text: str) -> str:
+    """The beginning of a text, without line ends and what else would move a terminal's cursor."""
+    text = " ".join(text[: 2 * MAX_QUOTED].split())
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return text.rstrip(".") if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."

@@ -14,17 +14,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from pydantic import BaseModel, Field
 
 from stepspec.prompts import RATING_PROMPTS, THINK_END, THINK_OPEN
 from stepspec.remote.address import Address
+from stepspec.remote.answers import ModelList, Usage, validated
 from stepspec.remote.client import Traffic
-from stepspec.remote.problems import refused, unreachable
+from stepspec.remote.limits import read_json
+from stepspec.remote.problems import nonsense, refused, unreachable
 
 DELIMITER = "\n\n"
 MAX_STEP_TOKENS = 512
 NUM_LOGPROBS = 10
 THRESHOLD = 7
 ANSWERED = re.compile(r"\\boxed|Answer:|ANSWER:")
+
+
+class _ChatMessage(BaseModel):
+    content: str | None
+
+
+class _ChatChoice(BaseModel):
+    message: _ChatMessage
+
+
+class _ChatAnswer(BaseModel):
+    choices: list[_ChatChoice] = Field(min_length=1)
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """What was written."""
+        return self.choices[0].message.content or ""
 
 
 @dataclass
@@ -68,7 +89,7 @@ class PublishedProcedure:
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": thought}]
         fields = {"messages": messages, "max_tokens": MAX_STEP_TOKENS, "stop": [DELIMITER], "temperature": 0.0}
         answer = self._asked(address, fields | {"skip_special_tokens": False})
-        return answer["choices"][0]["message"]["content"] or "", answer["usage"]["completion_tokens"]
+        return answer.text, answer.usage.completion_tokens
 
     def _rated(self, question: str, steps: list[str]) -> int:
         """The target's digit for the last step; 0 where it writes none."""
@@ -80,27 +101,29 @@ class PublishedProcedure:
         ]
         fields = {"messages": messages, "max_tokens": 1, "temperature": 0.0}
         answer = self._asked(self.target, fields | {"logprobs": True, "top_logprobs": NUM_LOGPROBS})
-        written = (answer["choices"][0]["message"]["content"] or "").strip()
+        written = answer.text.strip()
         return int(written) if written.isdigit() else 0
 
-    def _asked(self, address: Address, fields: dict[str, Any]) -> Any:
+    def _asked(self, address: Address, fields: dict[str, Any]) -> "_ChatAnswer":
         """One call, after the list of models that comes before each."""
-        model = self._sent("GET", address, "/models")["data"][0]["id"]
-        fields = {"model": model, **fields, "continue_final_message": True, "add_generation_prompt": False}
+        models = validated(ModelList, address, self._sent("GET", address, "/models"), "list of models").data
+        if not models:
+            raise nonsense(address, "an empty list of models")
+        fields = {"model": models[0].id, **fields, "continue_final_message": True, "add_generation_prompt": False}
         fields["cache_salt"] = self._salt
-        return self._sent("POST", address, "/chat/completions", fields)
+        return validated(_ChatAnswer, address, self._sent("POST", address, "/chat/completions", fields), "chat answer")
 
     def _sent(self, method: str, address: Address, path: str, fields: dict[str, Any] | None = None) -> Any:
         try:
             response = self._client.request(method, address.base + path, json=fields, headers=address.headers())
         except httpx.HTTPError as error:
             raise unreachable(address, error) from error
-        if response.is_error:
+        if not response.is_success:
             raise refused(address, response.status_code, response.content)
         self.traffic.requests += 1
         self.traffic.bytes_sent += len(response.request.content)
         self.traffic.bytes_received += len(response.content)
-        return response.json()
+        return read_json(address, response, response.content)
 
     def close(self) -> None:
         """Closes the connections."""

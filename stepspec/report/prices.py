@@ -27,10 +27,10 @@ from stepspec.report.figures import Extra
 class TokenPrices(FileModel):
     """Of a million tokens of one model."""
 
-    input: float = Field(ge=0, allow_inf_nan=False)
-    cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    input: float = Field(ge=0)
+    cached: float | None = Field(default=None, ge=0)
     """Of input that did not have to be read again; as any input if left out."""
-    output: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0)
 
     def of(self, usage: Usage) -> float:
         """What the tokens cost."""
@@ -56,7 +56,7 @@ class Prices(FileModel):
 
     currency: str = Field(min_length=1, max_length=16)
     per_million: RolePrices = RolePrices()
-    per_machine_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    per_machine_hour: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _some_price(self) -> "Prices":

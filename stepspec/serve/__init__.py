@@ -1,5 +1,8 @@
 """The service: a pair of models behind OpenAI's chat completions, with what speculation did beside each answer."""
 
-from stepspec.serve.app import create_app
+from stepspec.extras import from_extra
+
+with from_extra("serve", "The service"):
+    from stepspec.serve.app import create_app
 
 __all__ = ["create_app"]

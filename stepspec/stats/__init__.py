@@ -11,17 +11,20 @@ often each interval holds the truth.
     speedup, interval = ratio_of_sums(target_wall_s, own_wall_s, rng)
 """
 
-from stepspec.stats.answers import Answered
-from stepspec.stats.intervals import Interval, wilson, z_value
-from stepspec.stats.judging import MIN_CLASS, Area, Bin, auc, reliability
-from stepspec.stats.matched import Candidate, corrected_confidence, fastest
-from stepspec.stats.paired import Paired, mcnemar_p
-from stepspec.stats.products import Powers, Ratio, products_of_sums
-from stepspec.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_sums
-from stepspec.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples
-from stepspec.stats.runs import Scores
-from stepspec.stats.shares import Share
-from stepspec.stats.spread import Percentiles, quantile_interval
+from stepspec.extras import from_extra
+
+with from_extra("eval", "An evaluation"):
+    from stepspec.stats.answers import Answered
+    from stepspec.stats.intervals import Interval, wilson, z_value
+    from stepspec.stats.judging import MIN_CLASS, Area, Bin, auc, reliability
+    from stepspec.stats.matched import Candidate, corrected_confidence, fastest
+    from stepspec.stats.paired import Paired, mcnemar_p
+    from stepspec.stats.products import Powers, Ratio, products_of_sums
+    from stepspec.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_sums
+    from stepspec.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples
+    from stepspec.stats.runs import Scores
+    from stepspec.stats.shares import Share
+    from stepspec.stats.spread import Percentiles, quantile_interval
 
 __all__ = [
     "Interval",

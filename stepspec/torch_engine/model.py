@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from stepspec.errors import ModelError, UsageError
+from stepspec.hugging_face import loading_options
 from stepspec.torch_engine import attention
 from stepspec.torch_engine.attention import runs_of_like_length
 from stepspec.torch_engine.body import make_body, make_head, sharing_weights
@@ -279,12 +280,11 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     transformers_logging.disable_progress_bar()  # a library draws no bars on its caller's stderr
     if dtype is None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    options = loading_options(name)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, **options)
         refuse_unsupported(config, name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True, **options)
         network, report = loaded
     except ModelError:
         raise

@@ -42,6 +42,10 @@ class Fault:
     reset: bool = False
     """It ends by a reset, and not in an orderly way."""
     slow: bool = False
+    forever: bytes = b""
+    """Follows the body again and again, until the other side has gone."""
+    every_s: float = 0.0
+    """Pause before each time."""
     hangs: bool = False
 
 
@@ -86,6 +90,10 @@ class Proxy:
             if fault.status is not None:
                 writer.write(_answer(fault))
                 await writer.drain()
+                while fault.forever:
+                    await asyncio.sleep(fault.every_s)
+                    writer.write(fault.forever)
+                    await writer.drain()
             else:
                 self.rewrite(call)
                 await self._pass_on(call, fault, writer)
@@ -118,7 +126,8 @@ class Proxy:
 
 def _answer(fault: Fault) -> bytes:
     lines = [f"HTTP/1.1 {fault.status} Made", f"content-type: {fault.content_type}", "connection: close"]
-    lines += [f"content-length: {len(fault.body)}", *(f"{name}: {value}" for name, value in fault.headers)]
+    lines += [] if fault.forever else [f"content-length: {len(fault.body)}"]
+    lines += [*(f"{name}: {value}" for name, value in fault.headers)]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + fault.body
 
 

@@ -1,19 +1,31 @@
 """What servers get wrong, each a sentence that names the server and says what to do. The server here is a script."""
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+import math
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from proxy import Call, Fault, Proxy, serving
 
 from stepspec import StepSpec, load_pair
-from stepspec.engine import Sampling, Stop, TokenBuffer, collect
-from stepspec.errors import ContextError, EngineError, ModelError, UsageError
+from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer
 from stepspec.mini import WEIGHTS
 from stepspec.remote import RemoteEngine
+from stepspec.remote.address import Address
+from stepspec.remote.server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +90,7 @@ def test_a_server_that_answers_well_is_served(server: ServerFixture) -> None:
     [
         (lambda call: Fault(status=200, body=b"<html>hello", content_type="text/html"), "a web page.*ends in /v1"),
         (lambda call: Fault(status=200, body=b'{"data": [{"id"'), "JSON that cannot be read"),
-        (lambda call: said({"data": 7}), "no list of models"),
+        (lambda call: said({"data": 7}), "no list of models .data"),
         (lambda call: said([]), "JSON that is no object"),
         (
             lambda call: said({"error": {"message": "no such key"}}, 401),
@@ -139,6 +151,12 @@ def test_a_tokenizer_that_nobody_knows_is_asked_for(server: ServerFixture, tmp_p
         ("http://", "names no host"),
         ("http://127.0.0.1:9/v1?timout=3", "no option of an address 'timout'.*Did you mean 'timeout'"),
         ("http://127.0.0.1:9/v1?timeout=soon", "timeout='soon' of an address is not a number"),
+        ("http://127.0.0.1:9/v1?timeout=nan", "timeout of an address must be a number above 0, got nan"),
+        ("http://127.0.0.1:9/v1?first_token_timeout=-1", "first_token_timeout .* above 0, got -1"),
+        ("http://127.0.0.1:9/v1?max_response_mb=0", "max_response_mb .* above 0, got 0"),
+        ("http://127.0.0.1:9/v1?retries=-1", "retries of an address must be at least 0, got -1"),
+        ("http://127.0.0.1:99999/v1", "is no address: Port out of range"),
+        ("http://[::1/v1", "is no address: Invalid IPv6 URL"),
         ("http://127.0.0.1:9/v1?key_env=NOBODY_SET_THIS", "NOBODY_SET_THIS.*is not set"),
     ],
 )
@@ -195,8 +213,235 @@ async def test_a_prompt_that_is_too_long_is_a_context_error(server: ServerFixtur
 async def test_a_server_that_says_nothing_is_given_up(server: ServerFixture) -> None:
     proxy = server(streaming(Fault(hangs=True, status=200)))
     engine = load(proxy.url + "?timeout=0.3")
-    with pytest.raises(EngineError, match=r"sent nothing for 0.3 s"):
+    with pytest.raises(EngineError, match=r"sent no token for 0.3 s"):
         await written(engine)
+
+
+def endless(block: bytes, every_s: float = 0.0, body: bytes = b"", content_type: str = "text/event-stream") -> Fault:
+    return Fault(status=200, body=body, content_type=content_type, forever=block, every_s=every_s)
+
+
+def bomb() -> Fault:
+    """256 MB of white space in 1 MB."""
+    packer = zlib.compressobj(1, wbits=31)
+    body = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(256)) + packer.flush()
+    return Fault(status=200, body=body, headers=(("Content-Encoding", "gzip"),))
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (bomb, "content-encoding 'gzip', although it was asked for none"),
+        (lambda: replace(said({}, 503), headers=(("Content-Encoding", "br, zstd"),)), "content-encoding 'br, zstd'"),
+        (lambda: endless(b"data: " + b"x" * 65_536), "an event of more than 1 MB"),
+        (lambda: endless(b"data: xy\n" * 4096), "an event of more than 1 MB"),
+        (lambda: endless(b": keep-alive\r" * 4096), "an event of more than 1 MB"),
+        (lambda: endless(b": keep-alive\r\n\r\n" * 4096), "more than 2 MB .max_response_mb=N"),
+        (lambda: endless(b" " * 65_536, body=b"<html>", content_type="text/html"), "more than 2 MB"),
+    ],
+)
+async def test_no_answer_takes_much_memory(server: ServerFixture, answer: Callable[[], Fault], sentence: str) -> None:
+    engine = load(server(streaming(answer())).url + "?max_response_mb=2&timeout=60&retries=0")
+    tracemalloc.start()
+    try:
+        with pytest.raises(EngineError, match=sentence):
+            await written(engine)
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (endless(b" " * 65_536, content_type="application/json"), "more than 2 MB"),
+        (endless(b"[]," * 20_000, body=b"[", content_type="application/json"), "more than 2 MB"),
+    ],
+)
+def test_what_a_server_says_of_itself_takes_no_more_either(server: ServerFixture, answer: Fault, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        load(server(lambda call: answer).url + "?max_response_mb=2")
+
+
+def test_json_of_nothing_but_brackets_is_not_read(server: ServerFixture) -> None:
+    text = b"[" + b"[]," * 2_000_001 + b"1]"
+    with pytest.raises(ModelError, match="JSON of more than 4,000,000 values"):
+        load(server(lambda call: Fault(status=200, body=text)).url)
+
+
+EMPTY = f"data: {json.dumps(piece())}\n\n".encode()
+ONE = events(piece(8), done=False).body
+MANY = events(piece(8), piece(9, finish_reason="length"), done=False).body
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits", "sentence"),
+    [
+        (endless(b": keep-alive\n\n", 0.02), "timeout=0.3", "no token for 0.3 s .*timeout="),
+        (endless(EMPTY, 0.02), "timeout=0.3", "no token for 0.3 s"),
+        (endless(EMPTY, 0.02), "timeout=60&first_token_timeout=0.3", "no token for 0.3 s .*first_token_timeout="),
+        (endless(EMPTY, 0.02, body=ONE), "timeout=0.3&first_token_timeout=60", "no token for 0.3 s .* timeout="),
+        (endless(ONE, 0.02, body=MANY), "timeout=0.3", "no token for 0.3 s"),
+        (endless(b" ", 0.02, content_type="text/html"), "timeout=0.3", "no token for 0.3 s"),
+        (Fault(hangs=True, status=200), "timeout=60&first_token_timeout=0.3", "no token for 0.3 s"),
+    ],
+)
+async def test_what_is_no_token_gives_no_time(server: ServerFixture, answer: Fault, limits: str, sentence: str) -> None:
+    engine = load(server(streaming(answer)).url + f"?{limits}")
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=sentence):
+        await written(engine)
+    assert 0.25 < time.monotonic() - started < 20
+
+
+async def test_every_token_gives_the_whole_time_again(server: ServerFixture) -> None:
+    answer = endless(ONE, every_s=0.1)
+    assert await written(load(server(streaming(answer)).url + "?timeout=0.5"), max_tokens=10) == (8,) * 10
+
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_nesting_without_end_is_an_error(server: ServerFixture, status: int) -> None:
+    answer = events(DEEP) if status == 200 else Fault(status=status, body=DEEP.encode())
+    proxy = server(streaming(answer))
+    with pytest.raises(EngineError, match=r"nested too deeply|overloaded"):
+        await written(load(proxy.url + "?retries=0"))
+    with pytest.raises(ModelError, match=r"nested too deeply|overloaded"):
+        load(server(lambda call: Fault(status=status, body=DEEP.encode())).url)
+
+
+async def test_a_message_is_one_line_and_not_long(server: ServerFixture) -> None:
+    message = {"error": {"message": "first\nsecond \x1b[2J" + "x" * 10_000}}
+    with pytest.raises(EngineError) as caught:
+        await written(load(server(streaming(said(message, 418))).url))
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+
+
+async def test_a_header_that_cannot_be_sent_back_is_not(server: ServerFixture) -> None:
+    answer = events(piece(8, finish_reason="length"))
+    answer = replace(answer, headers=(("X-Session-Id", "\xe4\u0152"),))
+    engine, buffer = load(server(streaming(answer)).url), TokenBuffer([5, 6])
+    for _ in range(2):
+        assert (await collect(engine.generate(buffer, Sampling(), Stop(4)))).ids == (8,)
+    await engine.aclose()
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    0,
+    2,
+    7.5,
+    1e400,
+    -1e400,
+    math.nan,
+    10**30,
+    "x",
+    "",
+    "7",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+]
+SCORES = {"logprobs": {"top_logprobs": [{"token_id:7": -0.5, "token_id:8": -1.5}]}}
+
+
+def whole(call: Call) -> Any:
+    """The JSON of a server that has everything, whatever it is asked."""
+    if call.path.endswith("/models"):
+        return MODELS
+    if call.path.endswith("/version"):
+        return {"version": "1"}
+    if call.path.endswith("/generate"):
+        scored = {"input_token_logprobs": [[-1.0, 6, None]] * 2, "input_top_logprobs": [[[-1.0, 6, None]]] * 2}
+        return {"output_ids": [9], "meta_info": scored | {"cached_tokens": 1}}
+    prompt = call.fields["prompt"]
+    several = prompt if isinstance(prompt[0], list) else [prompt]
+    rows = [None, *({"6": {"logprob": -1.0, "rank": 1}},) * (len(several[0]) - 1)]
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}}
+    metrics = {"queue_time_ms": 1.0, "time_to_first_token_ms": 1.0, "generation_time_ms": 1.0}
+    metrics["speculative_decoding"] = {"num_draft_tokens": 1, "num_accepted_draft_tokens": 1}
+    fields = SCORES | {"finish_reason": "length", "prompt_logprobs": rows, "text": "a"}
+    choices = [piece(9, **fields)["choices"][0] | {"index": index} for index in range(len(several))]
+    return {"choices": choices, "usage": usage, "metrics": metrics}
+
+
+def changed(found: Any, path: Sequence[int], junk: Any) -> Any:
+    """The JSON with something else in one place, which the numbers choose on the way down."""
+    if not path or not isinstance(found, dict | list) or not found:
+        return junk
+    keys = list(found) if isinstance(found, dict) else list(range(len(found)))
+    key = keys[path[0] % len(keys)]
+    copy: Any = dict(found) if isinstance(found, dict) else list(found)
+    copy[key] = changed(found[key], path[1:], junk)
+    return copy
+
+
+class Changing:
+    """Changes what is answered to one kind of call."""
+
+    def __init__(self) -> None:
+        self.change: Callable[[Any], Any] = lambda found: found
+        self.where = ""
+
+    def __call__(self, call: Call) -> Fault:
+        found, place = whole(call), "stream" if call.fields.get("stream") else call.path.rpartition("/")[2]
+        found = self.change(found) if place == self.where else found
+        return events(found) if call.fields.get("stream") else said(found)
+
+
+async def use(url: str, tokenizer: HuggingFaceTokenizer) -> None:
+    """Everything that an engine asks of a server; what comes back is what the controller can work with."""
+    address = Address.parsed(url)
+    engine = RemoteEngine(address, Server.found(address), tokenizer)
+    buffer, probe = TokenBuffer([5, 6, 7]), Probe((7,), (7, 8))
+    try:
+        chunk = await collect(engine.generate(buffer, Sampling(), Stop(1)))
+        step = await collect(engine.generate(buffer, Sampling(), Stop(1, ("\n\n",))))
+        found = await engine.verify(buffer, [6, 6], [probe, probe])
+    finally:
+        await engine.aclose()
+    ids = (*chunk.ids, *step.ids, *(found.choices or ()), found.next_choice, *found.probe_choices)
+    assert all(0 <= id < tokenizer.num_ids for id in ids)
+    assert all(each <= 0.01 for each in (*(found.logprobs or ()), *sum(found.probe_logprobs, ())))
+    assert all(each >= 0 for each in (chunk.queue_s, chunk.cached, step.passes, found.cached))
+
+
+@pytest.mark.parametrize("takes_scores", ["prompt_logprobs", "generate"])
+def test_wrong_types_anywhere_are_errors_of_ours_or_do_no_harm(server: ServerFixture, takes_scores: str) -> None:
+    script = Changing()
+    refusing = takes_scores == "generate"
+    proxy = server(lambda call: said({}, 400) if refusing and "prompt_logprobs" in call.fields else script(call))
+    tokenizer = load_tokenizer(TOKENIZER)
+    asyncio.run(use(proxy.url, tokenizer))
+    assert {call.path.rpartition("/")[2] for call in proxy.calls} >= {"models", "completions", "version"}
+
+    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @given(
+        st.sampled_from(["models", "completions", "stream", takes_scores, "version"]),
+        st.lists(st.integers(0, 9), max_size=7),
+        st.sampled_from(JUNK),
+    )
+    def check(where: str, path: list[int], junk: Any) -> None:
+        script.where, script.change = where, lambda found: changed(found, path, junk)
+        with contextlib.suppress(StepSpecError):
+            asyncio.run(use(proxy.url + "?timeout=5&retries=0", tokenizer))
+
+    check()
+
+
+@pytest.mark.parametrize("field", ["max_model_len", "root", "id"])
+def test_a_model_s_card_with_a_wrong_type_is_named(server: ServerFixture, field: str) -> None:
+    models = {"data": [MODELS["data"][0] | {field: 7 if field != "max_model_len" else "x"}]}
+    with pytest.raises(ModelError, match=rf"no list of models .data\.0\.{field}: Input should be a valid"):
+        load(server(lambda call: said(models)).url)
 
 
 async def test_what_may_pass_is_tried_again_and_the_server_is_obeyed_as_to_when(server: ServerFixture) -> None:

@@ -30,8 +30,9 @@ from transformers import (
     ViTConfig,
 )
 
+from stepspec import hugging_face
 from stepspec.errors import ModelError
-from stepspec.hugging_face import weights_hash
+from stepspec.hugging_face import load_tokenizer, weights_hash
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
 
@@ -164,7 +165,7 @@ def test_a_folder_that_is_no_model_is_refused_by_name(spoil: Callable[[Path], No
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="Cannot load"):
+    with pytest.raises(ModelError, match="There is no folder"):
         TorchEngine.load(str(tmp_path / "nothing here"), device="cpu")
 
 
@@ -219,3 +220,28 @@ def test_attention_layers_of_every_supported_shape_are_reproduced() -> None:
         expected = slow_logits(network, ids)
         with torch.inference_mode():
             assert torch.allclose(CausalModel(network, "tiny").extend([0], [ids])[0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("load", [TorchEngine.load, load_tokenizer])
+def test_where_the_hub_does_not_answer_one_sentence_says_so(
+    load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hugging_face, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    with pytest.raises(ModelError, match=r"no folder 'nobody/nowhere' here.*http://127.0.0.1:9 cannot") as caught:
+        load("nobody/nowhere")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_was_downloaded_is_loaded_without_asking_a_hub_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugging_face, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(hugging_face, "try_to_load_from_cache", lambda name, file: str(tmp_path / file))
+    assert hugging_face.loading_options("nobody/cached")["local_files_only"]
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "no such model", "x" * 200])
+def test_what_is_no_name_of_a_model_is_not_looked_for(name: str) -> None:
+    with pytest.raises(ModelError, match="no name of a model on the hub"):
+        load_tokenizer(name)

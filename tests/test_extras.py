@@ -1,0 +1,90 @@
+"""Without the packages of an extra, importing what needs them is an ImportError that says in a sentence what to do."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stepspec.errors import MissingExtraError, StepSpecError
+from stepspec.extras import from_extra
+
+MODULES = {
+    "stepspec.langchain": "langchain",
+    "stepspec.serve": "serve",
+    "stepspec.remote": "remote",
+    "stepspec.client": "remote",
+    "stepspec.torch_engine": "torch",
+    "stepspec.vllm_engine": "vllm",
+    "stepspec.stats": "eval",
+    "stepspec.evaluate": "eval",
+    "stepspec.advise": "eval",
+    "stepspec.compare": "eval",
+}
+COMMANDS = {
+    "run What? --target torch:x --policy target": "torch",
+    "run What? --target http://127.0.0.1:9 --policy target": "remote",
+    "eval gsm-mini": "eval",
+    "advise --data x.jsonl": "eval",
+    "report x": "eval",
+    "compare x y": "eval",
+    "merge x --output y": "eval",
+    "grade x.jsonl": "eval",
+    "bench engine": "torch",
+    "bench controller": "torch",
+    "bench langchain": "langchain",
+    "bench wire --target http://127.0.0.1:9 --draft http://127.0.0.1:9": "remote",
+}
+PROGRAM = """
+import contextlib, importlib, io, json, sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nothing())
+import stepspec
+from stepspec.cli import main
+said = {}
+for module in MODULES:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        said[module] = str(error)
+for command in COMMANDS:
+    sys.argv = ["stepspec", *command.split()]
+    with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.suppress(SystemExit):
+        main()
+    said[command] = stderr.getvalue().removeprefix("stepspec: ").strip()
+print(json.dumps(said))
+"""
+BLOCKED = ["torch", "transformers", "vllm", "httpx", "fastapi", "uvicorn", "langchain_core", "numpy", "scipy", "jinja2"]
+BLOCKED += ["matplotlib", "pyarrow"]
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, str]:
+    names = f"BLOCKED, MODULES, COMMANDS = {BLOCKED}, {list(MODULES)}, {list(COMMANDS)}"
+    done = subprocess.run([sys.executable, "-c", names + PROGRAM], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("what", "extra"), [*MODULES.items(), *COMMANDS.items()])
+def test_what_an_extra_brings_is_asked_for_in_one_sentence(said: dict[str, str], what: str, extra: str) -> None:
+    assert f'which is not installed: pip install "stepspec[{extra}]"' in said[what]
+    assert "\n" not in said[what]
+
+
+def test_a_missing_extra_is_an_import_error_and_one_of_ours() -> None:
+    with pytest.raises(MissingExtraError) as caught, from_extra("torch", "This"):
+        import nobody_has_this  # pyright: ignore[reportMissingImports]  # noqa: F401
+    assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, StepSpecError)
+    assert caught.value.name == "nobody_has_this"
+
+
+def test_a_module_of_ours_that_is_missing_is_no_extra() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"stepspec\.nowhere"), from_extra("torch", "This"):
+        import stepspec.nowhere  # pyright: ignore[reportMissingImports]  # noqa: F401

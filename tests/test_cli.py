@@ -99,7 +99,9 @@ def test_the_shell_completes_commands_and_names(typed: str, completed: list[str]
 
 
 def test_completion_can_be_installed() -> None:
-    assert "_STEPSPEC_COMPLETE=complete" in stepspec("--show-completion").stdout.decode()
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+    script = CliRunner().invoke(app, [], prog_name="stepspec", env={"_STEPSPEC_COMPLETE": "source_bash"}).output
+    assert "_STEPSPEC_COMPLETE=complete_bash" in script
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

@@ -33,9 +33,12 @@ class TokenBuffer:
         """Commits further ids."""
         self._ids.extend(ids)
 
-    def since(self, start: int) -> list[int]:
-        """The ids from position `start` on, as a new list."""
-        return self._ids[start:].tolist()
+    def since(self, start: int, end: int | None = None) -> list[int]:
+        """The ids from position `start` on, up to `end`, as a new list.
+
+        A call passes the length that its prompt had when it was made: the buffer may have grown since.
+        """
+        return self._ids[start:end].tolist()
 
 
 @dataclass(frozen=True)

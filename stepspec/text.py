@@ -25,7 +25,7 @@ class TextReader:
         The beginning of a character is held back until the rest of it has come, unless none will come.
         """
         start = max(0, self.position - CONTEXT_IDS)
-        ids = self._buffer.since(start)[: end - start]
+        ids = self._buffer.since(start, end)
         num_before = len(self._tokenizer.decode(ids[: self.position - start]))
         text, num_held = "", 0
         for num_held in range(min(MAX_HELD_IDS, end - self.position) + 1):

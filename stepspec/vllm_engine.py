@@ -151,12 +151,13 @@ class VllmEngine:
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
-        check_room(self, len(prompt), 1)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        prompt_length = len(prompt)
+        check_room(self, prompt_length, 1)
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
         async with aclosing(
-            self._outputs(prompt.since(0), _params(sampling, stop, len(prompt), json_schema))
+            self._outputs(prompt.since(0), _params(sampling, stop, prompt_length, json_schema))
         ) as outputs:
             async for output in outputs:
                 piece = output.outputs[0]
@@ -171,7 +172,7 @@ class VllmEngine:
                     end = self._ended(piece.finish_reason)
                 if end is not None:
                     cached = output.num_cached_tokens or 0
-                    self._note(len(prompt), cached, output)
+                    self._note(prompt_length, cached, output)
                     drafted, accepted = _speculated(piece)
                     yield Chunk(tuple(ids), end, _queued(output), num_passes, drafted, accepted, cached)
                     return

@@ -279,10 +279,10 @@ class RemoteEngine:
         """A continuation's log-probabilities and the model's own choices beside them."""
         if self._server.scores == "generate":
             return await self._scored_by_generate(prompt, continuation)
-        fields = self._one_token_fields(0) | {"prompt_logprobs": 1}
+        fields, prompt_length = self._one_token_fields(0) | {"prompt_logprobs": 1}, len(prompt)
         answer = await self._asked(prompt, fields, [continuation])
         choice = answer.only_choice(self.address)
-        rows = (choice.prompt_logprobs or [])[len(prompt) :]
+        rows = (choice.prompt_logprobs or [])[prompt_length:]
         try:
             laws = [{int(id): entry for id, entry in (row or {}).items()} for row in rows]
             logprobs = tuple(float(law[id]["logprob"]) for law, id in zip(laws, continuation, strict=True))

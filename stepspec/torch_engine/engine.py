@@ -171,20 +171,21 @@ class TorchEngine:
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
-        check_room(self, len(prompt), 1)
+        prompt_length = len(prompt)
+        check_room(self, prompt_length, 1)
         self._drafters.check(drafting.drafter)
         constraint = None
         if json_schema is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, json_schema)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
         call = Generation(
             prompt=prompt,
-            prompt_length=len(prompt),
+            prompt_length=prompt_length,
             loop=asyncio.get_running_loop(),
             asked_at=time.perf_counter(),
             row=Row(
                 prompt,
-                len(prompt),
+                prompt_length,
                 sampling,
                 drafting,
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),

@@ -94,7 +94,7 @@ class Scheduler:
                 return
             del self._waiting[0]
             call.queue_s = time.perf_counter() - call.asked_at
-            unread = self._slots.unread(slot, call.prompt, at_most=call.prompt_length - 1)
+            unread = self._slots.unread(slot, call.prompt, call.prompt_length)
             call.slot = slot
             for each in (self._metrics, call.metrics):
                 each.prompt_tokens += call.prompt_length

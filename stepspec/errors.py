@@ -10,6 +10,9 @@ StepSpecError
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
 
 
 class StepSpecError(Exception):
@@ -46,3 +49,22 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"There is no {what} {name!r}.{hint} Known: {', '.join(names) or 'none'}."
+
+
+def reason_of(error: BaseException) -> str:
+    """What another library's error says, in one line without a full stop at its end.
+
+    Of a text of several lines it is the first, or as many as announce another one by a colon.
+    """
+    if isinstance(error, ValidationError):
+        return "; ".join(_problem(dict(found)) for found in error.errors()).rstrip(".")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    count = next((place for place, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:count]).rstrip(".")
+
+
+def _problem(found: dict[str, Any]) -> str:
+    """One of the problems that pydantic has found; where it names a field, with that."""
+    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").strip()
+    place = ".".join(map(str, found["loc"]))
+    return f"{place}: {message}" if place else message

@@ -43,7 +43,7 @@ class Row:
     @property
     def last(self) -> int:
         """The newest token, which no cache has read yet."""
-        return self.generated[-1] if self.generated else self.buffer.since(self.prompt_length - 1, self.prompt_length)[0]
+        return self.ids_from(self.length - 1)[0]
 
     def ids_from(self, position: int) -> list[int]:
         """The row's ids from a position of its text on."""

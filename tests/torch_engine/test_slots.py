@@ -187,7 +187,7 @@ IDS = st.lists(st.integers(0, 3), max_size=6)
 def test_a_call_reads_its_own_prompt_however_its_buffer_has_grown_since(
     texts: list[list[int]], calls: list[tuple[int, list[int], list[int]]]
 ) -> None:
-    """A call on either buffer is made; then the buffer grows; then the call reads, some of it what will be committed."""
+    """A call on either buffer is made; then the buffer grows; then the call reads."""
     buffers = [TokenBuffer([5, *ids]) for ids in texts]
     for which, grown, beyond in calls:
         buffer = buffers[which]

@@ -58,6 +58,7 @@ class Row:
             self.end = self.watch.feed(token)
             if self.end is not None:
                 break
-        if self.constraint is not None and self.end is None:
-            self.constraint.consume(self.generated[before:])
+        if self.constraint is not None:
+            ended = self.end == "token"
+            self.constraint.consume(self.generated[before : len(self.generated) - ended], ended=ended)
         return min(num_drafted, len(self.generated) - before)

@@ -175,6 +175,10 @@ class Scheduler:
         if flush:
             self._flushed_at = now
         for call in list(self._running):
+            if call.problem is not None:
+                self._leave(call)
+                call.fail(EngineError(call.problem))
+                continue
             if flush or call.row.end is not None or call.num_sent == 0:
                 call.send()
             if call.row.end is not None:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.errors import ModelError, UsageError
+from stepspec.prompts import THINK_END, THINK_OPEN
 
 
 class HuggingFaceTokenizer:
@@ -29,6 +30,9 @@ class HuggingFaceTokenizer:
             tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids, default=None)
         )
         self.num_ids = len(tokenizer)
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        marks = {id for id, token in added.items() if token.special or token.content in (THINK_OPEN, THINK_END)}
+        self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.piece = lru_cache(maxsize=None)(self._piece)
 
     def _piece(self, token: int) -> str:
@@ -61,6 +65,9 @@ class HuggingFaceTokenizer:
             )
         except (TemplateError, TypeError) as error:  # a template adds up what does not add up
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:

@@ -36,6 +36,7 @@ from stepspec.engine import (
     Stop,
     TokenBuffer,
     Verification,
+    check_ids,
     check_room,
     side_by_side,
 )
@@ -78,6 +79,7 @@ class VllmEngine:
         self.tokenizer = tokenizer
         config: Any = llm.model_config
         self.max_context = int(config.max_model_len)
+        self._vocab_size = int(config.get_vocab_size())
         self._served = config.served_model_name
         self._dtype = str(config.dtype).removeprefix("torch.")
         self._folder = folder
@@ -153,6 +155,7 @@ class VllmEngine:
         """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
         prompt_length = len(prompt)
         check_room(self, prompt_length, 1)
+        check_ids(self.name, self._vocab_size, prompt, sampling.named_ids)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
@@ -199,6 +202,8 @@ class VllmEngine:
     ) -> Verification:
         """See `Engine.verify`. One call for the continuation and one for every probe, side by side."""
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._vocab_size, prompt, continuation, *asked)
         ids = [*prompt.since(0), *continuation]
         scored = self._scored(ids, len(prompt)) if scores else self._next(ids)
         own, *labelled = await side_by_side(

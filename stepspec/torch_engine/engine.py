@@ -26,6 +26,7 @@ from stepspec.engine import (
     Stop,
     TokenBuffer,
     Verification,
+    check_ids,
     check_room,
 )
 from stepspec.errors import EngineError, ModelError
@@ -173,6 +174,7 @@ class TorchEngine:
         """See `Engine.generate`."""
         prompt_length = len(prompt)
         check_room(self, prompt_length, 1)
+        check_ids(self.name, self._model.vocab_size, prompt, hint, sampling.named_ids)
         self._drafters.check(drafting.drafter)
         constraint = None
         if json_schema is not None:
@@ -211,6 +213,8 @@ class TorchEngine:
     ) -> Verification:
         """See `Engine.verify`; scores are given in any case, as they cost nothing here."""
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
+        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._model.vocab_size, prompt, continuation, *asked)
         loop = asyncio.get_running_loop()
         call = Scoring(
             prompt=prompt,

@@ -9,6 +9,7 @@ StepSpecError
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,10 +55,14 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
 def reason_of(error: BaseException) -> str:
     """What another library's error says, in one line without a full stop at its end.
 
-    Of a text of several lines it is the first, or as many as announce another one by a colon.
+    Of a text of several lines it is the first, or as many as announce another one by a colon. Of what pydantic finds
+    it is the first problem of every field.
     """
     if isinstance(error, ValidationError):
-        return "; ".join(_problem(dict(found)) for found in error.errors()).rstrip(".")
+        problems: dict[object, str] = {}
+        for found in error.errors():
+            problems.setdefault(found["loc"][:1], _problem(dict(found)))
+        return "; ".join(problems.values()).rstrip(".")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     count = next((place for place, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     return " ".join(lines[:count]).rstrip(".")
@@ -65,6 +70,5 @@ def reason_of(error: BaseException) -> str:
 
 def _problem(found: dict[str, Any]) -> str:
     """One of the problems that pydantic has found; where it names a field, with that."""
-    message = str(found["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").strip()
-    place = ".".join(map(str, found["loc"]))
-    return f"{place}: {message}" if place else message
+    message = " ".join(str(found["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").split())
+    return f"{found['loc'][0]}: {message}, got {reprlib.repr(found['input'])}" if found["loc"] else message

@@ -40,7 +40,7 @@ from stepspec.engine import (
     check_room,
     side_by_side,
 )
-from stepspec.errors import EngineError, ModelError, UsageError, unknown_name
+from stepspec.errors import EngineError, ModelError, UsageError, reason_of, unknown_name
 from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.loop_thread import LoopThread
 from stepspec.metrics import Metrics
@@ -120,7 +120,7 @@ class VllmEngine:
             return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
         except (VllmError, ValueError, RuntimeError, OSError, TypeError) as error:
             loop.close()
-            raise ModelError(f"vLLM cannot serve {folder!r}: {_first_line(error)}") from error
+            raise ModelError(f"vLLM cannot serve {folder!r}: {reason_of(error)}.") from error
 
     def describe(self) -> dict[str, str | None]:
         """What results say of the model."""
@@ -190,7 +190,7 @@ class VllmEngine:
         try:
             await asyncio.to_thread(params.verify, *settings, self.tokenizer.own)
         except (VllmError, ValueError) as error:
-            raise UsageError(f"The JSON schema cannot be kept to: {_first_line(error)}") from error
+            raise UsageError(f"The JSON schema cannot be kept to: {reason_of(error)}.") from error
 
     def _ended(self, reason: str) -> Literal["length"]:
         if reason != "length":
@@ -291,7 +291,7 @@ class VllmEngine:
         try:
             while (message := await messages.get()) is not None:
                 if isinstance(message, Exception):
-                    raise EngineError(f"vLLM failed with {self.name}: {_first_line(message)}") from message
+                    raise EngineError(f"vLLM failed with {self.name}: {reason_of(message)}.") from message
                 yield message
         finally:
             running.cancel()
@@ -389,7 +389,3 @@ def _speculated(piece: Any) -> tuple[int, int]:
     """Tokens drafted and accepted, where vLLM counts them by request."""
     found = getattr(piece, "spec_decode_metrics", None)
     return getattr(found, "num_draft_tokens", 0) or 0, getattr(found, "num_accepted_draft_tokens", 0) or 0
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".") + "."

@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "stepspec"
 
 LAYERS = [
-    {"errors", "files", "step", "rendering", "loop_thread"},
+    {"errors", "files", "step", "rendering", "loop_thread", "template_trial"},
     {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools"},
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},

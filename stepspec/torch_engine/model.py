@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -72,7 +71,10 @@ class CausalModel:
         """
         network, deviation, failure = self.network, torch.inf, None
         usual: Any = network.config._attn_implementation
-        reference = _own_logits(network)
+        try:
+            reference = _own_logits(network)
+        except Exception as error:
+            raise ModelError(f"{self.name} does not run: {type(error).__name__}: {reason_of(error)}.") from error
         network.set_attn_implementation(attention.NAME)
         reached = network.config._attn_implementation == attention.NAME
         try:
@@ -314,6 +316,39 @@ def refuse_unsupported(config: Any, name: str) -> None:
         )
 
 
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""What of a configuration makes a model large. No more weights can be on disk than there are bits."""
+
+
+def _check_weights(folder: Path, config: Any) -> None:
+    """Whether a folder's weights may be read, and are as many as its configuration makes room for.
+
+    Raises:
+        ModelError: they are pickles, which can run code; or the configuration describes a far larger model.
+    """
+    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    pickles = [file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern)]
+    if pickles and not files:
+        raise ModelError(
+            f"The weights of {str(folder)!r} are pickles ({pickles[0]}), which can run any code when they are read. "
+            "Convert them to safetensors."
+        )
+    if not files:
+        return  # of the hub, or missing, which is told by whoever looks for them
+    text, most = config.get_text_config(), sum(file.stat().st_size for file in files) * 8
+    sizes = {name: getattr(text, name, None) for name in SIZES}
+    for name, size in sizes.items():
+        if size is not None and not (isinstance(size, int) and 1 <= size <= most):
+            raise ModelError(
+                f"The configuration of {str(folder)!r} has {name} = {size!r}; its weights do not fit that."
+            )
+    for name in ("vocab_size", "num_hidden_layers"):
+        if (sizes[name] or 0) * (sizes["hidden_size"] or 0) > most:
+            raise ModelError(
+                f"The configuration of {str(folder)!r} has {name} = {sizes[name]}; its weights do not fit that."
+            )
+
+
 def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """A causal LM by hub name or folder, never running code that comes with it.
 
@@ -327,16 +362,16 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         refuse_unsupported(config, name)
+        _check_weights(Path(name), config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            name, dtype=dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
         network, report = loaded
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # a configuration with any values in it fails in any way
         place = "folder" if Path(name).exists() else "hub name or folder"
-        first_line = str(error).strip().split("\n")[0]
-        raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {first_line}") from error
+        raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {reason_of(error)}.") from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, such as {missing[0]}.")
     return network.to(device)

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from stepspec.errors import ModelError
-from stepspec.hugging_face import weights_hash
+from stepspec.hugging_face import load_tokenizer, template_problem, weights_hash
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
 
@@ -158,6 +158,108 @@ def missing_weights(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
+def with_config(folder: Path, **changes: object) -> None:
+    save_model(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), "utf-8")
+
+
+CONFIGS: dict[str, dict[str, object]] = {
+    "no heads": {"num_attention_heads": 0},
+    "no key heads": {"num_key_value_heads": 0},
+    "a vocabulary in words": {"vocab_size": "many"},
+    "a width that is a list": {"hidden_size": [32]},
+    "layers below none": {"num_hidden_layers": -1},
+    "more layers than anybody has": {"num_hidden_layers": 10**9},
+    "a vocabulary beyond memory": {"vocab_size": 10**12},
+    "an end that is no token": {"eos_token_id": "the end"},
+    "an activation that is none": {"hidden_act": "guess"},
+    "a rope of a number": {"rope_parameters": 7},
+    "a context of a word": {"max_position_embeddings": "long"},
+}
+
+
+class Payload:
+    """Writes a file when it is read as a pickle."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+HEADS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+    "none": dict,
+    "no heads": lambda: {"heads": torch.zeros(0, 48, 32), "blocks": torch.zeros(0, 32, 32)},
+    "no blocks": lambda: {"heads": torch.zeros(2, 48, 32)},
+    "fewer blocks": lambda: {"heads": torch.zeros(2, 48, 32), "blocks": torch.zeros(1, 32, 32)},
+    "another width": lambda: {"heads": torch.zeros(2, 48, 64), "blocks": torch.zeros(2, 64, 64)},
+    "a number": lambda: {"heads": torch.tensor(1.0), "blocks": torch.zeros(2, 32, 32)},
+    "no numbers": lambda: {"heads": torch.full((2, 48, 32), torch.nan), "blocks": torch.zeros(2, 32, 32)},
+}
+
+THRICE = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + 3 * "{% endfor %}"
+RECURSION = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+TEMPLATES = {
+    THRICE: "it does not come to an end",
+    RECURSION: "it recurses without end",
+    "{{ 'a' * 10000000000 }}": "it takes more than 1024 MiB of memory",
+    "{{ 'a' * 10000000 }}": "it makes 10000000 characters of a short conversation",
+    "{% for %}": "it is no template",
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_configuration_that_cannot_be_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    with_config(tmp_path, **CONFIGS[kind])
+    check_refusal(tmp_path, ".")
+
+
+def test_weights_that_may_run_code_are_not_read(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Payload(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    check_refusal(tmp_path, "are pickles .*Convert them to safetensors")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "cut off", "a pickle"])
+def test_heads_of_another_form_are_refused_with_theirs(kind: str, tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "medusa").mkdir()
+    file = tmp_path / "medusa" / "heads.safetensors"
+    if kind == "a pickle":
+        torch.save({"heads": Payload(tmp_path / "ran")}, file)
+    else:
+        save_file(HEADS.get(kind, HEADS["no blocks"])(), file)
+    if kind == "cut off":
+        file.write_bytes(file.read_bytes()[:-7])
+    check_refusal(tmp_path, "The Medusa heads in")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_that_takes_too_much_is_refused(template: str) -> None:
+    assert (template_problem(template) or "").startswith(TEMPLATES[template])
+
+
+def test_a_model_is_refused_for_its_template_and_one_that_refuses_conversations_is_not(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(RECURSION, "utf-8")
+    with pytest.raises(ModelError, match=r"The chat template of .* cannot be used: it recurses without end"):
+        load_tokenizer(str(tmp_path))
+    picky = "{{ raise_exception('no') }}{% generation %}{{ messages[0].x.y }}{% endgeneration %}"
+    assert template_problem(picky) is None
+
+
+def check_refusal(folder: Path, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as refusal:
+        TorchEngine.load(str(folder), device="cpu")
+    assert str(folder) in str(refusal.value) or folder.name in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
 def no_tokenizer(folder: Path) -> None:
     save_model(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -180,10 +282,7 @@ def no_tokenizer(folder: Path) -> None:
 )
 def test_a_folder_that_is_no_model_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     spoil(tmp_path)
-    with pytest.raises(ModelError) as refusal:
-        TorchEngine.load(str(tmp_path), device="cpu")
-    assert str(tmp_path) in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    check_refusal(tmp_path, ".")
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

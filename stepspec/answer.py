@@ -9,8 +9,22 @@ from stepspec.step import AnswerDelta, Said, ToolCall, ToolCallDelta, ToolCalled
 class AnswerReader:
     """Takes the answer's text piece by piece. What may be the beginning of a stop string or a call is held back."""
 
-    def __init__(self, stops: Sequence[str] = (), calls: CallReader | None = None, *, only_call: bool = False) -> None:
-        """`only_call`: whether the first call of a tool ends the text."""
+    def __init__(
+        self,
+        stops: Sequence[str] = (),
+        calls: CallReader | None = None,
+        *,
+        only_call: bool = False,
+        marks: str = "",
+    ) -> None:
+        """
+        Args:
+            stops: strings that end the text.
+            calls: reads calls of tools.
+            only_call: whether the first call of a tool ends the text.
+            marks: where the special tokens are named by which calls are found; no others are shown.
+        """
+        self.marks = marks
         self.stopped = False
         """Whether something has come that ends the text, a stop string for one."""
         self._only_call = only_call

@@ -221,7 +221,7 @@ class Controller:
         self.ledger.waited("draft", chunk.queue_s)
         self.ledger.proposed(len(chunk.ids))
         num_written = len(chunk.ids) - (chunk.end == "token")
-        return Proposal(chunk.ids, self.tokenizer.decode(chunk.ids[:num_written]), num_written)
+        return Proposal(chunk.ids, self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])), num_written)
 
     def opens_call(self, text: str) -> bool:
         """Whether a call of a tool begins in a step."""

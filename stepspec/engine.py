@@ -7,11 +7,14 @@ from array import array
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, get_args
 
 from stepspec.errors import ContextError, EngineError, UsageError
 from stepspec.metrics import Metrics
+
+HIGHEST_ID = (1 << 31) - 1
 
 
 class TokenBuffer:
@@ -21,23 +24,45 @@ class TokenBuffer:
     have already read, so a call costs its new tokens only.
     """
 
-    __slots__ = ("__weakref__", "_ids")
+    __slots__ = ("__weakref__", "_ids", "highest")
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self._ids = array(
-            "i", ids
-        )  # no list: Python's garbage collector would walk through all the ids of all requests
+        """
+        Raises:
+            UsageError: one of the ids is none.
+        """
+        self._ids = array("i")  # no list: Python's garbage collector would walk through all the ids of all requests
+        self.highest = 0
+        """The highest id, by which engines see that all are in their vocabulary without looking at each."""
+        self.append(ids)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def append(self, ids: Sequence[int]) -> None:
-        """Commits further ids."""
-        self._ids.extend(ids)
+        """Commits further ids.
 
-    def since(self, start: int) -> list[int]:
-        """The ids from position `start` on, as a new list."""
-        return self._ids[start:].tolist()
+        Raises:
+            UsageError: one of them is none; then none is committed.
+        """
+        try:
+            new = array("i", ids)
+        except (TypeError, OverflowError):
+            given: Sequence[Any] = ids
+            wrong = next(id for id in given if not isinstance(id, int) or abs(id) > HIGHEST_ID)
+            raise _no_id(wrong) from None
+        if new:
+            if (lowest := min(new)) < 0:
+                raise _no_id(lowest)
+            self._ids.extend(new)
+            self.highest = max(self.highest, max(new))
+
+    def since(self, start: int, end: int | None = None) -> list[int]:
+        """The ids from position `start` on, up to `end`, as a new list.
+
+        A call passes the length that its prompt had when it was made: the buffer may have grown since.
+        """
+        return self._ids[start:end].tolist()
 
 
 WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "seed")
@@ -106,6 +131,12 @@ class Sampling:
         if self.allowed is not None and not self.allowed:
             raise UsageError("No token is allowed; allowed must name at least one, or be None.")
 
+    @cached_property
+    def named_ids(self) -> tuple[int, ...]:
+        """The token ids that `logit_bias` and `allowed` name; of those allowed the lowest and the highest."""
+        bounds = (min(self.allowed), max(self.allowed)) if self.allowed else ()
+        return (*(id for id, _ in self.logit_bias), *bounds)
+
     def seed_at(self, position: int) -> int:
         """A seed for a call at that position of a text, for engines whose random numbers begin anew with every call:
         with one seed for all steps of a text, they would be drawn alike."""
@@ -115,11 +146,21 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Stop:
-    """When generation ends: after the token that completes a delimiter, after one of `token_ids`, or at the cap."""
+    """When generation ends: after the token that completes a delimiter, after one of `token_ids`, or at the cap.
+
+    Raises:
+        UsageError: the cap is below 1, or a delimiter is empty.
+    """
 
     max_tokens: int
     delimiters: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise UsageError(f"max_tokens must be at least 1, got {self.max_tokens}.")
+        if "" in self.delimiters:
+            raise UsageError("A delimiter must not be empty; every token would complete it.")
 
 
 DrafterName = Literal["none", "engine", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
@@ -273,6 +314,10 @@ class Tokenizer(Protocol):
         """Text of a single token."""
         ...
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a mark and no text, such as the end of a turn or of the thinking."""
+        ...
+
     def same_vocabulary(self, other: Any) -> bool:
         """Whether another tokenizer gives every token the same id."""
         ...
@@ -332,7 +377,7 @@ class Engine(Protocol):
 
         Raises:
             ContextError: the prompt leaves no room for a token.
-            UsageError: the schema is none, or none that can be kept to.
+            UsageError: the schema is none, or none that can be kept to; or an id is not in the model's vocabulary.
             EngineError: the model failed.
         """
         ...
@@ -355,6 +400,7 @@ class Engine(Protocol):
 
         Raises:
             ContextError: prompt, continuation and probes exceed the context.
+            UsageError: an id is not in the model's vocabulary.
             EngineError: the model failed.
         """
         ...
@@ -395,6 +441,29 @@ def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
             f"The prompt has {prompt_length} tokens and {wanted} more are wanted, but {engine.name} has a context "
             f"of {engine.max_context}. Shorten the prompt or choose a model with a longer context."
         )
+
+
+def _no_id(found: object) -> UsageError:
+    return UsageError(f"Token ids must be whole numbers from 0 to {HIGHEST_ID}, got {found!r}.")
+
+
+def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequence[int]) -> None:
+    """Whether the ids of a call are in the vocabulary of the model called `name`.
+
+    Looks at each of the `further` ids and at no more than the highest one of the prompt.
+
+    Raises:
+        UsageError: one is not.
+    """
+    for ids in ((prompt.highest,), *further):
+        if ids:
+            _check_range(ids, vocab_size, name)
+
+
+def _check_range(ids: Sequence[int], vocab_size: int, name: str) -> None:
+    for id in (min(ids), max(ids)):
+        if not 0 <= id < vocab_size:
+            raise UsageError(f"Token id {id} is not in the vocabulary of {name}, whose ids are 0 to {vocab_size - 1}.")
 
 
 async def side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:

@@ -10,7 +10,11 @@ StepSpecError
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
 
 
 class StepSpecError(Exception):
@@ -63,3 +67,25 @@ def unknown_name(what: str, name: str, known: Iterable[str], meant: Mapping[str,
     close = [meant[name]] if meant and name in meant else difflib.get_close_matches(shown, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"There is no {what} {shown!r}.{hint} Known: {', '.join(names) or 'none'}."
+
+
+def reason_of(error: BaseException) -> str:
+    """What another library's error says, in one line without a full stop at its end.
+
+    Of a text of several lines it is the first, or as many as announce another one by a colon. Of what pydantic finds
+    it is the first problem of every field.
+    """
+    if isinstance(error, ValidationError):
+        problems: dict[object, str] = {}
+        for found in error.errors():
+            problems.setdefault(found["loc"][:1], _problem(dict(found)))
+        return "; ".join(problems.values()).rstrip(".")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    count = next((place for place, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:count]).rstrip(".")
+
+
+def _problem(found: dict[str, Any]) -> str:
+    """One of the problems that pydantic has found; where it names a field, with that."""
+    message = " ".join(str(found["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").split())
+    return f"{found['loc'][0]}: {message}, got {reprlib.repr(found['input'])}" if found["loc"] else message

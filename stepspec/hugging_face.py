@@ -6,6 +6,8 @@ The tokenizer is as the controller wants it: no token added, none hidden, none m
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,11 +17,14 @@ import tokenizers
 from huggingface_hub import get_session, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
-from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
 from transformers.utils.chat_parsing import ResponseParser
 
-from stepspec.errors import ModelError, UsageError
+from stepspec.errors import ModelError, UsageError, reason_of
+from stepspec.prompts import THINK_END, THINK_OPEN
+
+TRIAL_S = 60.0
+"""What a trial of a chat template may take by the clock; its own bound is on the time that it computes."""
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 HUB_S = 10.0
@@ -39,6 +44,9 @@ class HuggingFaceTokenizer:
             tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids, default=None)
         )
         self.num_ids = len(tokenizer)
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        marks = {id for id, token in added.items() if token.special or token.content in (THINK_OPEN, THINK_END)}
+        self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.piece = lru_cache(maxsize=None)(self._piece)
         self._marked, self._plain = _encoders(tokenizer)
         self.max_token_bytes = _max_token_bytes(tokenizer)
@@ -82,8 +90,11 @@ class HuggingFaceTokenizer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError) as error:  # a template adds up what does not add up
-            raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
+        except Exception as error:  # a template is a program of somebody else's
+            raise UsageError(f"The model's chat template refuses these messages: {reason_of(error)}.") from error
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
@@ -233,22 +244,45 @@ def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
     """
     try:
         tokenizer: Any = _loaded(AutoTokenizer, name)
-    except (OSError, ValueError, KeyError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise ModelError(f"Cannot load the tokenizer of {name!r}: {first_line}") from error
-    config = config or _found(AutoConfig, name)
-    ids = _as_set(tokenizer.eos_token_id)
-    if config is not None:
-        ids |= _as_set(config.get_text_config().eos_token_id)
-    ids |= _as_set(getattr(_found(GenerationConfig, name), "eos_token_id", None))
-    return HuggingFaceTokenizer(tokenizer, frozenset(ids))
+        config = config or _found(AutoConfig, name)
+        ids = _as_set(tokenizer.eos_token_id)
+        if config is not None:
+            ids |= _as_set(config.get_text_config().eos_token_id)
+        ids |= _as_set(getattr(_found(GenerationConfig, name), "eos_token_id", None))
+        loaded = HuggingFaceTokenizer(tokenizer, frozenset(ids))
+    except Exception as error:  # files of somebody else's, which fail in any way
+        raise ModelError(f"Cannot load the tokenizer of {name!r}: {reason_of(error)}.") from error
+    found: Any = tokenizer.chat_template
+    templates: list[Any] = [*found.values()] if isinstance(found, Mapping) else [found]
+    for template in templates:
+        if template and (problem := template_problem(template)):
+            raise ModelError(f"The chat template of {name!r} cannot be used: {problem}.")
+    return loaded
+
+
+@lru_cache(maxsize=16)
+def template_problem(template: str) -> str | None:
+    """Why a chat template is not to be rendered; None if it may be. Found out in a process that can be ended."""
+    command = [sys.executable, "-I", str(Path(__file__).with_name("template_trial.py"))]
+    try:
+        trial = subprocess.run(
+            command, input=template, capture_output=True, text=True, timeout=TRIAL_S, encoding="utf-8"
+        )
+    except subprocess.TimeoutExpired:
+        return "it does not come to an end"
+    if trial.returncode < 0:  # ended by the bound on its time
+        return "it does not come to an end"
+    return trial.stdout or None
 
 
 def _as_set(ids: Any) -> set[int]:
     """End tokens, of which a configuration names none, one or several."""
     if ids is None:
         return set()
-    return {ids} if isinstance(ids, int) else set(ids)
+    found = {ids} if isinstance(ids, int) else set(ids)
+    if not all(isinstance(id, int) and id >= 0 for id in found):
+        raise ValueError(f"eos_token_id must be a token id or several, got {ids!r}")
+    return found
 
 
 def context_of(name: str) -> int | None:
@@ -261,7 +295,7 @@ def _found(kind: Any, name: str) -> Any:
     """A model's configuration of that kind; None where it has none."""
     try:
         return _loaded(kind, name)
-    except (OSError, ValueError, KeyError, ModelError):
+    except Exception:
         return None
 
 

@@ -31,7 +31,7 @@ from stepspec.ledger import Ledger
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
-from stepspec.tools import HERMES, Tool, Toolbox, call_format, schema_text
+from stepspec.tools import HERMES, Tool, Toolbox, call_format, call_marks, schema_text
 from stepspec.tracing import Asked, traced
 from stepspec.translation import TranslatedDraft
 from stepspec.workers import off_the_loop
@@ -375,7 +375,10 @@ class StepSpec:
             breaker=self.pair.breaker,
             demands=demands,
             answer=AnswerReader(
-                stop, self._call_reader(toolbox, listed=demands.json_schema is not None), only_call=not toolbox.parallel
+                stop,
+                self._call_reader(toolbox, listed=demands.json_schema is not None),
+                only_call=not toolbox.parallel,
+                marks=call_marks(target.tokenizer) if toolbox.tools and demands.json_schema is None else "",
             ),
         )
         asked = Asked(target.name, self.policy_name, sampling, max_tokens, tuple(stop))

@@ -202,6 +202,9 @@ class CallFormat:
     in_json: bool = True
 
 
+BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
+"""What stands inside calls and between them besides what formats name."""
+
 TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
 
 
@@ -270,6 +273,12 @@ def call_format(tokenizer: Tokenizer) -> CallFormat | None:
             if each.mark in written:
                 return each
     return None
+
+
+def call_marks(tokenizer: Tokenizer) -> str:
+    """A text that names whatever marks calls as the model writes them."""
+    template = json.dumps((call_format(tokenizer) or HERMES).template, ensure_ascii=False)
+    return (template + BETWEEN_CALLS).replace("\\", "")
 
 
 def with_arguments_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

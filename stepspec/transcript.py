@@ -4,12 +4,13 @@ Ids are only ever appended, never encoded again, so the work per step does not g
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from stepspec.answer import AnswerReader
 from stepspec.engine import Stop, TokenBuffer, Tokenizer
 from stepspec.step import Origin, Said, Step, StepCommitted, StepEnd
 from stepspec.stops import StopWatch
-from stepspec.text import TextReader
+from stepspec.text import TextReader, visible_ids
 
 
 class Transcript:
@@ -37,7 +38,9 @@ class Transcript:
         """Ids of the step that is not closed yet."""
         self.open_text = ""
         """What a user has seen of it."""
-        self._reader = TextReader(tokenizer, self.buffer, len(prompt))
+        self.visible = partial(visible_ids, tokenizer, marks=self.answer.marks)
+        """Of some ids those that a user sees."""
+        self._reader = TextReader(tokenizer, self.buffer, len(prompt), self.visible)
         self._tokenizer = tokenizer
         self._step_stop = step_stop
         self._answer_ends = tokenizer.end_ids | stop_token_ids

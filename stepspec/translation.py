@@ -5,6 +5,7 @@ wrote; what else was committed is encoded once, by the draft's tokenizer, when t
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from stepspec.engine import (
     Ability,
@@ -23,7 +24,7 @@ from stepspec.engine import (
 from stepspec.errors import UsageError
 from stepspec.metrics import Metrics
 from stepspec.prompts import think_end_id
-from stepspec.text import TextReader
+from stepspec.text import TextReader, visible_ids
 
 
 class TranslatedDraft:
@@ -85,7 +86,8 @@ class TranslatedDraft:
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
         chunk = await collect(self._draft.generate(self._own, sampling, own_stop, drafting, json_schema=json_schema))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
-        ids = self.tokenizer.encode_text(self._draft.tokenizer.decode(written))
+        own = self._draft.tokenizer
+        ids = self.tokenizer.encode_text(own.decode(visible_ids(own, written)))
         self._proposed = ids, written
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
         whole = ids if tag is None else [*ids, tag]
@@ -99,7 +101,7 @@ class TranslatedDraft:
     def _catch_up(self, prompt: TokenBuffer) -> None:
         """Takes over what was committed since the last call."""
         if self._reader is None:
-            self._reader = TextReader(self.tokenizer, prompt, self._start)
+            self._reader = TextReader(self.tokenizer, prompt, self._start, partial(visible_ids, self.tokenizer))
         theirs, own = self._proposed
         if theirs and prompt.since(self._reader.position)[: len(theirs)] == theirs:
             self._own.append(own)

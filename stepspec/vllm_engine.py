@@ -31,10 +31,11 @@ from stepspec.engine import (
     Stop,
     TokenBuffer,
     Verification,
+    check_ids,
     check_room,
     side_by_side,
 )
-from stepspec.errors import EngineError, ModelError, UsageError, unknown_name
+from stepspec.errors import EngineError, ModelError, UsageError, reason_of, unknown_name
 from stepspec.extras import from_extra
 from stepspec.loop_thread import LoopThread
 from stepspec.metrics import Metrics
@@ -82,6 +83,7 @@ class VllmEngine:
         self.tokenizer = tokenizer
         config: Any = llm.model_config
         self.max_context = int(config.max_model_len)
+        self._vocab_size = int(config.get_vocab_size())
         self._served = config.served_model_name
         self._dtype = str(config.dtype).removeprefix("torch.")
         self._folder = folder
@@ -125,7 +127,7 @@ class VllmEngine:
             return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
         except (VllmError, ValueError, RuntimeError, OSError, TypeError) as error:
             loop.close()
-            raise ModelError(f"vLLM cannot serve {folder!r}: {_first_line(error)}") from error
+            raise ModelError(f"vLLM cannot serve {folder!r}: {reason_of(error)}.") from error
 
     def describe(self) -> dict[str, str | None]:
         """What results say of the model."""
@@ -162,12 +164,14 @@ class VllmEngine:
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
-        check_room(self, len(prompt), 1)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        prompt_length = len(prompt)
+        check_room(self, prompt_length, 1)
+        check_ids(self.name, self._vocab_size, prompt, sampling.named_ids)
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
         async with aclosing(
-            self._outputs(prompt.since(0), _params(sampling, stop, len(prompt), json_schema))
+            self._outputs(prompt.since(0), _params(sampling, stop, prompt_length, json_schema))
         ) as outputs:
             async for output in outputs:
                 piece = output.outputs[0]
@@ -182,7 +186,7 @@ class VllmEngine:
                     end = self._ended(piece.finish_reason)
                 if end is not None:
                     cached = output.num_cached_tokens or 0
-                    self._note(len(prompt), cached, output)
+                    self._note(prompt_length, cached, output)
                     drafted, accepted = _speculated(piece)
                     yield Chunk(tuple(ids), end, _queued(output), num_passes, drafted, accepted, cached)
                     return
@@ -197,7 +201,7 @@ class VllmEngine:
         try:
             await asyncio.to_thread(params.verify, *settings, self.tokenizer.own)
         except (VllmError, ValueError) as error:
-            raise UsageError(f"The JSON schema cannot be kept to: {_first_line(error)}") from error
+            raise UsageError(f"The JSON schema cannot be kept to: {reason_of(error)}.") from error
 
     def _ended(self, reason: str) -> Literal["length"]:
         if reason != "length":
@@ -209,6 +213,8 @@ class VllmEngine:
     ) -> Verification:
         """See `Engine.verify`. One call for the continuation and one for every probe, side by side."""
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._vocab_size, prompt, continuation, *asked)
         ids = [*prompt.since(0), *continuation]
         scored = self._scored(ids, len(prompt)) if scores else self._next(ids)
         own, *labelled = await side_by_side(
@@ -296,7 +302,7 @@ class VllmEngine:
         try:
             while (message := await messages.get()) is not None:
                 if isinstance(message, Exception):
-                    raise EngineError(f"vLLM failed with {self.name}: {_first_line(message)}") from message
+                    raise EngineError(f"vLLM failed with {self.name}: {reason_of(message)}.") from message
                 yield message
         finally:
             running.cancel()
@@ -404,7 +410,3 @@ def _speculated(piece: Any) -> tuple[int, int]:
     """Tokens drafted and accepted, where vLLM counts them by request."""
     found = getattr(piece, "spec_decode_metrics", None)
     return getattr(found, "num_draft_tokens", 0) or 0, getattr(found, "num_accepted_draft_tokens", 0) or 0
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".") + "."

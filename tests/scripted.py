@@ -92,6 +92,9 @@ class WordTokenizer:
     def piece(self, token: int) -> str:
         return self._pieces[token].decode("utf-8", "replace")
 
+    def is_special(self, token: int) -> bool:
+        return re.fullmatch(r"</?think>|<\|\w+\|>", self.piece(token)) is not None
+
     def same_vocabulary(self, other: "WordTokenizer") -> bool:
         return self is other
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "stepspec"
 LAYERS = [
     {
         *("errors", "extras", "file_problems", "files", "step", "rendering", "loop_thread", "keywords"),
-        *("strict_json", "workers"),
+        *("strict_json", "workers", "template_trial"),
     },
     {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools"},
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},

@@ -1,6 +1,7 @@
 """The growing text: however its ids come in, steps and answer are the same, and no character is cut."""
 
 import itertools
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import WordTokenizer
 
+from stepspec.answer import AnswerReader
 from stepspec.engine import Stop
 from stepspec.step import AnswerDelta, StepCommitted
 from stepspec.transcript import Transcript
@@ -20,9 +22,9 @@ pieces = st.sampled_from(["One", " two", ".", "\n\n", "\n", "3", "é", "→", "�
 texts = st.lists(pieces, max_size=40).map("".join)
 
 
-def new(max_step_tokens: int = 6, think_end: int | None = THINK_END) -> Transcript:
+def new(max_step_tokens: int = 6, think_end: int | None = THINK_END, answer: AnswerReader | None = None) -> Transcript:
     ends = TOKENIZER.end_ids | ({think_end} if think_end is not None else set())
-    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), frozenset(ends)), think_end)
+    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), frozenset(ends)), think_end, answer)
 
 
 def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, think_end: int | None = THINK_END) -> Transcript:
@@ -63,12 +65,44 @@ def test_however_the_ids_are_cut_into_chunks_the_text_is_the_same(
 def test_nothing_of_a_finished_text_is_lost(text: str, max_step_tokens: int) -> None:
     reasoning, _, answer = text.partition("</think>")
     transcript = write([[id] for id in TOKENIZER.encode(text + "<|end|>")], max_step_tokens)
-    assert "".join(step.text for step in transcript.steps) == reasoning
-    assert transcript.answer.text == answer
+    assert "".join(step.text for step in transcript.steps) == without_marks(reasoning)
+    assert transcript.answer.text == without_marks(answer)
     assert transcript.ended
     assert not transcript.thinking
     assert sum(step.num_tokens for step in transcript.steps) == len(TOKENIZER.encode(reasoning))
     assert all(step.end == "delimiter" for step in transcript.steps if step.text.endswith("\n\n"))
+
+
+def without_marks(text: str) -> str:
+    """A text without the names of special tokens."""
+    return re.sub(r"</?think>|<\|\w+\|>", "", text)
+
+
+@given(
+    parts=st.lists(texts | st.sampled_from(["<think>", "<|user|>", "</think>", "é→"]), max_size=8),
+    spelled=st.lists(st.booleans(), min_size=8, max_size=8),
+    sizes=st.lists(st.integers(1, 3), min_size=60, max_size=60),
+    keeps_user=st.booleans(),
+)
+def test_an_answer_names_no_special_token_however_it_comes_unless_it_spells_it(
+    parts: list[str], spelled: list[bool], sizes: list[int], keeps_user: bool
+) -> None:
+    """What was told piece by piece is what is there in the end. Marks of calls are left to their reader."""
+    encoded = [
+        TOKENIZER.encode_text(part) if plain else TOKENIZER.encode(part)
+        for part, plain in zip(parts, spelled, strict=False)
+    ]
+    ids = [id for part in encoded for id in part]
+    marks = "calls begin with <|user|>" if keeps_user else ""
+    transcript = new(answer=AnswerReader(marks=marks))
+    list(transcript.write_on([THINK_END], "target"))
+    told, rest = list[str](), [*ids, *TOKENIZER.end_ids]
+    for size in [*sizes, len(rest) + 1]:
+        if rest:
+            told += [e.text for e in transcript.write_on(rest[:size], "target") if isinstance(e, AnswerDelta)]
+        rest = rest[size:]
+    visible = [id for id in ids if not TOKENIZER.is_special(id) or (keeps_user and TOKENIZER.piece(id) == "<|user|>")]
+    assert "".join(told) == transcript.answer.text == TOKENIZER.decode(visible)
 
 
 def test_the_end_of_a_step_is_told() -> None:
@@ -94,8 +128,8 @@ def test_a_tag_alone_is_no_step() -> None:
     assert not transcript.ended
 
 
-def test_a_second_tag_is_text_of_the_answer() -> None:
-    assert write([TOKENIZER.encode("One.</think>4</think>5<|end|>")]).answer.text == "4</think>5"
+def test_a_second_tag_is_no_text_of_the_answer() -> None:
+    assert write([TOKENIZER.encode("One.</think>4</think>5<|end|>")]).answer.text == "45"
 
 
 @pytest.mark.parametrize(("num_ids", "answer"), [(3, "a"), (4, "a"), (5, "a→"), (6, "a→"), (8, "a→"), (9, "a→😀")])

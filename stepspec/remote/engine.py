@@ -25,6 +25,7 @@ from stepspec.engine import (
     Stop,
     TokenBuffer,
     Verification,
+    check_ids,
     check_room,
     side_by_side,
 )
@@ -118,6 +119,7 @@ class RemoteEngine:
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Tokens are drafted as the server was started to do; a hint has no way to it."""
         check_room(self, len(prompt), 1)
+        check_ids(self.name, self.tokenizer.num_ids, prompt, sampling.named_ids)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
@@ -252,6 +254,8 @@ class RemoteEngine:
         """See `Engine.verify`. Every question is one token that the server writes behind what it has cached; they all
         go in one call where it takes several prompts, but for scores, which have a call of their own."""
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        asked_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self.tokenizer.num_ids, prompt, continuation, *asked_ids)
         ends = [[*continuation, *probe.ids] for probe in probes]
         if scores and self._server.scores:
             own, asked = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
@@ -293,10 +297,10 @@ class RemoteEngine:
         """A continuation's log-probabilities and the model's own choices beside them."""
         if self._server.scores == "generate":
             return await self._scored_by_generate(prompt, continuation)
-        fields = self._one_token_fields(0) | {"prompt_logprobs": 1}
+        fields, prompt_length = self._one_token_fields(0) | {"prompt_logprobs": 1}, len(prompt)
         answer = await self._asked(prompt, fields, [continuation])
         choice = answer.only_choice(self.address)
-        rows = (choice.prompt_logprobs or [])[len(prompt) :]
+        rows = (choice.prompt_logprobs or [])[prompt_length:]
         try:
             laws = [row or {} for row in rows]
             logprobs = tuple(law[id].logprob for law, id in zip(laws, continuation, strict=True))

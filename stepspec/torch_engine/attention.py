@@ -14,6 +14,17 @@ from transformers import AttentionInterface
 NAME = "stepspec_packed"
 BLIND = "stepspec_blind"
 
+UNSUPPORTED = {
+    "softcap": "its attention scores are soft-capped",
+    "s_aux": "its attention has sinks",
+    "sliding_window": "its attention slides over a window",
+}
+"""What layers may ask of attention by these options."""
+
+
+class UnsupportedAttentionError(Exception):
+    """Layers ask for something that `packed_attention` does not do; the message says what, of a model, `it`."""
+
 
 def packed_attention(
     module: torch.nn.Module | None,
@@ -26,9 +37,11 @@ def packed_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """`attend` as transformers calls it; `attention_mask` is a bool [B, 1, T, S], true where a position is seen."""
-    for option in ("softcap", "s_aux", "sliding_window"):
+    for option, meaning in UNSUPPORTED.items():
         if options.get(option) is not None:
-            raise ValueError(f"the attention option {option!r} is not supported")
+            raise UnsupportedAttentionError(meaning)
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        raise UnsupportedAttentionError("its layers add numbers of their own to the scores of attention")
     bias = packed_bias(attention_mask, query.shape[1] // key.shape[1], query.dtype)
     return attend(query, key, value, bias, scaling).contiguous(), None
 

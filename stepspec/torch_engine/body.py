@@ -113,17 +113,31 @@ class Head:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self._headed = copy.copy(network)
-        self._headed._modules = network._modules | {network.base_model_prefix: _Given()}
+        self._headed._modules = network._modules | {network.base_model_prefix: _Given(network.base_model)}
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._headed(inputs_embeds=hidden).logits
 
 
 class _Given(torch.nn.Module):
-    """A body that has already been run."""
+    """A body that has already been run; so has the decoder inside it, which some networks call by itself."""
 
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
+    def __init__(self, body: torch.nn.Module) -> None:
+        super().__init__()
+        for name, part in body.named_children():
+            if isinstance(part, PreTrainedModel):
+                self.add_module(name, _Given(part))
+
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> "_HiddenStates":
+        return _HiddenStates(last_hidden_state=inputs_embeds)
+
+
+class _HiddenStates(BaseModelOutputWithPastAndCrossAttentions):
+    """Hidden states alone. Whatever else bodies of some family give, router logits for one, is None."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def is_fusible(network: PreTrainedModel) -> bool:

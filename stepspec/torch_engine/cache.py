@@ -20,6 +20,8 @@ class SlotCache:
     """
 
     is_compileable = False
+    is_initialized = True
+    """Asked by transformers for what it does with the first part of a text alone, and we do with none."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -100,6 +102,12 @@ class SlotCache:
             tensor[first, :, : lengths[1]] = tensor[second, :, : lengths[1]]
             tensor[second, :, : lengths[0]] = kept
         self.lengths[second], self.lengths[first] = lengths
+
+    @property
+    def position_bytes(self) -> int:
+        """What the keys and values of one position of a slot take, in all layers that have been written to."""
+        stores = (*self._keys, *self._values)
+        return sum(tensor.shape[1] * tensor.shape[3] * tensor.itemsize for tensor in stores)
 
     @property
     def num_bytes(self) -> int:

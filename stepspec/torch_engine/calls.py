@@ -86,6 +86,11 @@ class Generation(Call):
     def num_beyond(self) -> int:
         return 0 if self.starts else -1
 
+    @property
+    def problem(self) -> str | None:
+        """Why the call cannot go on, or its text is not what was asked for."""
+        return self.row.constraint and self.row.constraint.problem
+
     def send(self) -> None:
         """Sends what is new since the last chunk; the costs go with the last one."""
         row = self.row

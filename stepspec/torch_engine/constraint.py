@@ -18,7 +18,7 @@ from llguidance.numpy import (
 )
 from torch import Tensor
 
-from stepspec.errors import EngineError, UsageError
+from stepspec.errors import UsageError
 from stepspec.hugging_face import HuggingFaceTokenizer
 
 BEFORE, WITHIN = r"\n{0,2}", r"\n?[ \t]{0,16}"
@@ -26,21 +26,27 @@ BEFORE, WITHIN = r"\n{0,2}", r"\n?[ \t]{0,16}"
 GRAMMARS_KEPT = 64
 """Of the last schemas: each is asked for before a request begins and again when its answer does."""
 
+STUCK = "no text has the form that it describes"
+
 
 class Constraint:
-    """One text and the form that it has to have."""
+    """One text and the form that it has to have.
+
+    A matcher that gives up, for instance on a pattern with too many states, allows nothing but the end of the text
+    from there on. Such an end is a problem, and no answer.
+    """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
+        self.problem: str | None = None
+        """Why the text is not held to its form any more; None while it is."""
 
-    def consume(self, tokens: Sequence[int]) -> None:
-        """Takes what was written.
-
-        Raises:
-            EngineError: nothing can be told of what may follow.
-        """
-        if not self.matcher.consume_tokens(list(tokens)):
-            raise EngineError(f"The text could not be held to its schema: {self.matcher.get_error()}")
+    def consume(self, tokens: Sequence[int], *, ended: bool = False) -> None:
+        """Takes what was written, without the token that ended it if it has `ended`."""
+        kept = self.matcher.consume_tokens(list(tokens)) and not self.matcher.is_error()
+        if not kept or (ended and not self.matcher.is_accepting()):
+            reason = _trouble(self.matcher) or "it ended too early"
+            self.problem = f"The text could not be held to its JSON schema: {reason}. Make the schema simpler."
 
 
 class Grammars:
@@ -67,16 +73,38 @@ class Grammars:
     def _checked(self, schema: str) -> str:
         try:
             form = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"The JSON schema is no JSON: {error}.") from error
         if not isinstance(form, dict):
             raise UsageError("The JSON schema is no object.")
+        if not self._tokenizer.end_ids:
+            raise UsageError("The model has no token that ends a text, so no text can be held to a JSON schema.")
         form["x-guidance"] = {"whitespace_pattern": WITHIN}
-        grammar = LLMatcher.grammar_from_lark(f"start: /{BEFORE}/ value\nvalue: %json {json.dumps(form)}")
-        if problem := LLMatcher.validate_grammar(grammar, self._vocabulary):
-            reason = problem.partition("\n")[0].partition("JSON schema: ")[2] or problem.partition("\n")[0]
+        value = f"value: %json {json.dumps(form)}"
+        grammar = LLMatcher.grammar_from_lark(f"start: /{BEFORE}/ value\n{value}")
+        if reason := self._refusal(grammar, LLMatcher.grammar_from_lark(f"start: value\n{value}")):
             raise UsageError(f"The JSON schema cannot be kept to: {reason.rstrip('.')}.")
         return grammar
+
+    def _refusal(self, grammar: str, without_space: str) -> str | None:
+        """Why no text can be held to a grammar, as far as that shows before its first token."""
+        if problem := LLMatcher.validate_grammar(grammar, self._vocabulary):
+            reason = _first_line(problem)
+            return reason.partition("JSON schema: ")[2] or reason
+        trial = Constraint(LLMatcher(self._vocabulary, without_space))
+        begins = bool(allowed_tokens([trial], [()], self._num_ids, torch.device("cpu")).any())
+        return _trouble(trial.matcher) or (None if begins else STUCK)
+
+
+def _trouble(matcher: LLMatcher) -> str | None:
+    """Why a matcher has given up; None if it has not."""
+    if not matcher.is_error():
+        return None
+    return STUCK if matcher.stop_reason() == "NoExtensionBias" else _first_line(matcher.get_error())
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0].strip()
 
 
 _EXECUTOR = LLExecutor(1)

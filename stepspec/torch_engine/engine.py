@@ -26,6 +26,7 @@ from stepspec.engine import (
     Stop,
     TokenBuffer,
     Verification,
+    check_ids,
     check_room,
 )
 from stepspec.errors import EngineError, ModelError
@@ -172,22 +173,24 @@ class TorchEngine:
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
-        check_room(self, len(prompt), 1)
+        prompt_length = len(prompt)
+        check_room(self, prompt_length, 1)
+        check_ids(self.name, self._model.vocab_size, prompt, hint, sampling.named_ids)
         if drafting.drafter == "engine":
             drafting = Drafting()  # by itself this engine drafts nothing
         self._drafters.check(drafting.drafter)
         constraint = None
         if json_schema is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, json_schema)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
         call = Generation(
             prompt=prompt,
-            prompt_length=len(prompt),
+            prompt_length=prompt_length,
             loop=asyncio.get_running_loop(),
             asked_at=time.perf_counter(),
             row=Row(
                 prompt,
-                len(prompt),
+                prompt_length,
                 sampling,
                 drafting,
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
@@ -213,6 +216,8 @@ class TorchEngine:
     ) -> Verification:
         """See `Engine.verify`; scores are given in any case, as they cost nothing here."""
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
+        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._model.vocab_size, prompt, continuation, *asked)
         loop = asyncio.get_running_loop()
         call = Scoring(
             prompt=prompt,

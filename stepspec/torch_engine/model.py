@@ -1,24 +1,27 @@
 """A Hugging Face causal LM behind one primitive, `extend`: prefill, decode, verification and step scoring alike."""
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from stepspec.errors import ModelError, UsageError
+from stepspec.errors import ModelError, UsageError, reason_of
 from stepspec.hugging_face import loading_options
 from stepspec.torch_engine import attention
-from stepspec.torch_engine.attention import runs_of_like_length
+from stepspec.torch_engine.attention import UnsupportedAttentionError, runs_of_like_length
 from stepspec.torch_engine.body import make_body, make_head, sharing_weights
 from stepspec.torch_engine.cache import SlotCache
 
 CALL_BYTES = 120_000
 """Keys and values of a layer that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+"""How far off a model's own logits those over our cache may be, as a share of their spread, by what it computes in."""
 
 PIECE = 512
 """Ids of prompts that one pass reads; a step to be judged is read whole, however long."""
@@ -54,30 +57,44 @@ class CausalModel:
         self.max_context = _max_context(network.config)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
         self.cache = SlotCache()
-        reference = _first_logits(network)
-        network.set_attn_implementation(attention.NAME)
-        try:
-            self._body, self.logits = make_body(network), make_head(network)
-            same = network.config._attn_implementation == attention.NAME and self._reproduces(reference)
-        except Exception as error:
-            raise _not_reproduced(name, f"{type(error).__name__}: {error}") from error
-        if not same:
-            raise _not_reproduced(name, "its attention is not plain full attention")
+        self.position_bytes = 1
+        """What the keys and values of one position take; known once some have been written."""
+        self._reproduce()
+        self.position_bytes = self.cache.position_bytes
         self.cache = SlotCache()
         self.framed = self.device.type == "cuda"
+
+    def _reproduce(self) -> None:
+        """Puts our attention and layers in the place of the network's own.
+
+        Raises:
+            ModelError: together with our cache they do not give the network's own logits.
+        """
+        network, deviation, failure = self.network, torch.inf, None
+        usual: Any = network.config._attn_implementation
+        try:
+            reference = _own_logits(network)
+        except Exception as error:
+            raise ModelError(f"{self.name} does not run: {type(error).__name__}: {reason_of(error)}.") from error
+        network.set_attn_implementation(attention.NAME)
+        reached = network.config._attn_implementation == attention.NAME
+        try:
+            self._body, self.logits = make_body(network), make_head(network)
+            deviation = self._deviation(reference[-1])
+        except Exception as error:
+            failure = error
+        if not reached or deviation > TOLERANCE[network.dtype]:
+            network.set_attn_implementation(usual)
+            reason = _difference(network, reference, reached) or _failure(failure, deviation)
+            raise ModelError(
+                f"The torch engine does not reproduce {self.name}: {reason}. "
+                "Serve it with vLLM or another server instead."
+            ) from failure
 
     @property
     def weight_bytes(self) -> int:
         """What the weights take."""
         return sum(parameter.nbytes for parameter in self.network.parameters())
-
-    @property
-    def position_bytes(self) -> int:
-        """What the keys and values of one position take."""
-        text = self.network.config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return 2 * self.num_layers * heads * size * self.network.dtype.itemsize
 
     def runs_of(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
         """What attention had better make of rows that are so many positions long."""
@@ -193,23 +210,48 @@ class CausalModel:
             self.cache.lengths[slot] = length
 
     @torch.inference_mode()
-    def _reproduces(self, reference: Tensor) -> bool:
-        """Whether our cache, attention and layers give the model's own logits, whatever its configuration says."""
-        ids = [token % self.vocab_size for token in range(5, 13)]
+    def _deviation(self, reference: Tensor) -> float:
+        """How far off the model's own logits [V] ours are, whatever its configuration says; a share of their spread.
+
+        Read in pieces, in rows of unlike lengths, after a rollback, and on a branch beside another.
+        """
+        ids = _trial_ids(self.network)
         self.extend([0, 1], [ids[:5], ids[:3]])
         ragged = self.extend([0, 1], [ids[5:], ids[3:]])
         self.rollback(0, 5)
         alone = self.extend([0], [ids[5:]], keep=[[2]])
-        ends = torch.stack([each[-1] for each in (*ragged, *alone)]).float()  # [3, V]
-        tolerance = 1e-3 if self.network.dtype == torch.float32 else 0.1
+        self.rollback(0, 5)
+        beside = self.extend([0], [[*ids[:2], *ids[5:]]], branches=[[2, 3]])
+        ends = torch.stack([each[-1] for each in (*ragged, *alone, *beside)]).float()  # [4, V]
         spread = (reference - reference.mean()).norm()  # relative to it, as a small model's logits are small
-        return bool(((ends - reference).norm(dim=-1) <= tolerance * spread).all())
+        return float(((ends - reference).norm(dim=-1) / spread).nan_to_num(torch.inf).max())
 
 
-def _not_reproduced(name: str, reason: str) -> ModelError:
-    return ModelError(
-        f"The torch engine does not reproduce {name}: {reason}. Serve it with vLLM or another server instead."
-    )
+def _difference(network: PreTrainedModel, reference: Tensor, reached: bool) -> str | None:
+    """What sets a network apart from those that the engine reproduces; None if that is not known.
+
+    Args:
+        network: with its own attention.
+        reference: what `_own_logits` gave.
+        reached: whether the network takes the attention that it is given.
+    """
+    shorter = _own_logits(network, len(reference) - 3)
+    if (shorter[-1] - reference[-4]).norm() > TOLERANCE[network.dtype] * reference[-4].norm():
+        return "what it makes of a token depends on those that follow"
+    if not reached:
+        return "its attention is code of its own, outside of transformers' attention interface"
+    if "position_ids" not in inspect.signature(network.base_model.forward).parameters:
+        return "it numbers the positions of a text by itself"
+    return None
+
+
+def _failure(error: Exception | None, deviation: float) -> str:
+    """What was seen of a network that the engine does not reproduce."""
+    if isinstance(error, UnsupportedAttentionError):
+        return str(error)
+    if error is not None:
+        return f"its layers fail over the engine's cache ({type(error).__name__}: {reason_of(error)})"
+    return f"its logits over the engine's cache are off by {deviation:.2g} of their spread"
 
 
 def _max_context(config: Any) -> int:
@@ -235,12 +277,17 @@ def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[int]], w
     return torch.tensor([numbers, shifts])
 
 
-@torch.inference_mode()
-def _first_logits(network: PreTrainedModel) -> Tensor:
-    """The model's own logits after a few tokens, without a cache or anything else of ours; [V]."""
+def _trial_ids(network: PreTrainedModel) -> list[int]:
+    """A few tokens to try a network on."""
     vocab_size = int(network.config.get_text_config().vocab_size)
-    ids = torch.tensor([[token % vocab_size for token in range(5, 13)]], device=network.device)
-    return network(input_ids=ids, use_cache=False).logits[0, -1].float()
+    return [token % vocab_size for token in range(5, 13)]
+
+
+@torch.inference_mode()
+def _own_logits(network: PreTrainedModel, length: int | None = None) -> Tensor:
+    """The model's own logits after each of the first `length` trial tokens, without a cache of ours; [T, V]."""
+    ids = torch.tensor([_trial_ids(network)[:length]], device=network.device)
+    return network(input_ids=ids, use_cache=False).logits[0].float()
 
 
 def refuse_unsupported(config: Any, name: str) -> None:
@@ -265,9 +312,42 @@ def refuse_unsupported(config: Any, name: str) -> None:
         reason = "it has no attention layers"
     if reason:
         raise ModelError(
-            f"The torch engine cannot serve {name}: {reason}, and only full attention can be rolled back. "
+            f"The torch engine cannot serve {name}: {reason}, and only decoders of full attention can be rolled back. "
             "Serve it with vLLM or another server instead."
         )
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+"""What of a configuration makes a model large. No more weights can be on disk than there are bits."""
+
+
+def _check_weights(folder: Path, config: Any) -> None:
+    """Whether a folder's weights may be read, and are as many as its configuration makes room for.
+
+    Raises:
+        ModelError: they are pickles, which can run code; or the configuration describes a far larger model.
+    """
+    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    pickles = [file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern)]
+    if pickles and not files:
+        raise ModelError(
+            f"The weights of {str(folder)!r} are pickles ({pickles[0]}), which can run any code when they are read. "
+            "Convert them to safetensors."
+        )
+    if not files:
+        return  # of the hub, or missing, which is told by whoever looks for them
+    text, most = config.get_text_config(), sum(file.stat().st_size for file in files) * 8
+    sizes = {name: getattr(text, name, None) for name in SIZES}
+    for name, size in sizes.items():
+        if size is not None and not (isinstance(size, int) and 1 <= size <= most):
+            raise ModelError(
+                f"The configuration of {str(folder)!r} has {name} = {size!r}; its weights do not fit that."
+            )
+    for name in ("vocab_size", "num_hidden_layers"):
+        if (sizes[name] or 0) * (sizes["hidden_size"] or 0) > most:
+            raise ModelError(
+                f"The configuration of {str(folder)!r} has {name} = {sizes[name]}; its weights do not fit that."
+            )
 
 
 def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -284,14 +364,16 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
     try:
         config = AutoConfig.from_pretrained(name, **options)
         refuse_unsupported(config, name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True, **options)
+        _check_weights(Path(name), config)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+        )
         network, report = loaded
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # a configuration with any values in it fails in any way
         place = "folder" if Path(name).exists() else "hub name or folder"
-        first_line = str(error).strip().split("\n")[0]
-        raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {first_line}") from error
+        raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {reason_of(error)}.") from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, such as {missing[0]}.")
     return network.to(device)

@@ -43,12 +43,12 @@ class Row:
     @property
     def last(self) -> int:
         """The newest token, which no cache has read yet."""
-        return self.generated[-1] if self.generated else self.buffer.since(self.prompt_length - 1)[0]
+        return self.ids_from(self.length - 1)[0]
 
     def ids_from(self, position: int) -> list[int]:
         """The row's ids from a position of its text on."""
         beyond = max(0, position - self.prompt_length)
-        return self.buffer.since(position)[: max(0, self.prompt_length - position)] + self.generated[beyond:]
+        return self.buffer.since(position, self.prompt_length) + self.generated[beyond:]
 
     def emit(self, tokens: Sequence[int], num_drafted: int) -> int:
         """Takes new tokens up to the one that ends the generation; says how many of the first `num_drafted` it took."""
@@ -58,6 +58,7 @@ class Row:
             self.end = self.watch.feed(token)
             if self.end is not None:
                 break
-        if self.constraint is not None and self.end is None:
-            self.constraint.consume(self.generated[before:])
+        if self.constraint is not None:
+            ended = self.end == "token"
+            self.constraint.consume(self.generated[before : len(self.generated) - ended], ended=ended)
         return min(num_drafted, len(self.generated) - before)

@@ -95,7 +95,7 @@ class Scheduler:
                 return
             del self._waiting[0]
             call.queue_s = time.perf_counter() - call.asked_at
-            unread = self._slots.unread(slot, call.prompt, at_most=call.prompt_length - 1)
+            unread = self._slots.unread(slot, call.prompt, call.prompt_length)
             call.slot = slot
             for each in (self._metrics, call.metrics):
                 each.prompt_tokens += call.prompt_length
@@ -176,6 +176,10 @@ class Scheduler:
         if flush:
             self._flushed_at = now
         for call in list(self._running):
+            if call.problem is not None:
+                self._leave(call)
+                call.fail(EngineError(call.problem))
+                continue
             if flush or call.row.end is not None or call.num_sent == 0:
                 call.send()
             if call.row.end is not None:

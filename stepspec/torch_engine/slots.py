@@ -105,25 +105,25 @@ class SlotTable:
                 self.model.rollback(slot.index, 0)
                 slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
 
-    def unread(self, slot: Slot, buffer: TokenBuffer, *, at_most: int) -> list[int]:
-        """The buffer's ids that the slot has not read, after rolling back whatever disagrees with the buffer.
+    def unread(self, slot: Slot, buffer: TokenBuffer, prompt_length: int) -> list[int]:
+        """The buffer's first `prompt_length` ids that the slot has not read, the last of them in any case.
 
-        At most `at_most` ids of the buffer are taken as read, so that the caller gets the logits it needs.
+        Whatever disagrees with the buffer is rolled back. What the buffer holds beyond that length, because it grew
+        after the call was made, is no part of the call.
         """
-        new = buffer.since(slot.agreed)
-        known = min(slot.agreed + _common_prefix(slot.ids[slot.agreed :], new), at_most)
+        new = buffer.since(slot.agreed, prompt_length)
+        known = min(slot.agreed + _common_prefix(slot.ids[slot.agreed :], new), prompt_length - 1)
         self.model.rollback(slot.index, known)
         slot.agreed = known
         del slot.ids[known:]
-        return buffer.since(known)
+        return buffer.since(known, prompt_length)
 
     def remember(self, slot: Slot, buffer: TokenBuffer, prompt_length: int, beyond: Sequence[int]) -> None:
         """Notes that the slot was given the buffer's first `prompt_length` ids and then `beyond`.
 
         What was read after those is rolled back; what was not read yet is not counted as held.
         """
-        given = buffer.since(len(slot.ids))[: prompt_length - len(slot.ids)]
-        slot.ids += [*given, *beyond]
+        slot.ids += [*buffer.since(len(slot.ids), prompt_length), *beyond]
         held = min(self.model.cache_length(slot.index), len(slot.ids))
         self.model.rollback(slot.index, held)
         slot.agreed = min(prompt_length, held)

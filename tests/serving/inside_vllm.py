@@ -74,12 +74,17 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
         f"{weights / 'target'}?max_model_length=7",
         str(weights / "nothing"),
         f"{weights / 'target'}?dtype=int3",
+        f"{weights / 'target'}?max_model_len=999999",
     ):
         try:
             VllmEngine.load(spec)
         except StepSpecError as error:
             errors.append([type(error).__name__, str(error)])
     found["errors"] = errors
+    try:
+        await target.verify(TokenBuffer([10**6]), [1])
+    except StepSpecError as error:
+        found["wrong id"] = str(error)
     await target.aclose()
     try:
         await write(asked["prompts"][0])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,11 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
     assert found["metrics"]["compute"] > found["metrics"]["queue"] >= 0
     assert found["from_other_loop"] == found["texts"][0]
-    unknown, nowhere, wrong = found["errors"]
+    unknown, nowhere, wrong, too_long = found["errors"]
     assert unknown[0] == "UsageError"
     assert "Did you mean 'max_model_len'" in unknown[1]
-    assert nowhere[0] == wrong[0] == "ModelError"
+    assert nowhere[0] == wrong[0] == too_long[0] == "ModelError"
+    assert re.search(r"dtype: Input should be .*, got 'int3'\.$", wrong[1])
+    assert "max_model_len (999999) is greater than the derived max_model_len" in too_long[1]
+    assert "Token id 1000000 is not in the vocabulary" in found["wrong id"]
     assert "closed" in found["closed"]

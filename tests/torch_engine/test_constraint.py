@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from scipy.stats import chi2_contingency
 
 from stepspec import Pair, Sampling, StepSpec, load_pair
 from stepspec.engine import Chunk, DrafterName, Drafting, Stop, TokenBuffer, collect
-from stepspec.errors import UsageError
+from stepspec.errors import EngineError, UsageError
 from stepspec.hugging_face import load_tokenizer
 from stepspec.mini import WEIGHTS
 from stepspec.tools import Toolbox, schema_text
@@ -54,6 +56,27 @@ async def write(
 def fits(value: Any) -> bool:
     """Whether it is what `FORM` describes."""
     return isinstance(value, list) and 2 <= len(value) <= 4 and all(each in FORM["items"]["enum"] for each in value)  # type: ignore[index]
+
+
+def never(value: Any) -> bool:
+    """There is no such text."""
+    return False
+
+
+def isinstance_of_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def matching(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+def nested(depth: int) -> Any:
+    """A list in a list in a list."""
+    form: Any = {"type": "array", "minItems": 1}
+    for _ in range(depth):
+        form = {"type": "array", "items": form, "minItems": 1}
+    return form
 
 
 @pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"])
@@ -134,6 +157,68 @@ async def test_calls_of_tools_whose_parameters_refer_to_definitions(pair: Pair) 
 async def test_a_schema_that_is_none_is_refused(pair: Pair, form: Any, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         await write(pair, form)
+
+
+A_TO_B = "((a{1,100}){1,100}){1,100}b"
+FEW = "^(a{1,3}){1,3}b$"
+HOSTILE: dict[str, tuple[Any, Callable[[Any], bool]]] = {
+    "nothing but itself": ({"$ref": "#"}, never),
+    "two that are each other": (
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        never,
+    ),
+    "itself without end": (
+        {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"], "additionalProperties": False},
+        never,
+    ),
+    "itself or a number": ({"anyOf": [{"$ref": "#"}, {"type": "integer"}]}, lambda value: isinstance(value, int)),
+    "a pattern of too many states": ({"type": "string", "pattern": f"^{A_TO_B}$"}, matching(A_TO_B)),
+    "one inside a list": ({"type": "array", "items": {"type": "string", "pattern": f"^{A_TO_B}$"}}, isinstance_of_list),
+    "a pattern of few states": ({"type": "string", "pattern": FEW}, matching(FEW)),
+    "a long list": ({"type": "array", "items": {"const": "a"}, "minItems": 5000}, never),
+    "many names": (
+        {"type": "object", "properties": {f"a{n}": {"const": 1} for n in range(300)}, "additionalProperties": False},
+        lambda value: isinstance(value, dict),
+    ),
+    "no type": ({"type": []}, never),
+    "nested deeply": (nested(300), never),
+}
+
+
+async def test_a_text_that_ends_is_what_its_schema_describes(pair: Pair) -> None:
+    """Or the schema is refused, the text is cut, or the call fails; whatever the model would like to write."""
+    likes_a = tuple((id, 30.0) for id in range(200) if pair.target.tokenizer.piece(id) in ("a", '"a', "aa"))
+
+    async def outcome(kind: str, drafter: DrafterName, sampling: Sampling) -> str:
+        form, fits_form = HOSTILE[kind]
+        try:
+            text, chunk = await write(pair, form, drafter, sampling, Stop(40))
+        except (UsageError, EngineError) as error:
+            failure = error
+        else:
+            failure = None
+        if failure is not None:
+            assert re.fullmatch(".*JSON schema.*", str(failure)), "one line"
+            return type(failure).__name__
+        assert chunk.end == "length" or fits_form(json.loads(text)), kind
+        return str(chunk.end)
+
+    samplings = [GREEDY, Sampling(logit_bias=likes_a), Sampling(1.5, seed=1)]
+    drafters: list[DrafterName] = ["none", "draft-model"]
+    outcomes = await asyncio.gather(*(outcome(*each) for each in product(HOSTILE, drafters, samplings)))
+    assert set(outcomes) == {"UsageError", "EngineError", "length", "token"}
+
+
+async def test_a_grammar_that_gives_up_fails_its_own_call_alone(pair: Pair) -> None:
+    """The others of its rounds go on."""
+    likes_a = Sampling(logit_bias=((pair.target.tokenizer.encode("a")[0], 30.0),))
+    hostile = write(pair, HOSTILE["a pattern of too many states"][0], sampling=likes_a)
+    alone = await write(pair)
+    failed, together = await asyncio.gather(hostile, write(pair), return_exceptions=True)
+    assert isinstance(failed, EngineError)
+    assert str(failed).startswith("The text could not be held to its JSON schema: lexer error")
+    assert not isinstance(together, BaseException)
+    assert together[0] == alone[0]
 
 
 async def test_a_wrong_schema_is_refused_before_anything_is_thought(pair: Pair) -> None:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from tiny_models import (
     DRAFTED,
+    EXPERTS,
     FAMILIES,
     generate,
     generate_all,
@@ -98,6 +99,18 @@ async def test_concurrent_calls_with_other_drafters_equal_transformers(
     assert [list(chunk.ids) for chunk in chunks] == expected[:3]
     if num_tokens:
         assert 0 < sum(chunk.accepted for chunk in chunks) < sum(chunk.drafted for chunk in chunks)
+
+
+@pytest.mark.parametrize("family", [*EXPERTS, "opt"])
+async def test_experts_and_decoders_of_their_own_change_nothing(family: str) -> None:
+    """With and without drafting, in passes that calls share."""
+    network = make_network(make_config(family))
+    expected = [slow_greedy(network, prompt, NUM_NEW) for prompt in PROMPTS]
+    async with serving(make_model(network), make_model(noisy_copy(network, NOISE))) as engine:
+        for drafting in (Drafting(), DRAFTED, Drafting("early-exit", 3)):
+            chunks = await generate_all(engine, PROMPTS, NUM_NEW, drafting)
+            assert [list(chunk.ids) for chunk in chunks] == expected
+            assert drafting.drafter != "draft-model" or sum(chunk.accepted for chunk in chunks) > 0
 
 
 async def test_greedy_and_sampled_calls_share_rounds_without_harm() -> None:

@@ -1,7 +1,7 @@
 """How much of a device's memory caches are given."""
 
 import pytest
-from tiny_models import GROUPED, llama_config, make_model, make_network
+from tiny_models import EXPERTS, GROUPED, make_config, make_model, make_network
 
 from stepspec.errors import ModelError
 from stepspec.torch_engine.memory import Room, fitting
@@ -23,8 +23,10 @@ def test_too_little_memory_is_refused_with_how_much_would_be_needed() -> None:
         fitting(10**8, POSITION, max_slots=64, max_context=8192, name="big")
 
 
-def test_a_positions_bytes_are_those_that_the_cache_takes() -> None:
-    model = make_model(make_network(llama_config()))
+@pytest.mark.parametrize("family", ["llama", *EXPERTS])
+def test_a_positions_bytes_are_those_that_the_cache_takes(family: str) -> None:
+    model = make_model(make_network(make_config(family)))
     model.extend([0], [[1, 2, 3]])
     assert model.cache.num_bytes == model.position_bytes * model.cache.capacity
-    assert model.position_bytes == 2 * GROUPED["num_hidden_layers"] * GROUPED["num_key_value_heads"] * 8 * 4
+    if family == "llama":
+        assert model.position_bytes == 2 * GROUPED["num_hidden_layers"] * GROUPED["num_key_value_heads"] * 8 * 4

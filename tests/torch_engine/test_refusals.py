@@ -11,12 +11,15 @@ from safetensors.torch import load_file, save_file
 from tiny_models import GROUPED, llama_config, make_network, make_tokenizer, slow_logits
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
     BertConfig,
     BloomConfig,
+    DogeConfig,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GPTNeoConfig,
+    GptOssConfig,
     JambaConfig,
     LlamaConfig,
     MambaConfig,
@@ -32,7 +35,7 @@ from transformers import (
 
 from stepspec import hugging_face
 from stepspec.errors import ModelError
-from stepspec.hugging_face import load_tokenizer, weights_hash
+from stepspec.hugging_face import load_tokenizer, template_problem, weights_hash
 from stepspec.torch_engine.engine import TorchEngine
 from stepspec.torch_engine.model import CausalModel
 
@@ -64,13 +67,30 @@ UNSUPPORTED = {
     "Jamba": (JambaConfig(**GROUPED), "has layers of type"),
 }
 
-NOT_REPRODUCED = {
-    "BERT, which sees what follows": BertConfig(**SMALL, **TRAINED, intermediate_size=48),
-    "Bloom, which biases its scores": BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4),
-    "Falcon with such a bias": FalconConfig(**SMALL, alibi=True),
-    "GPT-Neo, which has an attention of its own": GPTNeoConfig(
-        vocab_size=48, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+OWN_ATTENTION = "its attention is code of its own, outside of transformers' attention interface"
+LOCAL = [[["global", "local"], 1]]
+EIGHT = {"head_dim": 8}
+
+NOT_REPRODUCED: dict[str, tuple[PreTrainedConfig, str]] = {
+    "BERT": (
+        BertConfig(**SMALL, **TRAINED, intermediate_size=48),
+        "what it makes of a token depends on those that follow",
     ),
+    "Bloom": (BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4), OWN_ATTENTION),
+    "Falcon with ALiBi": (FalconConfig(**SMALL, alibi=True), OWN_ATTENTION),
+    "GPT-Neo": (
+        GPTNeoConfig(vocab_size=48, hidden_size=32, num_layers=2, num_heads=4, attention_types=LOCAL),
+        OWN_ATTENTION,
+    ),
+    "BART's decoder": (
+        BartConfig(vocab_size=48, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),
+        "it numbers the positions of a text by itself",
+    ),
+    "GPT-OSS without windows": (
+        GptOssConfig(**GROUPED, **EIGHT, num_local_experts=4, layer_types=["full_attention"] * 2),
+        "its attention has sinks",
+    ),
+    "Doge": (DogeConfig(**GROUPED), "its layers add numbers of their own to the scores of attention"),
 }
 
 
@@ -86,9 +106,12 @@ def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(
 
 @pytest.mark.parametrize("kind", NOT_REPRODUCED)
 def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs(kind: str) -> None:
-    network = make_network(NOT_REPRODUCED[kind])
-    with pytest.raises(ModelError, match=r"does not reproduce odd: .* Serve it with vLLM"):
-        CausalModel(network, "odd")
+    config, reason = NOT_REPRODUCED[kind]
+    with pytest.raises(ModelError) as refusal:
+        CausalModel(make_network(config), "odd")
+    assert str(refusal.value) == (
+        f"The torch engine does not reproduce odd: {reason}. Serve it with vLLM or another server instead."
+    )
 
 
 def save_model(folder: Path, config: PreTrainedConfig | None = None) -> None:
@@ -136,6 +159,108 @@ def missing_weights(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
+def with_config(folder: Path, **changes: object) -> None:
+    save_model(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8")) | changes), "utf-8")
+
+
+CONFIGS: dict[str, dict[str, object]] = {
+    "no heads": {"num_attention_heads": 0},
+    "no key heads": {"num_key_value_heads": 0},
+    "a vocabulary in words": {"vocab_size": "many"},
+    "a width that is a list": {"hidden_size": [32]},
+    "layers below none": {"num_hidden_layers": -1},
+    "more layers than anybody has": {"num_hidden_layers": 10**9},
+    "a vocabulary beyond memory": {"vocab_size": 10**12},
+    "an end that is no token": {"eos_token_id": "the end"},
+    "an activation that is none": {"hidden_act": "guess"},
+    "a rope of a number": {"rope_parameters": 7},
+    "a context of a word": {"max_position_embeddings": "long"},
+}
+
+
+class Payload:
+    """Writes a file when it is read as a pickle."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.file,)
+
+
+HEADS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+    "none": dict,
+    "no heads": lambda: {"heads": torch.zeros(0, 48, 32), "blocks": torch.zeros(0, 32, 32)},
+    "no blocks": lambda: {"heads": torch.zeros(2, 48, 32)},
+    "fewer blocks": lambda: {"heads": torch.zeros(2, 48, 32), "blocks": torch.zeros(1, 32, 32)},
+    "another width": lambda: {"heads": torch.zeros(2, 48, 64), "blocks": torch.zeros(2, 64, 64)},
+    "a number": lambda: {"heads": torch.tensor(1.0), "blocks": torch.zeros(2, 32, 32)},
+    "no numbers": lambda: {"heads": torch.full((2, 48, 32), torch.nan), "blocks": torch.zeros(2, 32, 32)},
+}
+
+THRICE = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + 3 * "{% endfor %}"
+RECURSION = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+TEMPLATES = {
+    THRICE: "it does not come to an end",
+    RECURSION: "it recurses without end",
+    "{{ 'a' * 10000000000 }}": "it takes more than 1024 MiB of memory",
+    "{{ 'a' * 10000000 }}": "it makes 10000000 characters of a short conversation",
+    "{% for %}": "it is no template",
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_configuration_that_cannot_be_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    with_config(tmp_path, **CONFIGS[kind])
+    check_refusal(tmp_path, ".")
+
+
+def test_weights_that_may_run_code_are_not_read(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Payload(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    check_refusal(tmp_path, "are pickles .*Convert them to safetensors")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", [*HEADS, "cut off", "a pickle"])
+def test_heads_of_another_form_are_refused_with_theirs(kind: str, tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "medusa").mkdir()
+    file = tmp_path / "medusa" / "heads.safetensors"
+    if kind == "a pickle":
+        torch.save({"heads": Payload(tmp_path / "ran")}, file)
+    else:
+        save_file(HEADS.get(kind, HEADS["no blocks"])(), file)
+    if kind == "cut off":
+        file.write_bytes(file.read_bytes()[:-7])
+    check_refusal(tmp_path, "The Medusa heads in")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_that_takes_too_much_is_refused(template: str) -> None:
+    assert (template_problem(template) or "").startswith(TEMPLATES[template])
+
+
+def test_a_model_is_refused_for_its_template_and_one_that_refuses_conversations_is_not(tmp_path: Path) -> None:
+    save_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(RECURSION, "utf-8")
+    with pytest.raises(ModelError, match=r"The chat template of .* cannot be used: it recurses without end"):
+        load_tokenizer(str(tmp_path))
+    picky = "{{ raise_exception('no') }}{% generation %}{{ messages[0].x.y }}{% endgeneration %}"
+    assert template_problem(picky) is None
+
+
+def check_refusal(folder: Path, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as refusal:
+        TorchEngine.load(str(folder), device="cpu")
+    assert str(folder) in str(refusal.value) or folder.name in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
 def no_tokenizer(folder: Path) -> None:
     save_model(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -158,10 +283,7 @@ def no_tokenizer(folder: Path) -> None:
 )
 def test_a_folder_that_is_no_model_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     spoil(tmp_path)
-    with pytest.raises(ModelError) as refusal:
-        TorchEngine.load(str(tmp_path), device="cpu")
-    assert str(tmp_path) in str(refusal.value)
-    assert "\n" not in str(refusal.value)
+    check_refusal(tmp_path, ".")
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import gc
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, random_ids, slow_logits
 
 from stepspec.engine import TokenBuffer
@@ -20,7 +22,7 @@ def use(table: SlotTable, buffer: TokenBuffer, beyond: list[int] | None = None) 
     """One call: reads what is unread, then `beyond`; gives the slot back and says which ids it read."""
     slot = table.acquire(buffer)
     assert slot is not None
-    read = table.unread(slot, buffer, at_most=len(buffer) - 1) + (beyond or [])
+    read = table.unread(slot, buffer, len(buffer)) + (beyond or [])
     table.model.extend([slot.index], [read])
     table.remember(slot, buffer, len(buffer), beyond or [])
     table.release(slot)
@@ -108,7 +110,7 @@ def test_a_copied_prefix_gives_the_logits_that_reading_it_gives(table: SlotTable
     use(table, first)
     slot = table.acquire(second)
     assert slot is not None
-    unread = table.unread(slot, second, at_most=len(second) - 1)
+    unread = table.unread(slot, second, len(second))
     with torch.inference_mode():
         (copied,) = table.model.extend([slot.index], [unread])
         fresh = table.model.with_own_cache()
@@ -172,3 +174,31 @@ def test_forgotten_slots_are_read_anew(table: SlotTable) -> None:
     table.forget()
     table.check()
     assert use(table, buffer)[1] == buffer.since(0)
+
+
+NETWORK = make_network(llama_config())
+GROWING = SlotTable(make_model(NETWORK), max_slots=2)
+IDS = st.lists(st.integers(0, 3), max_size=6)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(st.lists(IDS, min_size=2, max_size=2), st.lists(st.tuples(st.integers(0, 1), IDS, IDS), max_size=8))
+@torch.inference_mode()
+def test_a_call_reads_its_own_prompt_however_its_buffer_has_grown_since(
+    texts: list[list[int]], calls: list[tuple[int, list[int], list[int]]]
+) -> None:
+    """A call on either buffer is made; then the buffer grows; then the call reads."""
+    buffers = [TokenBuffer([5, *ids]) for ids in texts]
+    for which, grown, beyond in calls:
+        buffer = buffers[which]
+        prompt = buffer.since(0)
+        buffer.append(grown)
+        slot = GROWING.acquire(buffer)
+        assert slot is not None
+        read = GROWING.unread(slot, buffer, len(prompt))
+        assert read == prompt[GROWING.model.cache_length(slot.index) :] != []
+        logits = GROWING.model.extend([slot.index], [[*read, *beyond]])[0]
+        assert torch.allclose(logits, slow_logits(NETWORK, [*prompt, *beyond])[-len(logits) :], atol=1e-4)
+        GROWING.remember(slot, buffer, len(prompt), beyond)
+        GROWING.release(slot)
+        GROWING.check()

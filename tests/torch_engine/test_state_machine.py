@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from tiny_models import llama_config, make_heads, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
 
-from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification, collect
 from stepspec.torch_engine.engine import TorchEngine
 
 T = TypeVar("T")
@@ -92,6 +92,21 @@ class Histories(RuleBasedStateMachine):
 
         for text, chunk in zip(several, self.wait(together()), strict=True):
             assert list(chunk.ids) == greedy_after(text.since(0), num_tokens)
+
+    @rule(text=texts, num_tokens=st.integers(1, 6), drafting=DRAFTINGS, ids=st.lists(IDS, min_size=1, max_size=9))
+    def grow_while_calls_wait(self, text: TokenBuffer, num_tokens: int, drafting: Drafting, ids: list[int]) -> None:
+        """Calls answer for the text as it was when they were made."""
+        before = text.since(0)
+
+        async def together() -> tuple[Chunk, Verification]:
+            calls = asyncio.gather(self.generation(text, num_tokens, drafting), self.engine.verify(text, ids))
+            await asyncio.sleep(0)  # the calls are made
+            text.append(ids)
+            return await calls
+
+        chunk, verification = self.wait(together())
+        assert list(chunk.ids) == greedy_after(before, num_tokens)
+        assert verification.next_choice == int(logits_after([*before, *ids]).argmax())
 
     @rule(text=texts, step=st.lists(IDS, max_size=9), probe=st.lists(IDS, max_size=4), accepted=st.booleans())
     def verify(self, text: TokenBuffer, step: list[int], probe: list[int], accepted: bool) -> None:

@@ -11,14 +11,18 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    OPTConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
@@ -62,11 +66,43 @@ def make_config(family: str, **changes: object) -> PreTrainedConfig:
         return MistralConfig(**(GROUPED | {"sliding_window": None} | changes))
     if family == "gpt-neox":
         return GPTNeoXConfig(**(SHAPE | changes))
+    if family in EXPERTS:
+        kind, shape = EXPERTS[family]
+        return kind(**(GROUPED | shape | changes))
+    if family == "opt":
+        return OPTConfig(**(SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": WEIGHT_SCALE} | changes))
     assert family == "gpt2", family
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shape = {"vocab_size": VOCAB_SIZE, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
     return GPT2Config(**(shape | ends | {"initializer_range": WEIGHT_SCALE} | changes))
 
+
+EXPERTS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
+    "deepseek-v3": (
+        DeepseekV3Config,
+        {
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 6,
+        },
+    ),
+}
+"""Families whose layers choose among experts, with what their configurations have besides; DeepSeek-V3 has keys and
+values of different sizes too."""
 
 FAMILIES = ["llama", "qwen3", "mistral", "gpt-neox"]
 

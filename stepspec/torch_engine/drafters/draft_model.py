@@ -54,7 +54,7 @@ class DraftModel(Drafter):
         if row not in self._slots:
             slot = self._table.acquire(row.buffer)
             assert slot is not None, "there are as many slots as the target has"
-            self._table.unread(slot, row.buffer, at_most=row.prompt_length - 1)
+            self._table.unread(slot, row.buffer, row.prompt_length)
             self._slots[row] = slot
         return self._slots[row]
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, reason_of
 from stepspec.torch_engine import sampling
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.frames import captured
@@ -41,16 +42,26 @@ def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
     """The heads that lie beside a model's weights; None if there are none.
 
     Raises:
-        ModelError: they are those of another model.
+        ModelError: they are those of another model, or none.
     """
     file = folder / FILE
     if not file.exists():
         return None
-    weights = load_file(file)
-    shape, width = tuple(weights["heads"].shape), model.network.config.get_text_config().hidden_size
-    if shape[1:] != (model.vocab_size, width):
-        raise ModelError(f"The Medusa heads in {file} are of shape {shape}; the model beside them is another.")
-    heads = MedusaHeads(shape[0], width, model.vocab_size)
+    try:
+        weights = load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"The Medusa heads in {file} cannot be read: {reason_of(error)}.") from error
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    width = model.network.config.get_text_config().hidden_size
+    count = shapes.get("heads", (0,))[0] if shapes.get("heads") else 0
+    if count < 1 or shapes != {"heads": (count, model.vocab_size, width), "blocks": (count, width, width)}:
+        raise ModelError(
+            f"The Medusa heads in {file} are of shapes {shapes}; the model beside them takes K of "
+            f"{(model.vocab_size, width)} named 'heads' and K of {(width, width)} named 'blocks', K at least 1."
+        )
+    if not all(weight.is_floating_point() and weight.isfinite().all() for weight in weights.values()):
+        raise ModelError(f"The Medusa heads in {file} are no finite numbers.")
+    heads = MedusaHeads(count, width, model.vocab_size)
     heads.load_state_dict(weights)
     return heads.to(model.device, model.network.dtype)
 

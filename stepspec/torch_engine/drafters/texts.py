@@ -48,8 +48,8 @@ class Library(Generic[S]):
 
     def _opened(self, row: Row) -> Texts[S]:
         source, num_known = self._buffers.get(row.buffer) or (self._make(), 0)
-        source.append(row.buffer.since(num_known))
-        self._buffers[row.buffer] = source, len(row.buffer)
+        source.append(row.buffer.since(num_known, row.prompt_length))
+        self._buffers[row.buffer] = source, max(num_known, row.prompt_length)
         own, tail = self._make(), row.ids_from(max(0, row.length - self._overlap))
         if row.hint:
             own.append([*tail, *row.hint])

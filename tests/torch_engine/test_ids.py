@@ -1,0 +1,83 @@
+"""Ids that no model has are refused with a sentence, wherever a call names them, before anything is read."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import VOCAB_SIZE, generate, llama_config, make_model, make_network, make_tokenizer
+
+from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, check_ids
+from stepspec.errors import UsageError
+from stepspec.torch_engine.engine import TorchEngine
+
+PLACES = ["prompt", "committed", "hint", "bias", "allowed", "continuation", "probe", "label"]
+WRONG = st.integers(max_value=-1) | st.integers(min_value=VOCAB_SIZE)
+
+
+def call(engine: TorchEngine, place: str, ids: list[int]) -> Coroutine[Any, Any, Any]:
+    """A call with these ids in that place."""
+    if place in ("prompt", "committed"):
+        prompt = TokenBuffer(ids if place == "prompt" else [1, 2])
+        prompt.append(ids)
+        return engine.verify(prompt, [3])
+    if place in ("continuation", "probe", "label"):
+        probe = Probe(tuple(ids) if place == "probe" else (4,), tuple(ids) if place == "label" else (5,))
+        return engine.verify(TokenBuffer([1, 2]), ids if place == "continuation" else [3], [probe])
+    bias = tuple((id, 1.0) for id in ids) if place == "bias" else ()
+    sampling = Sampling(logit_bias=bias, allowed=frozenset(ids) if place == "allowed" else None)
+    return generate(engine, [1, 2], 2, sampling=sampling, hint=ids if place == "hint" else ())
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_an_id_that_the_model_does_not_have_is_refused_by_its_number(data: st.DataObject) -> None:
+    place, wrong = data.draw(st.sampled_from(PLACES)), data.draw(WRONG)
+    right = data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=4))
+    ids = data.draw(st.permutations([*right, wrong]))
+
+    async def check() -> None:
+        engine = TorchEngine(MODEL, make_tokenizer())
+        try:
+            with pytest.raises(UsageError, match=rf"(id {wrong} is|got {wrong}\.)"):
+                await call(engine, place, ids)
+            await call(engine, place, right)
+        finally:
+            await engine.aclose()
+
+    asyncio.run(check())
+
+
+MODEL = make_model(make_network(llama_config()))
+
+
+@pytest.mark.parametrize("wrong", [1.5, "3", None, 1 << 40, -1])
+def test_what_is_no_id_is_not_committed(wrong: Any) -> None:
+    buffer = TokenBuffer([1, 2])
+    with pytest.raises(UsageError, match="Token ids must be whole numbers from 0 to 2147483647, got "):
+        buffer.append([3, wrong])
+    assert buffer.since(0) == [1, 2]
+
+
+class Unreadable(TokenBuffer):
+    """Nobody may look at its ids."""
+
+    def since(self, start: int, end: int | None = None) -> list[int]:
+        raise AssertionError("the ids of a prompt are not looked at again")
+
+
+def test_checking_a_call_looks_at_its_new_ids_alone() -> None:
+    prompt = Unreadable(range(VOCAB_SIZE))
+    check_ids("tiny", VOCAB_SIZE, prompt, [1], ())
+    with pytest.raises(UsageError, match=r"Token id 47 is not in the vocabulary of tiny, whose ids are 0 to 46\."):
+        check_ids("tiny", VOCAB_SIZE - 1, prompt)
+
+
+def test_a_stop_that_would_end_before_it_begins_is_refused() -> None:
+    for count in (0, -1):
+        with pytest.raises(UsageError, match=f"max_tokens must be at least 1, got {count}"):
+            Stop(count)
+    with pytest.raises(UsageError, match="A delimiter must not be empty"):
+        Stop(5, ("\n", ""))

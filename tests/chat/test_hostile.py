@@ -93,7 +93,7 @@ class Service:
 
     def wait_for(self, pattern: str) -> str:
         """The first line of the log that has the pattern."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             for line in list(self.lines):
                 if re.search(pattern, line):

@@ -6,6 +6,7 @@ text by itself: where it wants to, the target's own choice there decides, and th
 """
 
 import asyncio
+import json
 import math
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -16,7 +17,7 @@ from typing import Literal
 from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
 from stepspec.engine import Chunk, Drafting, Engine, Sampling, Stop, Verification, collect
-from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.errors import ContextError, EngineError, TargetError, UnknownIdError
 from stepspec.judges import Panel
 from stepspec.ledger import Ledger
 from stepspec.policy import Policy
@@ -104,12 +105,33 @@ class Controller:
             committed = "".join(step.text for step in self.transcript.steps)
             committed += self.answer.text if self.think_end is not None else self.transcript.open_text
             raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
-        for event in self.answer.finish():
+        with self.ledger.time("controller"):
+            last = list(self.answer.finish())
+        for event in last:
             self.ledger.shown(event)
             yield event
         with self.ledger.time("controller"):
+            self.check_json()
             result = self.result(len(prompt))
         yield Done(result)
+
+    def check_json(self) -> None:
+        """Refuses a text that ended by itself under a schema and is no JSON: an engine's grammar may give up midway.
+
+        Raises:
+            TargetError: it is such a text.
+        """
+        cut = not self.transcript.ended or self.answer.stopped or self.demands.stop_token_ids
+        if self.demands.json_schema is None or cut or self.answer.calls or not self.answer.text:
+            return
+        try:
+            json.loads(self.answer.text)
+        except ValueError as error:
+            raise TargetError(
+                f"{self.target.name} ended its answer before it was what the JSON schema describes. Make the schema "
+                f"simpler. Committed until then: {self.answer.text!r}.",
+                self.answer.text,
+            ) from error
 
     async def text(self) -> AsyncGenerator[Event, None]:
         """Thinking and answer, each by whom the policy wants to write it."""
@@ -181,7 +203,7 @@ class Controller:
             yield StepProposed(index, proposal.text, len(proposal.ids))
             try:
                 verification, verdict = await self.judge(proposal)
-            except ContextError:  # no room is left to judge in, but there may be some to write in
+            except (ContextError, UnknownIdError):  # there may be room to write in, if not to judge in
                 self.ledger.abandoned(len(proposal.ids))
                 return
             yield StepJudged(index, verdict.accepted, verdict.scores)
@@ -211,7 +233,7 @@ class Controller:
             with self.ledger.time("draft"):
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.deadline):
                     chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
-        except (EngineError, ContextError, TimeoutError) as error:
+        except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
             self.ledger.proposed(len(drafted))
             self.ledger.abandoned(len(drafted))
             if not isinstance(error, ContextError) and self.may_think_on():

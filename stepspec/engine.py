@@ -11,7 +11,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, get_args
 
-from stepspec.errors import ContextError, EngineError, UsageError
+from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 from stepspec.metrics import Metrics
 
 HIGHEST_ID = (1 << 31) - 1
@@ -453,7 +453,7 @@ def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequenc
     Looks at each of the `further` ids and at no more than the highest one of the prompt.
 
     Raises:
-        UsageError: one is not.
+        UnknownIdError: one is not.
     """
     for ids in ((prompt.highest,), *further):
         if ids:
@@ -463,7 +463,9 @@ def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequenc
 def _check_range(ids: Sequence[int], vocab_size: int, name: str) -> None:
     for id in (min(ids), max(ids)):
         if not 0 <= id < vocab_size:
-            raise UsageError(f"Token id {id} is not in the vocabulary of {name}, whose ids are 0 to {vocab_size - 1}.")
+            raise UnknownIdError(
+                f"Token id {id} is not in the vocabulary of {name}, whose ids are 0 to {vocab_size - 1}."
+            )
 
 
 async def side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:

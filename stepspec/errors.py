@@ -41,6 +41,10 @@ class EngineError(StepSpecError):
     """An engine failed while it worked."""
 
 
+class UnknownIdError(UsageError):
+    """A token id is not in a model's vocabulary."""
+
+
 class TargetError(EngineError):
     """The target failed in the middle of a request. `committed` is the text that had been committed by then."""
 

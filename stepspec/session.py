@@ -7,9 +7,11 @@
 Engines are found by the name in front of the colon of their spec string, so that heavy libraries load only when used.
 """
 
+import asyncio
 import hashlib
 import importlib
 import logging
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -70,6 +72,7 @@ class Pair:
 
     async def forget(self) -> None:
         """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        self.breaker.worked()
         await self.target.forget()
         if self.draft is not None:
             await self.draft.forget()
@@ -204,6 +207,8 @@ def _check_judging(policy: Policy, target: Engine) -> None:
 def _check_drafting(policy: Policy, pair: Pair) -> None:
     """Refuses a `[token]` table that the target's engine would not carry out."""
     target, table = pair.target, policy.token
+    if policy.family == "draft":
+        return  # the target writes nothing, and the draft without token-level speculation of ours
     if table.drafter == "none" and target.own_speculation not in (None, "none"):
         raise UsageError(
             f"The policy drafts no tokens, but {target.name} drafts by itself ({target.own_speculation}). Set "
@@ -272,7 +277,14 @@ class StepSpec:
         self.pair = pair or load_pair(target, draft, needs_draft=wanted.needs_draft)
         if wanted.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
-        self.policy, note = fit_policy(wanted, self.pair)
+        try:
+            self.policy, note = fit_policy(wanted, self.pair)
+        except UsageError:
+            if self._owns_pair:  # nobody else can free what was loaded here
+                thread = threading.Thread(target=asyncio.run, args=(self.pair.aclose(),))
+                thread.start()
+                thread.join()
+            raise
         if note is not None:
             logger.warning("%s", note)
         self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)

@@ -24,13 +24,18 @@ class Candidates:
     left_out: dict[str, str] = field(default_factory=dict[str, str])
 
 
+def baseline_of(pair: Pair) -> LoadedPolicy:
+    """The target alone, as far as its engine lets it be."""
+    return load_policy("engine" if "engine" in pair.target.drafters else "target")
+
+
 def make_candidates(pair: Pair, trials: Sequence[Trial]) -> Candidates:
     """What this pair can do and what may pay, by the trials of its drafters.
 
     Raises:
         UsageError: there is nothing to compare the target with.
     """
-    found = Candidates({"target": load_policy("engine" if "engine" in pair.target.drafters else "target")})
+    found = Candidates({"target": baseline_of(pair)})
     _add_token_level(found, pair, trials)
     _add_step_level(found, pair)
     if len(found.policies) == 1 and not trials:

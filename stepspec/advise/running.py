@@ -109,7 +109,7 @@ async def _own_answers(
     """What the target says itself, to compare with where there are no right answers."""
     watcher.begin("the target's own answers")
     return await ask_target(
-        StepSpec(policy="target", pair=pair),
+        StepSpec(policy=baseline_of(pair)[0], pair=pair),
         prompts.problems,
         agreement,
         Sampling(plan.temperature, seed=plan.seed),

@@ -88,7 +88,20 @@ def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out:
         else:
             fitted[name] = policy, text
             notes += [note] if note else []
+    for name in [name for name in fitted if name != BASELINE and _same(fitted[name][0], fitted[BASELINE][0], pair)]:
+        del fitted[name]
+        notes.append(f"{name!r} is left out: here it is the same as {BASELINE!r}.")
     return Fitted(_with_token_baseline(fitted, pair), list(dict.fromkeys(notes)))
+
+
+def _same(policy: Policy, baseline: Policy, pair: Pair) -> bool:
+    """Whether two policies are one on these engines, so that one of them would be faster by chance alone."""
+    own = pair.target.own_speculation
+    found = [each.model_dump(exclude={"summary", "paper"}) for each in (policy, baseline)]
+    for each in found:
+        if own == "none" and each["token"]["drafter"] == "engine":
+            each["token"]["drafter"] = "none"
+    return found[0] == found[1]
 
 
 def _with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> dict[str, LoadedPolicy]:

@@ -73,7 +73,7 @@ def balanced_orders(policies: Sequence[str]) -> list[list[str]]:
     n = len(policies)
     zigzag = [place // 2 if place % 2 == 0 else n - 1 - place // 2 for place in range(n)]
     orders = list[list[str]]()
-    for shift in range((n + 1) // 2 if n % 2 == 0 else n):
+    for shift in range(n // 2 if n % 2 == 0 else n):
         order = [policies[(place + shift) % n] for place in zigzag]
         orders += [order, order[::-1]]
     return orders

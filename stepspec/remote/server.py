@@ -211,7 +211,10 @@ class _Asking:
 
     async def _speculation(self) -> str | None:
         """Whether vLLM has counters of drafted tokens, which are there only if it was started to draft some."""
-        reply = await self._get(f"{self.address.root}/metrics")
+        try:
+            reply = await self._get(f"{self.address.root}/metrics")
+        except EngineError:
+            return None
         if not reply.response.is_success or b"vllm:" not in reply.body:
             return None
         return "as its server was started" if b"vllm:spec_decode_num_drafts" in reply.body else "none"
@@ -219,10 +222,10 @@ class _Asking:
     async def _kind(self, card: ModelCard) -> str:
         """Who serves, and its version where that is told."""
         name = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(str(card.owned_by), "")
-        reply = await self._get(f"{self.address.root}/version")
         try:
+            reply = await self._get(f"{self.address.root}/version")
             version = _Version.model_validate_json(reply.body).version if reply.response.is_success else ""
-        except ValidationError:
+        except (ValidationError, EngineError):
             version = ""
         return f"{name or 'a server'} {version}".strip()
 
@@ -232,8 +235,8 @@ class _Asking:
 
     async def _tried(self, kind: type[A], url: str, fields: Mapping[str, Any]) -> A | None:
         """An answer to a call that some servers refuse, or answer with something else."""
-        reply = await self._post(url, fields)
         try:
+            reply = await self._post(url, fields)
             return kind.model_validate(self._json(reply)) if reply.response.is_success else None
         except (ValidationError, EngineError):
             return None

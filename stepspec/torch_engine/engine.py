@@ -5,6 +5,7 @@ steps, judges or policies.
 """
 
 import asyncio
+import concurrent.futures
 import queue
 import threading
 import time
@@ -240,15 +241,16 @@ class TorchEngine:
 
     async def forget(self) -> None:
         """See `Engine.forget`."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def work(scheduler: Scheduler) -> None:
-            scheduler.forget()
-            loop.call_soon_threadsafe(done.set_result, None)
+            try:
+                scheduler.forget()
+            finally:
+                done.set_result(None)
 
         self._submit(work)
-        await done
+        await asyncio.shield(asyncio.wrap_future(done))
 
     async def aclose(self) -> None:
         """Ends the thread; calls still running fail."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -343,11 +344,25 @@ def _check_weights(folder: Path, config: Any) -> None:
             raise ModelError(
                 f"The configuration of {str(folder)!r} has {name} = {size!r}; its weights do not fit that."
             )
+    if (sizes["num_hidden_layers"] or 0) > (num_tensors := sum(map(_num_tensors, files))):
+        raise ModelError(
+            f"The configuration of {str(folder)!r} has num_hidden_layers = {sizes['num_hidden_layers']}, but its weights "
+            f"are {num_tensors} tensors."
+        )
     for name in ("vocab_size", "num_hidden_layers"):
         if (sizes[name] or 0) * (sizes["hidden_size"] or 0) > most:
             raise ModelError(
                 f"The configuration of {str(folder)!r} has {name} = {sizes[name]}; its weights do not fit that."
             )
+
+
+def _num_tensors(file: Path) -> int:
+    """Tensors of a file of weights, by its header."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            return len(tensors.keys())
+    except SafetensorError as error:
+        raise ModelError(f"The weights in {str(file)!r} cannot be read: {reason_of(error)}.") from error
 
 
 def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:

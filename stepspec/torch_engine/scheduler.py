@@ -72,6 +72,7 @@ class Scheduler:
 
     def forget(self) -> None:
         """Drops what is kept of calls that have ended, and what they have taught about drafters."""
+        self._drop_cancelled()
         self._slots.forget()
         self._drafters.forget()
         self._rounds.forget()

@@ -91,8 +91,9 @@ class TranslatedDraft:
         self._proposed = ids, written
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
         whole = ids if tag is None else [*ids, tag]
-        if (found := [place for place, id in enumerate(whole, 1) if id in stop.token_ids]) and (found[0] < len(whole) or tag is None):
-            yield Chunk(tuple(whole[: found[0]]), "token", chunk.queue_s, chunk.passes)
+        end = next((place for place, id in enumerate(whole, 1) if id in stop.token_ids), None)
+        if end is not None and (end < len(whole) or tag is None):
+            yield Chunk(tuple(whole[:end]), "token", chunk.queue_s, chunk.passes)
         elif len(whole) > stop.max_tokens:
             yield Chunk(tuple(whole[: stop.max_tokens]), "length", chunk.queue_s, chunk.passes)
         else:

@@ -4,6 +4,7 @@ import shutil
 import statistics
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from stepspec.session import Pair, StepSpec, load_pair
 pytestmark = pytest.mark.anyio
 
 QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 WEIGHTS = package_folder() / "mini" / "weights"
 
 
@@ -68,9 +70,14 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
     assert result.usage.wasted_tokens == result.counts.rejected
 
 
-async def test_the_parts_of_the_time_leave_next_to_nothing_unexplained(pair: Pair) -> None:
-    for policy in ("target", "stepspec"):
-        spec = StepSpec(policy=policy, pair=pair)
-        times = [(await spec.generate(QUESTION, max_tokens=60)).times for _ in range(5)]
-        assert statistics.median(each.other - max(0.01 * each.wall, 0.001) for each in times) <= 0
-        assert all(each.controller > 0 for each in times)
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("target", {}), ("stepspec", {}), ("stepspec", {"json_schema": {"enum": [1, 2]}}), ("target", {"tools": TOOLS})],
+)
+async def test_the_parts_of_the_time_leave_next_to_nothing_unexplained(
+    pair: Pair, policy: str, options: dict[str, Any]
+) -> None:
+    spec = StepSpec(policy=policy, pair=pair)
+    times = [(await spec.generate(QUESTION, max_tokens=60, **options)).times for _ in range(5)]
+    assert statistics.median(each.other - max(0.01 * each.wall, 0.001) for each in times) <= 0
+    assert all(each.controller > 0 for each in times)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stepspec.advise.candidates import Candidates, make_candidates
+from stepspec.advise.candidates import Candidates, baseline_of, make_candidates
 from stepspec.advise.findings import Advice, Findings, Load, LoadCosts, Measured, Memory
 from stepspec.advise.keeping import Plan, identity, keep_measured, read_measured, refuse_strangers
 from stepspec.advise.loads import make_load

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -346,8 +346,8 @@ def _check_weights(folder: Path, config: Any) -> None:
             )
     if (sizes["num_hidden_layers"] or 0) > (num_tensors := sum(map(_num_tensors, files))):
         raise ModelError(
-            f"The configuration of {str(folder)!r} has num_hidden_layers = {sizes['num_hidden_layers']}, but its weights "
-            f"are {num_tensors} tensors."
+            f"The configuration of {str(folder)!r} has num_hidden_layers = {sizes['num_hidden_layers']}, but its "
+            f"weights are {num_tensors} tensors."
         )
     for name in ("vocab_size", "num_hidden_layers"):
         if (sizes[name] or 0) * (sizes["hidden_size"] or 0) > most:

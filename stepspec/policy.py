@@ -92,7 +92,7 @@ class StepTable(FileModel):
 class TokenTable(FileModel):
     """Token-level speculation inside whatever the target writes. Exact, unless there is a tolerance."""
 
-    drafter: DrafterName | Literal["auto"] = "none"
+    drafter: Literal[DrafterName, "auto"] = "none"
     """"auto" takes the draft model if the target's engine can draft with it; else what the engine uses by itself, or
     prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"

@@ -116,4 +116,4 @@ def test_token_level_drafting_needs_one_vocabulary_and_says_so() -> None:
     target.drafters = ("prompt-lookup",)
     pair = Pair(target, ScriptedEngine(tokenizer, name="draft"), one_vocabulary=False)
     with pytest.raises(UsageError, match=r"another vocabulary.*Choose another drafter"):
-        StepSpec(policy="stepspec", pair=pair)
+        StepSpec(policy="token", pair=pair)

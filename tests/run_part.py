@@ -26,6 +26,9 @@ class Expanding:
         number = int("".join(filter(str.isdigit, question)) or 0)
         return make_result(rf"It is \boxed{{x^2+{2 * number}x+{number * number}}}.", 0.01)
 
+    async def forget(self) -> None:
+        """There is nothing to forget."""
+
 
 def make_expansions(n: int) -> list[EvalProblem]:
     """Problems `p1`, `p2`, ... whose answers are squares of sums."""

@@ -166,6 +166,8 @@ class Stop:
 DrafterName = Literal["none", "engine", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
 """What drafts tokens: nothing; whatever the engine uses by itself, as it was started; or one of ours."""
 
+CALL_DRAFTERS: tuple[DrafterName, ...] = tuple(name for name in get_args(DrafterName) if name not in ("none", "engine"))
+"""What a call can ask of an engine that it can steer."""
 
 MAX_DRAFTED = 64
 """Most tokens that can be drafted a round."""

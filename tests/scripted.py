@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import jinja2
@@ -18,6 +18,7 @@ from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.controller import Controller
 from stepspec.engine import (
+    CALL_DRAFTERS,
     EVERYTHING,
     Ability,
     Chunk,
@@ -177,7 +178,7 @@ NO_DRAFTING = Drafting()
 class ScriptedEngine:
     """Plays its replies and opinions one after the other, and remembers what it was asked."""
 
-    drafters: Sequence[DrafterName] = [name for name in get_args(DrafterName) if name not in ("none", "engine")]
+    drafters: Sequence[DrafterName] = CALL_DRAFTERS
     own_speculation: str | None = "none"
 
     def __init__(

@@ -140,7 +140,7 @@ def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
         (("run", QUESTION, "--policy", "stepsec"), "no policy 'stepsec'. Did you mean 'stepspec'?"),
         (("run", QUESTION, "--policy", "no/such.toml"), "no policy file at 'no/such.toml'"),
         (("run", QUESTION, "--temperature", "-1"), "The temperature is -1"),
-        (("run", QUESTION, "--temperature", "nan"), "The temperature is nan"),
+        (("run", QUESTION, "--temperature", "nan"), "temperature must be a finite number, got nan"),
         (("run", QUESTION, "--target", "nonsense", "--policy", "target"), "'nonsense' does not name a model"),
         (("run", QUESTION, "--target", "jax:x", "--policy", "target"), "no engine kind 'jax'"),
         (("run", QUESTION, "--draft", "torch:x"), "without a target"),

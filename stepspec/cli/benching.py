@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,7 +19,6 @@ from stepspec.cli.completing import one_of
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.cli.progress import make_meter
-from stepspec.engine import DrafterName
 from stepspec.errors import UsageError, unknown_name
 from stepspec.extras import from_extra
 from stepspec.metrics import Metrics
@@ -66,7 +65,7 @@ def bench_engine(
         typer.Option(
             metavar="NAME",
             help="A drafter, any number of times; all if left out.",
-            autocompletion=one_of([name for name in get_args(DrafterName) if name != "none"]),
+            autocompletion=one_of(list(CALL_DRAFTERS)),
         ),
     ] = None,
     drafted: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round where it is fixed.")] = 4,
@@ -91,7 +90,7 @@ def bench_engine(
     """Time the torch engine beside transformers' own generation on the same prompts."""
     if shape is not None and synthetic_acceptance is None and "," in shape:
         raise UsageError("Random models never agree with each other; say what to assume with --synthetic-acceptance.")
-    known = [name for name in get_args(DrafterName) if name != "none"]
+    known = list(CALL_DRAFTERS)
     for name in drafter or ():
         if name not in known:
             raise UsageError(unknown_name("drafter", name, known))
@@ -193,7 +192,7 @@ def bench_langchain(
 def bench_aa(
     target: TargetOption = None,
     draft: DraftOption = None,
-    limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini; 96 if left out.")] = None,
+    limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini; 60 if left out.")] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Run every policy twice, under two names, and check that each is as fast as itself."""

@@ -33,7 +33,7 @@ LARGE = 300
 
 Draw = Callable[[np.random.Generator, "Cell", float], tuple[Floats, Floats]]
 """The policy's and the target's scores, both [problems, repeats], with the given correlation of repeats."""
-LAWS: Mapping[str, Draw] = {
+DISTRIBUTIONS: Mapping[str, Draw] = {
     "lost everywhere": lambda rng, cell, alike: lost_everywhere(rng, *cell.conditions, alike),
     "lost in some problems": lambda rng, cell, alike: lost_in_some(rng, *cell.conditions, alike),
     "same in all repeats": lambda rng, cell, alike: same_in_all_repeats(rng, *cell.conditions, alike),
@@ -56,19 +56,19 @@ class Cell:
 
     @property
     def conditions(self) -> tuple[int, int, float, float]:
-        """As the laws take them."""
+        """As the distributions take them."""
         return self.num_problems, self.num_repeats, self.accuracy, self.loss
 
 
 @dataclass(frozen=True)
 class LossCoverage:
-    """What the bound did in a cell under one law."""
+    """What the bound did in a cell under one distribution."""
 
     num_problems: int
     num_repeats: int
     accuracy: float
     loss: float
-    law: str
+    distribution: str
     correlation: float
     coverage: float
     """The share of evaluations in which the bound was at least the true loss."""
@@ -89,15 +89,15 @@ def cells() -> Iterator[Cell]:
         yield Cell(n, repeats, accuracy, loss)
 
 
-def measure(cell: Cell, law: str, correlation: float, simulations: int = SIMULATIONS) -> LossCoverage:
+def measure(cell: Cell, distribution: str, correlation: float, simulations: int = SIMULATIONS) -> LossCoverage:
     """Simulates evaluations of one cell; the same at every call."""
     rng = np.random.default_rng(SEED)
-    pairs = [Paired.of(*LAWS[law](rng, cell, correlation)) for _ in range(simulations)]
+    pairs = [Paired.of(*DISTRIBUTIONS[distribution](rng, cell, correlation)) for _ in range(simulations)]
     bounds = np.array([pair.loss_upper() for pair in pairs])
     spread = float(np.std([pair.difference for pair in pairs]))
     return LossCoverage(
         *cell.conditions,
-        law=law,
+        distribution=distribution,
         correlation=correlation,
         # What rounding leaves of a bound that is the loss itself is no miss.
         coverage=float(np.mean(bounds >= cell.loss - 1e-12)),
@@ -110,18 +110,22 @@ def main() -> None:
     """Measure how often the bound of the accuracy loss holds, and by how much it exceeds the loss."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.stats.loss_coverage", description=main.__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
-    parser.add_argument("--simulations", type=int, default=SIMULATIONS, metavar="N", help="evaluations a cell and law")
+    parser.add_argument(
+        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="evaluations a cell and distribution"
+    )
     arguments = parser.parse_args()
     rows: list[LossCoverage] = []
     with ProcessPoolExecutor() as workers:
         tasks = [
-            workers.submit(measure, cell, law, correlation, arguments.simulations)
-            for cell, law, correlation in product(cells(), LAWS, CORRELATIONS)
+            workers.submit(measure, cell, distribution, correlation, arguments.simulations)
+            for cell, distribution, correlation in product(cells(), DISTRIBUTIONS, CORRELATIONS)
         ]
     for row in (task.result() for task in tasks):
         rows.append(row)
         where = f"{row.num_problems:4} x {row.num_repeats:2}  accuracy {row.accuracy:.2f}, loss {row.loss:.2f}"
-        print(f"{where}  {row.coverage:.4f}  excess {row.excess_ratio:.2f}  {row.law}, correlation {row.correlation}")
+        print(
+            f"{where}  {row.coverage:.4f}  excess {row.excess_ratio:.2f}  {row.distribution}, correlation {row.correlation}"
+        )
     if arguments.json:
         versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
         found = {"confidence": 0.95, "simulations": arguments.simulations, "seed": SEED, "versions": versions}

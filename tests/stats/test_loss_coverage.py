@@ -8,8 +8,8 @@ import pytest
 
 from stepspec.stats.loss_coverage import (
     CORRELATIONS,
+    DISTRIBUTIONS,
     LARGE,
-    LAWS,
     LEAST_COVERAGE,
     MOST_EXCESS,
     SIMULATIONS,
@@ -24,7 +24,7 @@ TABLE = Path(__file__).parents[2] / "evals" / "results" / "loss-coverage.json"
 
 
 @pytest.mark.parametrize(
-    ("cell", "law", "correlation"),
+    ("cell", "distribution", "correlation"),
     [
         (Cell(30, 16, 0.9, 0.03), "lost in some problems", 0.9),  # Tango's bound alone covers 68% here
         (Cell(100, 4, 0.98, 0.01), "lost in some problems", 0.9),  # and here 89%
@@ -32,9 +32,9 @@ TABLE = Path(__file__).parents[2] / "evals" / "results" / "loss-coverage.json"
         (Cell(100, 4, 0.98, 0.03), "same in all repeats", 0.5),  # Johnson's alone 89%
     ],
 )
-def test_the_bound_holds_where_others_fail(cell: Cell, law: str, correlation: float) -> None:
+def test_the_bound_holds_where_others_fail(cell: Cell, distribution: str, correlation: float) -> None:
     """Of 400 evaluations with a coverage of 94% fewer than 90% hold with a probability of 0.001. The seed is fixed."""
-    assert measure(cell, law, correlation, simulations=400).coverage >= 0.9
+    assert measure(cell, distribution, correlation, simulations=400).coverage >= 0.9
 
 
 def test_the_bound_is_hardly_wider_than_if_the_variance_were_known() -> None:
@@ -48,9 +48,15 @@ def test_the_kept_table_has_every_cell_and_keeps_the_promise() -> None:
     assert table["simulations"] == SIMULATIONS == 10_000
     rows = [LossCoverage(**row) for row in table["cells"]]
     kept = {
-        (each.num_problems, each.num_repeats, each.accuracy, each.loss, each.law, each.correlation) for each in rows
+        (each.num_problems, each.num_repeats, each.accuracy, each.loss, each.distribution, each.correlation)
+        for each in rows
     }
-    assert kept == {(*cell.conditions, law, each) for cell in cells() for law in LAWS for each in CORRELATIONS}
+    assert kept == {
+        (*cell.conditions, distribution, each)
+        for cell in cells()
+        for distribution in DISTRIBUTIONS
+        for each in CORRELATIONS
+    }
     assert len({tuple(asdict(cell).values()) for cell in cells()}) == 36
     for row in rows:
         assert row.coverage >= LEAST_COVERAGE, row

@@ -2,7 +2,7 @@
 
 from typing import get_args
 
-from stepspec.engine import DrafterName
+from stepspec.engine import CALL_DRAFTERS, DrafterName
 from stepspec.errors import UsageError
 from stepspec.torch_engine.drafters.base import Draft, Drafter
 from stepspec.torch_engine.drafters.draft_model import DraftModel, EarlyExit
@@ -41,8 +41,7 @@ class Drafters:
 
     def available(self) -> list[DrafterName]:
         """The names that `check` does not refuse."""
-        names: list[DrafterName] = [name for name in get_args(DrafterName) if name not in ("none", "engine")]
-        return [name for name in names if self._missing(name) is None]
+        return [name for name in CALL_DRAFTERS if self._missing(name) is None]
 
     def _missing(self, name: DrafterName) -> str | None:
         """What the drafter of that name would need."""

@@ -19,6 +19,7 @@ from stepspec.cli.completing import one_of
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, TargetOption
 from stepspec.cli.progress import make_meter
+from stepspec.engine import CALL_DRAFTERS
 from stepspec.errors import UsageError, unknown_name
 from stepspec.extras import from_extra
 from stepspec.metrics import Metrics

@@ -123,9 +123,8 @@ def main() -> None:
     for row in (task.result() for task in tasks):
         rows.append(row)
         where = f"{row.num_problems:4} x {row.num_repeats:2}  accuracy {row.accuracy:.2f}, loss {row.loss:.2f}"
-        print(
-            f"{where}  {row.coverage:.4f}  excess {row.excess_ratio:.2f}  {row.distribution}, correlation {row.correlation}"
-        )
+        how = f"{row.distribution}, correlation {row.correlation}"
+        print(f"{where}  {row.coverage:.4f}  excess {row.excess_ratio:.2f}  {how}")
     if arguments.json:
         versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
         found = {"confidence": 0.95, "simulations": arguments.simulations, "seed": SEED, "versions": versions}

@@ -1,7 +1,5 @@
 """Drafters by the names that policies and calls use."""
 
-from typing import get_args
-
 from stepspec.engine import CALL_DRAFTERS, DrafterName
 from stepspec.errors import UsageError
 from stepspec.torch_engine.drafters.base import Draft, Drafter

@@ -17,8 +17,9 @@ from stepspec.engine import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.extras import from_extra
 from stepspec.keywords import known_options
+from stepspec.options import check_options, check_patience
 from stepspec.prompts import Message
-from stepspec.session import Options, check_ids, one_conversation
+from stepspec.session import Options, one_conversation
 from stepspec.step import (
     AnswerDelta,
     Counts,
@@ -70,8 +71,9 @@ class RemoteStepSpec:
             timeout: seconds without a sign of life after which a call fails; None is the address's.
 
         Raises:
-            UsageError: the address is none.
+            UsageError: the address is none, or a number is out of its range.
         """
+        check_patience(timeout, retries=retries)
         address = Address.parsed(base_url)
         address = address if retries is None else replace(address, retries=retries)
         self._address = address if timeout is None else replace(address, timeout=timeout)
@@ -113,6 +115,7 @@ class RemoteStepSpec:
             raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
 
     def _body(self, question: str | Sequence[Message], options: Options) -> bytes:
+        check_options(options)
         messages = one_conversation(question, options.get("prompt", "bare"))
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         fields = {"messages": list(messages), **self._names, **_fields(options), **stream}
@@ -138,7 +141,6 @@ def _fields(options: Options) -> dict[str, Any]:
         UsageError: it does not take one of them.
     """
     sampling = options.get("sampling", UNSAID)
-    check_ids(options.get("stop_token_ids", ()))
     if sampling.logit_bias or sampling.allowed is not None:
         raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
     sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")

@@ -43,8 +43,8 @@ class HuggingFaceTokenizer:
         self.end_id: int | None = (
             tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids, default=None)
         )
-        self.num_ids = len(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        self.num_ids = max(len(tokenizer), max(added, default=-1) + 1)  # added ids may leave gaps
         marks = {id for id, token in added.items() if token.special or token.content in (THINK_OPEN, THINK_END)}
         self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.piece = lru_cache(maxsize=None)(self._piece)

@@ -170,7 +170,7 @@ async def _answered(service: Service, asked: ChatRequest, request: Request) -> R
         ignored=asked.ignored,
     )
     events = noted(session.stream(asked.messages, **options), request.scope, name)
-    events = unquoted(events) if asked.form().choices else events
+    events = unquoted(events) if asked.form.choices else events
     if not asked.stream:
         return await _while_connected(request, _whole(events, answering))
     usage = bool(asked.stream_options and asked.stream_options.include_usage)

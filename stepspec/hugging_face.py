@@ -23,8 +23,12 @@ from transformers.utils.chat_parsing import ResponseParser
 from stepspec.errors import ModelError, UsageError, reason_of
 from stepspec.prompts import THINK_END, THINK_OPEN
 
+TRIAL = Path(__file__).with_name("template_trial.py")
 TRIAL_S = 60.0
 """What a trial of a chat template may take by the clock; its own bound is on the time that it computes."""
+
+MOST_REASON = 200
+"""Characters that an error quotes of why a trial failed."""
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 HUB_S = 10.0
@@ -263,7 +267,7 @@ def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
 @lru_cache(maxsize=16)
 def template_problem(template: str) -> str | None:
     """Why a chat template is not to be rendered; None if it may be. Found out in a process that can be ended."""
-    command = [sys.executable, "-I", str(Path(__file__).with_name("template_trial.py"))]
+    command = [sys.executable, "-I", str(TRIAL)]
     try:
         trial = subprocess.run(
             command, input=template, capture_output=True, text=True, timeout=TRIAL_S, encoding="utf-8"
@@ -272,6 +276,9 @@ def template_problem(template: str) -> str | None:
         return "it does not come to an end"
     if trial.returncode < 0:  # ended by the bound on its time
         return "it does not come to an end"
+    if trial.returncode != 0:
+        lines = [line.strip() for line in trial.stderr.splitlines() if line.strip()]
+        return f"it cannot be tried: {lines[-1][:MOST_REASON] if lines else 'no reason was given'}"
     return trial.stdout or None
 
 

@@ -350,8 +350,9 @@ class StepSpec:
             parallel_tool_calls: whether several calls may come at once.
 
         Raises:
-            UsageError: an option has a wrong type, the prompt's name is unknown, there is nothing to answer, a turn holds something else than
-                text, a tool is described wrongly, or the settings contradict each other or what the engine can do.
+            UsageError: an option has a wrong type, the prompt's name is unknown, there is nothing to answer, a turn
+                holds something else than text, a tool is described wrongly, or the settings contradict each other
+                or what the engine can do.
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """

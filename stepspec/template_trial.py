@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 CPU_S = 2
 MEMORY_BYTES = 1 << 30
 MOST_CHARACTERS = 1 << 22
+MOST_REASON = 200
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
 TURNS = [
@@ -60,8 +61,10 @@ def trouble(template: str) -> str:
     environment.filters["tojson"] = _to_json
     try:
         compiled = environment.from_string(template)
-    except TemplateError as error:
-        return f"it is no template ({error})"
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:  # not only jinja's: a number of 5,000 digits is Python's ValueError
+        return f"it is no template ({str(error)[:MOST_REASON]})"
     for messages in (TURNS[1:2], TURNS, TURNS[1:]):
         for tools in (None, [TOOL]):
             try:

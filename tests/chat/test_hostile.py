@@ -21,6 +21,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stepspec.cli import app
+from stepspec.cli.serving import listening_sockets
+from stepspec.errors import UsageError
 
 CHAT = "/v1/chat/completions"
 SERVE = [sys.executable, "-c", "from stepspec.cli import main; main()", "serve", "--port", "0"]
@@ -250,12 +252,37 @@ def test_a_second_ctrl_c_ends_the_service_at_once(service: Service) -> None:
         assert service.process.wait(timeout=3) == 128 + signal.SIGINT
 
 
-def test_a_port_that_is_taken_is_told_before_any_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr("stepspec.session.load_pair", load)
+
+
+@pytest.mark.usefixtures("no_models")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a..b", "x" * 70, "192.0.2.1", "no.such.host.invalid"])
+def test_an_address_that_cannot_be_had_is_an_error_before_any_model_is_loaded(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = CliRunner().invoke(app, ["serve", "--port", str(port)])
-    assert f"Cannot listen at 127.0.0.1, port {port}" in str(found.exception)
+        found = CliRunner().invoke(app, ["serve", "--host", host, "--port", str(port)])
+    assert isinstance(found.exception, UsageError)
+    assert str(found.exception).startswith(f"Cannot listen at {host}, port {port}: ")
+
+
+def test_of_two_services_the_second_is_refused_before_it_loads() -> None:
+    (first,) = listening_sockets("127.0.0.1", 0)
+    with first, pytest.raises(UsageError, match="in use"):
+        listening_sockets("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_service_listens_at_every_address_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def addresses(host: str, port: int, **_: Any) -> list[Any]:
+        assert (host, port) == ("both", 0)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, 0)) for name in ("127.0.0.1", "127.0.0.2")]
+
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
+    first, second = listening_sockets("both", 0)
+    with first, second:
+        assert [each.getsockname()[0] for each in (first, second)] == ["127.0.0.1", "127.0.0.2"]
+        assert first.getsockname()[1] == second.getsockname()[1]

@@ -47,7 +47,7 @@ class RemoteStepSpec:
     """One service, from any number of event loops."""
 
     thinks = True
-    """A service tells of steps only where they stand apart from the answer."""
+    """A service sends steps only where they are separate from the answer."""
 
     @known_options
     def __init__(
@@ -174,7 +174,7 @@ class _Reader:
         self._answer: list[str] = []
         self._calls: list[ToolCall] = []
         self._open: list[ToolCallDelta] = []
-        """Pieces of the call that is being written."""
+        """Chunks of the call that is being written."""
 
     def read(self, chunk: Any) -> list[Event]:
         """The events of a chunk."""
@@ -211,21 +211,21 @@ class _Reader:
             events.append(ToolCalled(first.index, call))
         return events
 
-    def _result(self, usage: Mapping[str, Any], told: Mapping[str, Any]) -> Result:
+    def _result(self, usage: Mapping[str, Any], statistics: Mapping[str, Any]) -> Result:
         answer = "".join(self._answer)
         return Result(
-            reasoning="".join(step.text for step in self._steps) if told["thinks"] else answer,
+            reasoning="".join(step.text for step in self._steps) if statistics["thinks"] else answer,
             answer=answer,
             steps=tuple(self._steps),
-            counts=Counts(**told["counts"]),
-            times=Times(**told["times"]),
+            counts=Counts(**statistics["counts"]),
+            times=Times(**statistics["times"]),
             finish_reason=self.ended or "stop",  # type: ignore[arg-type]
             num_prompt_tokens=usage["prompt_tokens"],
             num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
             tool_calls=tuple(self._calls),
-            thinks=told["thinks"],
-            limit=told["limit"],
-            token_level_exact=told["token_level_exact"],
+            thinks=statistics["thinks"],
+            limit=statistics["limit"],
+            token_level_exact=statistics["token_level_exact"],
         )
 
 

@@ -25,7 +25,10 @@ from stepspec.prompts import THINK_END, THINK_OPEN
 
 TRIAL = Path(__file__).with_name("template_trial.py")
 TRIAL_S = 60.0
-"""What a trial of a chat template may take by the clock; its own bound is on the time that it computes."""
+"""Seconds that a trial of a chat template may take by the clock."""
+
+TRIAL_CPU_S = 2
+"""Seconds of CPU time that it may take."""
 
 MOST_REASON = 200
 """Characters that an error quotes of why a trial failed."""
@@ -265,9 +268,14 @@ def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
 
 
 @lru_cache(maxsize=16)
-def template_problem(template: str) -> str | None:
-    """Why a chat template is not to be rendered; None if it may be. Found out in a process that can be ended."""
-    command = [sys.executable, "-I", str(TRIAL)]
+def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
+    """Why a chat template must not be rendered; None if it may be. Tries it in a process that can be killed.
+
+    Args:
+        template: the template's text.
+        cpu_s: seconds of CPU time after which the process is killed.
+    """
+    command = [sys.executable, "-I", str(TRIAL), str(cpu_s)]
     try:
         trial = subprocess.run(
             command, input=template, capture_output=True, text=True, timeout=TRIAL_S, encoding="utf-8"

@@ -75,13 +75,14 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
     """
     found: list[socket.socket] = []
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+        listed = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = list(dict.fromkeys(listed))
+        for family, kind, protocol, _, address in addresses:
             number = found[0].getsockname()[1] if found else port  # a free port that was taken for the first address
             bound = socket.socket(family, kind, protocol)
             found.append(bound)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:  # of every address both kinds may be listed, each with its own socket
+            if family == socket.AF_INET6 and len(addresses) > 1:  # IPv4 addresses have sockets of their own
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind((address[0], number, *address[2:]))
             bound.listen(BACKLOG)

@@ -226,7 +226,7 @@ class ChatRequest(BaseModel):
         return [name[:64] for name in names[:MAX_LISTED]]
 
     def options(self, *, thinks: bool) -> Options:
-        """What the Python API is told.
+        """The request as options of the Python API.
 
         Raises:
             UsageError: a field cannot be honored, or a value is out of its range.

@@ -226,10 +226,11 @@ def resident_mb(service: Service) -> float:
 
 
 def test_the_log_has_one_line_for_a_request(service: Service) -> None:
-    status, answer = service.post(said("How many apples?", max_tokens=21))
+    status, answer = service.post(said("How many apples?", max_tokens=21, unknown=1, **{"a\nb": 2}))
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
-    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec")
+    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb'$")
+    assert sum("unknown" in line for line in service.lines) == 1
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     connection.request("GET", "/nothing%0Athere?key=secret")
     connection.getresponse().read()
@@ -242,14 +243,14 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
 def test_a_second_ctrl_c_ends_the_service_at_once(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port)) as wire:
         wire.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % CHAT.encode())
-        wire.sendall(b"Content-Length: 9\r\n\r\n{")  # a request that does not end
-        time.sleep(0.1)
+        wire.sendall(b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n")  # a request that does not end
+        assert b" 100 " in wire.recv(1000)  # so the service waits for its body
         service.process.send_signal(signal.SIGINT)
         service.wait_for("Shutting down")
         with pytest.raises(subprocess.TimeoutExpired):
             service.process.wait(timeout=0.3)
         service.process.send_signal(signal.SIGINT)
-        assert service.process.wait(timeout=3) == 128 + signal.SIGINT
+        assert service.process.wait(timeout=30) == 128 + signal.SIGINT
 
 
 @pytest.fixture
@@ -261,7 +262,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_models")
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a..b", "x" * 70, "192.0.2.1", "no.such.host.invalid"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a..b", "x" * 70, "192.0.2.1"])
 def test_an_address_that_cannot_be_had_is_an_error_before_any_model_is_loaded(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -17,8 +17,9 @@ from stepspec.engine import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.extras import from_extra
 from stepspec.keywords import known_options
+from stepspec.options import check_options, check_patience
 from stepspec.prompts import Message
-from stepspec.session import Options, check_ids, one_conversation
+from stepspec.session import Options, one_conversation
 from stepspec.step import (
     AnswerDelta,
     Counts,
@@ -46,7 +47,7 @@ class RemoteStepSpec:
     """One service, from any number of event loops."""
 
     thinks = True
-    """A service tells of steps only where they stand apart from the answer."""
+    """A service sends steps only where they are separate from the answer."""
 
     @known_options
     def __init__(
@@ -70,8 +71,9 @@ class RemoteStepSpec:
             timeout: seconds without a sign of life after which a call fails; None is the address's.
 
         Raises:
-            UsageError: the address is none.
+            UsageError: the address is none, or a number is out of its range.
         """
+        check_patience(timeout, retries=retries)
         address = Address.parsed(base_url)
         address = address if retries is None else replace(address, retries=retries)
         self._address = address if timeout is None else replace(address, timeout=timeout)
@@ -113,6 +115,7 @@ class RemoteStepSpec:
             raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
 
     def _body(self, question: str | Sequence[Message], options: Options) -> bytes:
+        check_options(options)
         messages = one_conversation(question, options.get("prompt", "bare"))
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         fields = {"messages": list(messages), **self._names, **_fields(options), **stream}
@@ -138,7 +141,6 @@ def _fields(options: Options) -> dict[str, Any]:
         UsageError: it does not take one of them.
     """
     sampling = options.get("sampling", UNSAID)
-    check_ids(options.get("stop_token_ids", ()))
     if sampling.logit_bias or sampling.allowed is not None:
         raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
     sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
@@ -172,7 +174,7 @@ class _Reader:
         self._answer: list[str] = []
         self._calls: list[ToolCall] = []
         self._open: list[ToolCallDelta] = []
-        """Pieces of the call that is being written."""
+        """Chunks of the call that is being written."""
 
     def read(self, chunk: Any) -> list[Event]:
         """The events of a chunk."""
@@ -209,21 +211,21 @@ class _Reader:
             events.append(ToolCalled(first.index, call))
         return events
 
-    def _result(self, usage: Mapping[str, Any], told: Mapping[str, Any]) -> Result:
+    def _result(self, usage: Mapping[str, Any], statistics: Mapping[str, Any]) -> Result:
         answer = "".join(self._answer)
         return Result(
-            reasoning="".join(step.text for step in self._steps) if told["thinks"] else answer,
+            reasoning="".join(step.text for step in self._steps) if statistics["thinks"] else answer,
             answer=answer,
             steps=tuple(self._steps),
-            counts=Counts(**told["counts"]),
-            times=Times(**told["times"]),
+            counts=Counts(**statistics["counts"]),
+            times=Times(**statistics["times"]),
             finish_reason=self.ended or "stop",  # type: ignore[arg-type]
             num_prompt_tokens=usage["prompt_tokens"],
             num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
             tool_calls=tuple(self._calls),
-            thinks=told["thinks"],
-            limit=told["limit"],
-            token_level_exact=told["token_level_exact"],
+            thinks=statistics["thinks"],
+            limit=statistics["limit"],
+            token_level_exact=statistics["token_level_exact"],
         )
 
 

@@ -65,7 +65,7 @@ class TokenBuffer:
         return self._ids[start:end].tolist()
 
 
-WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "seed")
+WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "seed", "retries", "max_retries")
 """Settings that are whole numbers."""
 
 
@@ -281,6 +281,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def num_ids(self) -> int | None:
+        """The number of token ids, all of which are below it; None where that is not known."""
+        ...
+
+    @property
     def max_token_bytes(self) -> int | None:
         """Most bytes of text, in UTF-8, that one token stands for; None where that is not known."""
         ...
@@ -459,10 +464,15 @@ def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequenc
     """
     for ids in ((prompt.highest,), *further):
         if ids:
-            _check_range(ids, vocab_size, name)
+            check_range(ids, vocab_size, name)
 
 
-def _check_range(ids: Sequence[int], vocab_size: int, name: str) -> None:
+def check_range(ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Checks that ids, of which there is at least one, are in the vocabulary of the model called `name`.
+
+    Raises:
+        UnknownIdError: one is not.
+    """
     for id in (min(ids), max(ids)):
         if not 0 <= id < vocab_size:
             raise UnknownIdError(

@@ -23,8 +23,15 @@ from transformers.utils.chat_parsing import ResponseParser
 from stepspec.errors import ModelError, UsageError, reason_of
 from stepspec.prompts import THINK_END, THINK_OPEN
 
+TRIAL = Path(__file__).with_name("template_trial.py")
 TRIAL_S = 60.0
-"""What a trial of a chat template may take by the clock; its own bound is on the time that it computes."""
+"""Seconds that a trial of a chat template may take by the clock."""
+
+TRIAL_CPU_S = 2
+"""Seconds of CPU time that it may take."""
+
+MOST_REASON = 200
+"""Characters that an error quotes of why a trial failed."""
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 HUB_S = 10.0
@@ -43,8 +50,8 @@ class HuggingFaceTokenizer:
         self.end_id: int | None = (
             tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids, default=None)
         )
-        self.num_ids = len(tokenizer)
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        self.num_ids = max(len(tokenizer), max(added, default=-1) + 1)  # added ids may leave gaps
         marks = {id for id, token in added.items() if token.special or token.content in (THINK_OPEN, THINK_END)}
         self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.piece = lru_cache(maxsize=None)(self._piece)
@@ -261,9 +268,14 @@ def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
 
 
 @lru_cache(maxsize=16)
-def template_problem(template: str) -> str | None:
-    """Why a chat template is not to be rendered; None if it may be. Found out in a process that can be ended."""
-    command = [sys.executable, "-I", str(Path(__file__).with_name("template_trial.py"))]
+def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
+    """Why a chat template must not be rendered; None if it may be. Tries it in a process that can be killed.
+
+    Args:
+        template: the template's text.
+        cpu_s: seconds of CPU time after which the process is killed.
+    """
+    command = [sys.executable, "-I", str(TRIAL), str(cpu_s)]
     try:
         trial = subprocess.run(
             command, input=template, capture_output=True, text=True, timeout=TRIAL_S, encoding="utf-8"
@@ -272,6 +284,9 @@ def template_problem(template: str) -> str | None:
         return "it does not come to an end"
     if trial.returncode < 0:  # ended by the bound on its time
         return "it does not come to an end"
+    if trial.returncode != 0:
+        lines = [line.strip() for line in trial.stderr.splitlines() if line.strip()]
+        return f"it cannot be tried: {lines[-1][:MOST_REASON] if lines else 'no reason was given'}"
     return trial.stdout or None
 
 

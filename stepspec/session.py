@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import importlib
 import logging
+import reprlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -23,13 +24,14 @@ from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
 from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.controller import Controller, Demands
-from stepspec.engine import DrafterName, Engine, Sampling, check_numbers, side_by_side
-from stepspec.errors import ModelError, UsageError, unknown_name
+from stepspec.engine import DrafterName, Engine, Sampling, check_range, side_by_side
+from stepspec.errors import ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.extras import from_extra
 from stepspec.files import package_folder
 from stepspec.judges import Panel
 from stepspec.keywords import known_options
 from stepspec.ledger import Ledger
+from stepspec.options import check_options
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.step import Done, Event, Result
@@ -348,19 +350,29 @@ class StepSpec:
             parallel_tool_calls: whether several calls may come at once.
 
         Raises:
-            UsageError: the prompt's name is unknown, there is nothing to answer, a turn holds something else than
-                text, a tool is described wrongly, or the settings contradict each other or what the engine can do.
+            UsageError: an option has a wrong type, the prompt's name is unknown, there is nothing to answer, a turn
+                holds something else than text, a tool is described wrongly, or the settings contradict each other
+                or what the engine can do.
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries what was committed.
         """
-        check_numbers(max_tokens=max_tokens, max_thinking_tokens=max_thinking_tokens, deadline_s=deadline_s)
+        options = Options(
+            prompt=prompt,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            max_thinking_tokens=max_thinking_tokens,
+            deadline_s=deadline_s,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            json_schema=json_schema,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+        )
+        check_options(options)
         # Without a limit the context is full before this many are committed, since the prompt takes some of it.
         ledger = Ledger(self.pair.target.max_context if max_tokens is None else max_tokens)
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens must be at least 1, got {max_tokens}.")
         stop = [stop] if isinstance(stop, str) else stop
-        if not all(stop):
-            raise UsageError("A stop string is empty; it would end every answer before it begins.")
 
         def prepare() -> _Prepared:
             messages = one_conversation(question, prompt)
@@ -372,7 +384,7 @@ class StepSpec:
                 raise UsageError("A turn or a tool is nested too deeply.") from None
 
         with ledger.time("controller"):
-            prepared = await off_the_loop((question, tools, json_schema), prepare)
+            prepared = await off_the_loop((question, tools, json_schema, stop_token_ids), prepare)
             target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
             if demands.json_schema is not None:
                 with ledger.time("target"):
@@ -412,16 +424,11 @@ class StepSpec:
         Raises:
             UsageError: it contradicts itself, or what the models can do.
         """
-        if deadline_s is not None and deadline_s <= 0:
-            raise UsageError(f"deadline_s is {deadline_s}; it must be above 0.")
-        if max_thinking_tokens is not None:
-            if max_thinking_tokens < 0:
-                raise UsageError(f"max_thinking_tokens is {max_thinking_tokens}; it must be 0 (no thinking) or more.")
-            if not self.thinks:
-                raise UsageError(
-                    f"{self.pair.target.name} does not think apart from its answer, so max_thinking_tokens means "
-                    "nothing to it. Set max_tokens."
-                )
+        if max_thinking_tokens is not None and not self.thinks:
+            raise UsageError(
+                f"{self.pair.target.name} does not think apart from its answer, so max_thinking_tokens means "
+                "nothing to it. Set max_tokens."
+            )
         if toolbox.forced and json_schema is not None:
             raise UsageError(
                 f"A tool has to be called (tool_choice {toolbox.choice!r}), but the answer has to be JSON of another "
@@ -442,8 +449,17 @@ class StepSpec:
         opener = None
         if toolbox.tools and not self.thinks:
             opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
-        check_ids(stop_token_ids)
+        self._check_stop_ids(stop_token_ids)
         return Demands(schema, opener, max_thinking_tokens, deadline_s, frozenset(stop_token_ids))
+
+    def _check_stop_ids(self, stop_token_ids: Sequence[int]) -> None:
+        """Checks that the target has these tokens, where its tokenizer says how many there are."""
+        target = self.pair.target
+        if stop_token_ids and target.tokenizer.num_ids is not None:
+            try:
+                check_range(stop_token_ids, target.tokenizer.num_ids, target.name)
+            except UnknownIdError as error:
+                raise UnknownIdError(f"stop_token_ids: {error}") from None
 
     def _prepared(self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands) -> _Prepared:
         """The request in ids, each model's encoded once.
@@ -492,23 +508,14 @@ class StepSpec:
         return await side_by_side(*(self.generate(each, **options) for each in questions))
 
 
-def check_ids(stop_token_ids: Sequence[int]) -> None:
-    """Checks that token ids can be ones.
-
-    Raises:
-        UsageError: they cannot.
-    """
-    for each in stop_token_ids:
-        if type(each) is not int or not 0 <= each < 2**31:
-            raise UsageError(f"stop_token_ids must be token ids, which are 0 or more, got {each!r}.")
-
-
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:
     """The turns to be answered."""
     if isinstance(question, str):
         if not question.strip():
             raise UsageError("The question is empty.")
-        return [{"role": "user", "content": problem_prompt(prompt).format(question=question)}]
+        return checked_messages([{"role": "user", "content": problem_prompt(prompt).format(question=question)}])
+    if not isinstance(question, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"The question must be a string or a list of turns, got {reprlib.repr(question)}.")
     if prompt != "bare":
         raise UsageError(f"The prompt {prompt!r} is a wording for one question. Leave it out with a conversation.")
     return checked_messages(question)

@@ -1,4 +1,6 @@
-"""Renders a chat template in a process of its own, with bounds on time and memory. Run as a script, template on stdin.
+"""Renders a chat template in a process of its own, with bounds on time and memory.
+
+Run as a script, with the bound on CPU time in seconds as its argument and the template on stdin.
 
 A chat template is a program that comes with a model. Jinja's sandbox keeps it from the machine, and lets it run for
 ever. What it does with a short conversation is tried here before it is ever rendered in our own process. A template
@@ -15,9 +17,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CPU_S = 2
 MEMORY_BYTES = 1 << 30
 MOST_CHARACTERS = 1 << 22
+MOST_REASON = 200
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
 TURNS = [
@@ -40,7 +42,8 @@ class Generation(Extension):
 
 def main() -> None:
     """Prints what is wrong with the template, or nothing."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    cpu_s = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     try:
         sys.stdout.write(trouble(sys.stdin.read()))
@@ -60,8 +63,10 @@ def trouble(template: str) -> str:
     environment.filters["tojson"] = _to_json
     try:
         compiled = environment.from_string(template)
-    except TemplateError as error:
-        return f"it is no template ({error})"
+    except (RecursionError, MemoryError):
+        raise
+    except Exception as error:  # not only jinja's: a number of 5,000 digits is Python's ValueError
+        return f"it is no template ({str(error)[:MOST_REASON]})"
     for messages in (TURNS[1:2], TURNS, TURNS[1:]):
         for tools in (None, [TOOL]):
             try:

@@ -165,23 +165,42 @@ def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:
         raise UsageError(f"tool_choice is {tool_choice!r}. {said}") from None
 
 
+FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""What a `response_format` of each type holds besides `type`."""
+
+
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The JSON schema that a `response_format` in OpenAI's form asks for, if it asks for one.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or holds a field that is not known.
     """
-    kind = response_format.get("type") if response_format else "text"
-    inner = response_format.get("json_schema") if response_format else None
+    if not response_format:
+        return None
+    kind = response_format.get("type")
+    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
+    if not isinstance(kind, str) or kind not in FORMAT_FIELDS:
+        raise UsageError(f"response_format is of no known kind. {said}")
+    _check_fields("response_format", response_format, ("type", *FORMAT_FIELDS[kind]))
     if kind == "text":
         return None
-    if kind == "json_object":
+    form = response_format.get("schema")
+    if kind == "json_object" and form is None:
         return ANYTHING
-    form = cast("Mapping[str, Any]", inner).get("schema") if isinstance(inner, Mapping) else None
-    if kind == "json_schema" and isinstance(form, Mapping):
-        return cast("Mapping[str, Any]", form)
-    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
-    raise UsageError(f"response_format is of no known kind. {said}")
+    if kind == "json_schema" and isinstance(inner := response_format.get("json_schema"), Mapping):
+        named = cast("Mapping[str, Any]", inner)
+        _check_fields("response_format.json_schema", named, ("name", "description", "schema", "strict"))
+        form = named.get("schema")
+    if not isinstance(form, Mapping):
+        raise UsageError(f"response_format has no JSON schema, which is an object. {said}")
+    return cast("Mapping[str, Any]", form)
+
+
+def _check_fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Checks that there are no other fields than the known ones; null is a field that is not set."""
+    for name, value in found.items():
+        if name not in known and value is not None:
+            raise UsageError(unknown_name(f"field of {where}", name, known))
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class WordTokenizer:
         self._template = environment.from_string(template)
         self.end_ids = frozenset(self.encode("<|end|>"))
 
+    @property
+    def num_ids(self) -> int | None:
+        return None
+
     def encode(self, text: str) -> list[int]:
         pieces: list[bytes] = []
         for piece in PIECES.findall(text):

@@ -30,6 +30,7 @@ COMMANDS = {
     "compare x y": "eval",
     "merge x --output y": "eval",
     "grade x.jsonl": "eval",
+    "serve": "serve",
     "bench engine": "torch",
     "bench controller": "torch",
     "bench langchain": "langchain",

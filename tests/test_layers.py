@@ -19,7 +19,7 @@ LAYERS = [
         *("errors", "extras", "file_problems", "files", "step", "rendering", "loop_thread", "keywords"),
         *("strict_json", "workers", "template_trial"),
     },
-    {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools"},
+    {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools", "options"},
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},
     {"session"},

@@ -89,7 +89,7 @@ def test_special_tokens_that_a_normalizer_uncovers_are_found() -> None:
 def test_long_texts_are_encoded_while_the_event_loop_goes_on() -> None:
     text = "hello there friend " * 30_000
 
-    async def encoded() -> tuple[float, float]:
+    async def longest_gap() -> float:
         gaps, last = list[float](), time.perf_counter()
         work = asyncio.ensure_future(off_the_loop(text, lambda: EMBEDDED.encode(text)))
         begin = last
@@ -97,10 +97,10 @@ def test_long_texts_are_encoded_while_the_event_loop_goes_on() -> None:
             await asyncio.sleep(0.005)
             gaps.append(time.perf_counter() - last)
             last = time.perf_counter()
-        return max(gaps), last - begin
+        return max(gaps) / (last - begin)
 
-    gap, whole = asyncio.run(encoded())
-    assert gap < whole / 2
+    # A busy machine may hold up the loop at any time; an encoding that holds the interpreter lock does so every time.
+    assert any(asyncio.run(longest_gap()) < 1 / 2 for _ in range(5))
 
 
 @pytest.mark.parametrize("text", ["a", "a" * 20_000])

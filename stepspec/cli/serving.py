@@ -4,17 +4,21 @@ import copy
 import logging
 import os
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from stepspec.cli.options import DraftOption, PolicyOption, TargetOption
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
+from stepspec.extras import from_extra
 from stepspec.strict_json import MAX_BODY_BYTES
 
 logger = logging.getLogger("stepspec.serve")
+
+BACKLOG = 2048
+"""Connections that may wait until they are accepted; uvicorn's own number."""
 
 
 def serve_models(
@@ -28,20 +32,16 @@ def serve_models(
     ] = MAX_BODY_BYTES,
 ) -> None:
     """Serve chat completions over HTTP, until stopped."""
-    try:
+    with from_extra("serve", "stepspec serve"):
         import uvicorn
         from uvicorn.config import LOGGING_CONFIG
 
         from stepspec.serve import create_app
-    except ModuleNotFoundError as error:
-        raise StepSpecError(
-            f"The service needs {error.name}, which is not installed: pip install 'stepspec[serve]'."
-        ) from error
     from stepspec.policy import load_policy
     from stepspec.session import load_pair
 
     class Server(uvicorn.Server):
-        """Tells its address, and ends at once at the second Ctrl-C, whatever is still running."""
+        """Logs its addresses, and exits at the second Ctrl-C without waiting for requests."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -56,36 +56,44 @@ def serve_models(
             super().handle_exit(sig, frame)
 
     needs_draft = load_policy(policy)[0].needs_draft
-    with bound_socket(host, port) as address:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(each) for each in listening_sockets(host, port)]
         pair = load_pair(target, draft, needs_draft=needs_draft)
         app = create_app(pair, policy, max_body_bytes=max_body_bytes)
         config = uvicorn.Config(app, access_log=False, log_config=_with_requests(LOGGING_CONFIG))
         with suppress(KeyboardInterrupt):  # which the server raises again when it has ended
-            Server(config).run(sockets=[address])
+            Server(config).run(sockets=sockets)
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that has the address, and does not listen yet.
+def listening_sockets(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at every address of the host, all at the same port.
+
+    They listen at once: two programs may bind one address, and only listening tells the second that it is taken.
 
     Raises:
-        UsageError: the address is another program's, or not this machine's.
+        UsageError: an address is taken by another program, or is not one of this machine.
     """
+    found: list[socket.socket] = []
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-        try:
+        listed = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = list(dict.fromkeys(listed))
+        for family, kind, protocol, _, address in addresses:
+            number = found[0].getsockname()[1] if found else port  # a free port that was taken for the first address
+            bound = socket.socket(family, kind, protocol)
+            found.append(bound)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
-    except OSError as error:
+            if family == socket.AF_INET6 and len(addresses) > 1:  # IPv4 addresses have sockets of their own
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind((address[0], number, *address[2:]))
+            bound.listen(BACKLOG)
+    except (OSError, UnicodeError) as error:
+        for each in found:
+            each.close()
+        why = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"Cannot listen at {host}, port {port}: {error.strerror or error}. Choose another with --port or --host."
+            f"Cannot listen at {host}, port {port}: {why}. Choose another with --port or --host."
         ) from error
-    return bound
+    return found
 
 
 def _with_requests(config: dict[str, Any]) -> dict[str, Any]:

@@ -33,12 +33,13 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.engine import Sampling, check_numbers
+from stepspec.engine import Sampling
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.keywords import check_known
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
+from stepspec.options import check_patience
 from stepspec.policy import Policy
 from stepspec.session import Options, Pair, StepSpec
 from stepspec.step import Done, Event, StepCommitted
@@ -414,7 +415,7 @@ class _Call:
         """
         timeout = self._setting("timeout")
         with as_langchain_errors():
-            check_numbers(timeout=timeout)
+            check_patience(timeout, max_retries=self._setting("max_retries"))
             turns, options = await off_the_loop(messages, lambda: turns_of(messages)), self._options()
             spec = await self._session()
             self.thinks = spec.thinks

@@ -1,4 +1,4 @@
-"""What a client is told: a completion at once, or its chunks, in the form of OpenAI's API and vLLM's metrics."""
+"""Writes a completion, whole or as chunks, in the form of OpenAI's API with vLLM's metrics."""
 
 import time
 import uuid
@@ -25,15 +25,15 @@ class Answering:
         """The chunk that says who speaks."""
         return self._chunk({"role": "assistant", "content": ""})
 
-    def piece(self, event: Event) -> dict[str, Any] | None:
-        """The chunk of an event, if a client sees any of it."""
+    def chunk(self, event: Event) -> dict[str, Any] | None:
+        """The chunk of an event; None for an event that clients do not get."""
         if isinstance(event, StepCommitted) and self._thinks:
             step = event.step
             return self._chunk(_reasoning(step.text), about={"step": _described(step)})
         if isinstance(event, AnswerDelta):
             return self._chunk({"content": event.text})
         if isinstance(event, ToolCallDelta):
-            return self._chunk({"tool_calls": [_call_piece(event)]})
+            return self._chunk({"tool_calls": [_call_delta(event)]})
         if isinstance(event, ToolCalled):
             return self._chunk({}, about={"call": {"index": event.index, "problem": event.call.problem}})
         return None
@@ -58,8 +58,8 @@ class Answering:
         if result.tool_calls:
             message["tool_calls"] = [_call(call) for call in result.tool_calls]
         choice = {"index": 0, "message": message, "finish_reason": result.finish_reason, "logprobs": None}
-        told = {"usage": usage(result), "metrics": self._metrics(result)}
-        return {**self._head, "object": "chat.completion", "choices": [choice], **told, **about}
+        costs = {"usage": usage(result), "metrics": self._metrics(result)}
+        return {**self._head, "object": "chat.completion", "choices": [choice], **costs, **about}
 
     def _metrics(self, result: Result) -> dict[str, Any]:
         return {**metrics(result, self._policy), "ignored_fields": self._ignored}
@@ -68,8 +68,8 @@ class Answering:
         self, delta: Mapping[str, Any], finish_reason: str | None = None, about: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        told = {"stepspec": about} if about else {}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **told}
+        extension = {"stepspec": about} if about else {}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **extension}
 
 
 def _reasoning(text: str) -> dict[str, str]:
@@ -85,11 +85,11 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
-    """Who is called stands in the first piece alone."""
-    if piece.id is None:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
-    return {"index": piece.index, **_call(ToolCall(piece.id, piece.name or "", piece.arguments))}
+def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
+    """A chunk of a tool call. Only the first one names the tool."""
+    if delta.id is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    return {"index": delta.index, **_call(ToolCall(delta.id, delta.name or "", delta.arguments))}
 
 
 def usage(result: Result) -> dict[str, Any]:

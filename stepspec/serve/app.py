@@ -81,7 +81,7 @@ class Service:
         return name, self._sessions[name]
 
     def card(self) -> dict[str, Any]:
-        """What is told of the model."""
+        """The model's card."""
         return {
             "id": self.model,
             "object": "model",
@@ -160,8 +160,6 @@ def _add_models(app: FastAPI, service: Service) -> None:
 async def _answered(service: Service, asked: ChatRequest, request: Request) -> Response:
     name, session = service.session(asked)
     options = asked.options(thinks=session.thinks)
-    if asked.ignored:
-        logger.warning("Ignored unknown fields of a request: %s.", ", ".join(map(repr, asked.ignored)))
     answering = Answering(
         service.model,
         name,
@@ -169,18 +167,18 @@ async def _answered(service: Service, asked: ChatRequest, request: Request) -> R
         include_reasoning=asked.include_reasoning is not False,
         ignored=asked.ignored,
     )
-    events = noted(session.stream(asked.messages, **options), request.scope, name)
-    events = unquoted(events) if asked.form().choices else events
+    events = noted(session.stream(asked.messages, **options), request.scope, name, asked.ignored)
+    events = unquoted(events) if asked.form.choices else events
     if not asked.stream:
         return await _while_connected(request, _whole(events, answering))
     usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    told = _Told(events)
+    queue = _EventQueue(events)
     try:
-        await told.wait_for_first()
+        await queue.wait_for_first()
     except BaseException:
-        await told.end()
+        await queue.end()
         raise
-    return _Stream(told, answering, usage=usage)
+    return _Stream(queue, answering, usage=usage)
 
 
 async def _whole(events: AsyncGenerator[Event, None], answering: Answering) -> Response:
@@ -210,8 +208,8 @@ async def _left(request: Request) -> None:
         pass
 
 
-class _Told:
-    """The events of a request, which a task of their own waits for: whoever leaves it ends it, wherever it stands."""
+class _EventQueue:
+    """The events of a request, read by a background task. Closing it cancels the request at any point."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
@@ -255,39 +253,39 @@ class _Told:
 
 
 class _Stream(EventSourceResponse):
-    """An answer in pieces; a client that leaves ends the request."""
+    """A streamed answer. A client that disconnects cancels the request."""
 
-    def __init__(self, told: _Told, answering: Answering, *, usage: bool) -> None:
-        super().__init__(_lines(told, answering, usage=usage))
-        self._told = told
+    def __init__(self, queue: _EventQueue, answering: Answering, *, usage: bool) -> None:
+        super().__init__(_lines(queue, answering, usage=usage))
+        self._queue = queue
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._told.end()
+            await self._queue.end()
 
 
-async def _lines(told: _Told, answering: Answering, *, usage: bool) -> AsyncGenerator[bytes, None]:
+async def _lines(queue: _EventQueue, answering: Answering, *, usage: bool) -> AsyncGenerator[bytes, None]:
     yield _line(answering.first())
     while True:
-        event = await told.next()
+        event = await queue.next()
         if event is None:
             yield KEEPALIVE_COMMENT
         elif isinstance(event, Exception):  # the status has gone out already
-            yield _line(error_body(_told_error(event)))
+            yield _line(error_body(_public_error(event)))
             return
         elif isinstance(event, Done):
             for chunk in _ending(event.result, answering, usage=usage):
                 yield _line(chunk)
             yield DONE
             return
-        elif (piece := answering.piece(event)) is not None:
-            yield _line(piece)
+        elif (chunk := answering.chunk(event)) is not None:
+            yield _line(chunk)
 
 
-def _told_error(error: Exception) -> StepSpecError:
-    """What a client is told of an error; of a mistake of ours the log says more."""
+def _public_error(error: Exception) -> StepSpecError:
+    """The error that a client gets. The details of an internal error go to the log alone."""
     if isinstance(error, StepSpecError):
         return error
     logger.error("A request failed.", exc_info=error)
@@ -340,4 +338,4 @@ async def _on_http(_: Request, error: Exception) -> Response:
 
 
 async def _on_mistake(_: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(_told_error(error)), 500)
+    return JSONResponse(error_body(_public_error(error)), 500)

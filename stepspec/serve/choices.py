@@ -9,7 +9,7 @@ from stepspec.step import AnswerDelta, Done, Event
 
 
 async def unquoted(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The events, with the answer in one piece and without its quotes."""
+    """The events, with the answer in one chunk and without its quotes."""
     async with aclosing(events):
         async for event in events:
             if isinstance(event, AnswerDelta):

@@ -1,8 +1,9 @@
-"""One line in the log for each request: method, path, status, seconds, and of a chat its tokens and policy."""
+"""One line in the log for each request: method, path, status, seconds; for a chat also its tokens, its
+policy and the names of ignored fields."""
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +14,7 @@ from stepspec.step import Done, Event
 logger = logging.getLogger("stepspec.serve")
 
 KEY = "stepspec.log"
-"""Where a request's scope keeps what its line says of the chat."""
+"""Key of a request's scope under which details of the chat are stored for the line."""
 
 MAX_PATH = 200
 
@@ -45,15 +46,20 @@ class RequestLog:
             path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_PATH]
             chat = f" {about['tokens']} tokens" if "tokens" in about else ""
             chat += f" policy {about['policy']}" if "policy" in about else ""
+            if ignored := about.get("ignored"):
+                chat += f" ignored {', '.join(map(repr, ignored))}"
             left = "" if whole else " (not sent to its end)"
             seconds = time.monotonic() - start
             logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, left)
 
 
-async def noted(events: AsyncGenerator[Event, None], scope: Scope, policy: str) -> AsyncGenerator[Event, None]:
-    """The events of a chat, whose tokens its line will say."""
+async def noted(
+    events: AsyncGenerator[Event, None], scope: Scope, policy: str, ignored: Sequence[str]
+) -> AsyncGenerator[Event, None]:
+    """Passes on the events of a chat, and notes for its line the tokens, the policy and the ignored fields."""
     about = scope.setdefault(KEY, {})
     about["policy"] = policy
+    about["ignored"] = ignored
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Done):

@@ -9,7 +9,7 @@ NOTHING: tuple[Any, ...] = (None, [], {}, "")
 """What changes nothing in any field."""
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    # How many answers, and what is told of their tokens.
+    # How many answers, and which details of their tokens.
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),

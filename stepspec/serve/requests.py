@@ -1,13 +1,14 @@
 """The fields of a chat completion, in OpenAI's words and vLLM's, and the Python API's options that they become."""
 
 import re
+import reprlib
 import secrets
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 from pydantic.config import JsonDict
 
 from stepspec.engine import Sampling
@@ -22,7 +23,16 @@ MAX_STOP_CHARACTERS = 1_000
 MAX_LISTED = 50
 """Ignored fields that a response lists."""
 
+MAX_PARAM_CHARACTERS = 64
+"""An error names a field by at most so many characters: its name may come from the client."""
+
+MAX_MESSAGE_CHARACTERS = 300
+
 T = TypeVar("T")
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class _FirstWrong(FailFast):
@@ -39,8 +49,8 @@ class RefusedError(UsageError):
     """A request that cannot be honored. `param` is the name of its field, where one is to blame."""
 
     def __init__(self, param: str | None, message: str) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(_cut(message, MAX_MESSAGE_CHARACTERS))
+        self.param = None if param is None else _cut(param, MAX_PARAM_CHARACTERS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ TURN: JsonDict = {
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool | None = Field(
         default=False, description="Whether a last chunk without choices has `usage` and `metrics`."
@@ -114,6 +124,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(
         extra="allow",
+        strict=True,
         allow_inf_nan=False,
         json_schema_extra=_with_refused,
     )
@@ -168,12 +179,14 @@ class ChatRequest(BaseModel):
     metadata: dict[str, Any] | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
     store: bool | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
 
+    _form: Form = PrivateAttr(default_factory=Form)
+
     @classmethod
     def parsed(cls, body: bytes) -> "ChatRequest":
-        """The request that a body holds.
+        """The request that a body holds. Takes long for a large body, so it must not run on an event loop.
 
         Raises:
-            RefusedError: it is no JSON, or a field is of another type.
+            RefusedError: it is not JSON, a field has another type, or the form of the answer cannot be honored.
         """
         try:
             found = read_json(body)
@@ -190,7 +203,13 @@ class ChatRequest(BaseModel):
         for name, value in request.extra.items():
             if why := why_refused(name, value):
                 raise RefusedError(name, why)
+        request._form = request._read_form()
         return request
+
+    @property
+    def form(self) -> Form:
+        """What the answer has to be."""
+        return self._form
 
     @property
     def extra(self) -> Mapping[str, Any]:
@@ -207,7 +226,7 @@ class ChatRequest(BaseModel):
         return [name[:64] for name in names[:MAX_LISTED]]
 
     def options(self, *, thinks: bool) -> Options:
-        """What the Python API is told.
+        """The request as options of the Python API.
 
         Raises:
             UsageError: a field cannot be honored, or a value is out of its range.
@@ -228,7 +247,7 @@ class ChatRequest(BaseModel):
             deadline_s=self.deadline_s,
             stop=stops,
             stop_token_ids=self.stop_token_ids or [],
-            json_schema=self.form().json_schema,
+            json_schema=self.form.json_schema,
             tools=self.tools or [],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -253,8 +272,8 @@ class ChatRequest(BaseModel):
                 "stop", f"A string of stop may have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
             )
 
-    def form(self) -> Form:
-        """What the answer has to be.
+    def _read_form(self) -> Form:
+        """What the fields say that the answer has to be. Schemas may come as strings, which are read here.
 
         Raises:
             RefusedError: a field that says so cannot be honored, or two of them say so.
@@ -285,7 +304,7 @@ class ChatRequest(BaseModel):
             names = {
                 "max_tokens": self._limit,
                 "max_thinking_tokens": "thinking_token_budget",
-                "json_schema": self.form().field,
+                "json_schema": self.form.field,
             }
             message = re.sub(
                 r"\b(max_tokens|max_thinking_tokens|json_schema)\b", lambda found: names[found[0]], str(error)
@@ -326,6 +345,8 @@ def _structured(outputs: Mapping[str, Any]) -> list[Form]:
         if name == "json":
             forms.append(Form(_schema(field, value), field=field))
         elif name == "json_object":
+            if value is not True:
+                raise RefusedError(field, f"{field} must be true or false, got {reprlib.repr(value)}.")
             forms.append(Form(ANYTHING, field=field))
         elif name == "choice":
             forms.append(Form(None, _choices(field, value), field))

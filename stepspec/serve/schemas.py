@@ -165,14 +165,14 @@ class Completion(Exact):
 
 
 class DeltaFunction(Exact):
-    """A piece of a call's arguments."""
+    """A chunk of a call's arguments."""
 
     name: str = ""
     arguments: str
 
 
 class DeltaCall(Exact):
-    """A piece of a tool call; the first one says which tool it is."""
+    """A chunk of a tool call. The first one names the tool."""
 
     index: int
     id: str = ""
@@ -200,7 +200,7 @@ class ChunkChoice(Exact):
 
 
 class Chunk(Exact):
-    """A piece of a streamed answer."""
+    """A chunk of a streamed answer."""
 
     id: str
     object: Literal["chat.completion.chunk"]

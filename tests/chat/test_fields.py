@@ -16,11 +16,15 @@ from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 from stepspec.serve.refused import REFUSED
 from stepspec.serve.requests import ChatRequest
+from stepspec.session import Options
 
 ASK = [{"role": "user", "content": "How many?"}]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 NAN = float("nan")
+WHOLE = ("max_tokens", "max_completion_tokens", "thinking_token_budget", "top_k", "seed")
+REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "deadline_s")
+BOOLEAN = ("stream", "include_reasoning", "parallel_tool_calls")
 
 
 HTTP = httpx.Client(timeout=60)
@@ -178,7 +182,8 @@ def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
     [
         {"guided_json": SCHEMA},
         {"guided_json": json.dumps(SCHEMA)},
-        {"structured_outputs": {"json": SCHEMA, "regex": None}},
+        {"structured_outputs": {"json": SCHEMA, "regex": None, "json_object": False}},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
     ],
 )
@@ -234,6 +239,29 @@ def test_the_service_takes_stop_tokens(root: str) -> None:
         ({"guided_choice": []}, "guided_choice", "at least one"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "not supported"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "Did you mean 'json'"),
+        *(({name: value}, name, "valid integer") for name in WHOLE for value in (True, "1", 1.5)),
+        *(({name: value}, name, "valid number") for name in REAL for value in (True, "1")),
+        *(({name: value}, name, "valid boolean") for name in BOOLEAN for value in (1, "yes")),
+        ({"stop_token_ids": [True]}, "stop_token_ids.0", "valid integer"),
+        ({"structured_outputs": {"json_object": "no"}}, "structured_outputs.json_object", "true or false"),
+        ({"structured_outputs": {"x" * 10_000: 1}}, f"structured_outputs.{'x' * 42}...", "There is no kind"),
+        *(
+            ({**form, **stop}, next(iter(stop)), f"together with {next(iter(form))}")
+            for form in (
+                {"guided_json": SCHEMA},
+                {"guided_choice": ["a"]},
+                {"response_format": {"type": "json_object"}},
+            )
+            for stop in ({"stop": "a"}, {"stop": ["a"]}, {"stop_token_ids": [1]})
+        ),
+        ({"response_format": {"type": "json_object", "schma": SCHEMA}}, "response_format", "'schma'. Did you mean"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "response_format", "has no JSON schema"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format", "'schema'"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "x": 1}}},
+            "response_format",
+            "'x'",
+        ),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"stop": [5]}, "stop", "string"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "0 or more"),
@@ -385,6 +413,57 @@ def test_unknown_options_are_refused_with_the_nearest_name() -> None:
             call()
     with pytest.raises(UsageError, match="either chat or settings"):
         StepSpecRunnable(ChatStepSpec(pair=following_pair()), policy="token")
+
+
+WRONG: Mapping[str, list[Any]] = {
+    "prompt": [None, 5],
+    "sampling": [None, {"temperature": 1.0}],
+    "max_tokens": [0, -1, "1", True, NAN],
+    "max_thinking_tokens": [-1, "1", True],
+    "deadline_s": [0, -1.0, "1", True],
+    "stop": [None, 5, [""], "", [None], ["a", 5]],
+    "stop_token_ids": [None, 5, "1", [True], ["1"], [-1], [1 << 31]],
+    "json_schema": ["x", 5, [SCHEMA]],
+    "tools": [None, "x", ADD],
+    "tool_choice": [None, {"type": "function"}],
+    "parallel_tool_calls": [None, 1],
+}
+
+
+@pytest.mark.anyio
+async def test_an_option_of_a_wrong_type_is_refused_by_name_here_and_before_anything_is_sent() -> None:
+    assert WRONG.keys() == get_type_hints(Options).keys()
+    for spec in (StepSpec(pair=following_pair()), RemoteStepSpec("http://127.0.0.1:9/v1", retries=0)):
+        for name, values in WRONG.items():
+            for value in values:
+                with pytest.raises(UsageError, match=rf"\b{name}|A {name} string"):
+                    await spec.generate("a", **{name: value})  # type: ignore[arg-type]
+        for stop in ({"stop": "a"}, {"stop_token_ids": [1]}):
+            with pytest.raises(UsageError, match="together with json_schema"):
+                await spec.generate("a", json_schema=SCHEMA, **stop)  # type: ignore[arg-type]
+        for question in ("\ud800", 5, None, [5]):
+            with pytest.raises(UsageError, match=r"Turn 1|The question|The conversation"):
+                await spec.generate(question)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("name", "values"), [("max_retries", [-1, 1.5, True]), ("timeout", [0, -1.0])])
+async def test_how_long_and_how_often_a_call_is_tried_is_checked(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(UsageError, match=name):
+            await ChatStepSpec(pair=following_pair()).ainvoke("a", **{name: value})
+        with pytest.raises(UsageError, match=name.removeprefix("max_")):
+            RemoteStepSpec("http://127.0.0.1:9/v1", **{name.removeprefix("max_"): value})
+
+
+@pytest.mark.anyio
+async def test_stop_tokens_that_the_target_does_not_have_are_refused() -> None:
+    async with StepSpec() as spec:
+        num_ids = spec.pair.target.tokenizer.num_ids
+        assert num_ids is not None
+        with pytest.raises(UsageError, match=f"stop_token_ids: Token id {num_ids} is not in the vocabulary"):
+            await spec.generate("a", stop_token_ids=[1, num_ids])
+        assert (await spec.generate("a", stop_token_ids=[num_ids - 1], max_tokens=5)).counts.committed == 5
 
 
 @pytest.mark.anyio

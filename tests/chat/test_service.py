@@ -179,12 +179,6 @@ def test_what_is_no_json_is_refused(address: str) -> None:
     assert httpx.get(f"{address}/nothing").json()["error"]["type"] == "invalid_request_error"
 
 
-def test_unknown_fields_are_ignored_and_logged(client: openai.OpenAI, caplog: pytest.LogCaptureFixture) -> None:
-    found = client.chat.completions.create(model="target", messages=ASK, extra_body={"thinking": {"type": "on"}})
-    assert found.choices[0].message.content
-    assert "thinking" in caplog.text
-
-
 def test_it_is_well(address: str) -> None:
     assert httpx.get(f"{address.removesuffix('/v1')}/health").status_code == 200
 

@@ -208,6 +208,7 @@ TEMPLATES = {
     "{{ 'a' * 10000000000 }}": "it takes more than 1024 MiB of memory",
     "{{ 'a' * 10000000 }}": "it makes 10000000 characters of a short conversation",
     "{% for %}": "it is no template",
+    f"{{{{ {'9' * 5_000} }}}}": "it is no template",
 }
 
 
@@ -242,7 +243,21 @@ def test_heads_of_another_form_are_refused_with_theirs(kind: str, tmp_path: Path
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_template_that_takes_too_much_is_refused(template: str) -> None:
-    assert (template_problem(template) or "").startswith(TEMPLATES[template])
+    limit = {"cpu_s": 1} if template == THRICE else {}
+    assert (template_problem(template, **limit) or "").startswith(TEMPLATES[template])
+
+
+def test_a_template_whose_trial_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (program, said) in enumerate(
+        {
+            "raise ValueError('first\\nlast')": "it cannot be tried: last",
+            "raise SystemExit(3)": "it cannot be tried: no reason",
+        }.items()
+    ):
+        trial = tmp_path / f"{number}.py"
+        trial.write_text(program, "utf-8")
+        monkeypatch.setattr("stepspec.hugging_face.TRIAL", trial)
+        assert (template_problem(f"{{{{ {number} }}}}") or "").startswith(said)
 
 
 def test_a_model_is_refused_for_its_template_and_one_that_refuses_conversations_is_not(tmp_path: Path) -> None:

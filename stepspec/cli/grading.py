@@ -17,6 +17,7 @@ import typer
 from stepspec.cli.completing import one_of
 from stepspec.cli.evaluating import require_extras
 from stepspec.errors import UsageError, unknown_name
+from stepspec.strict_json import read_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -114,8 +115,8 @@ def _read_rows(
 
 def _parse_row(line: str, number: int, where: str, grading: "Grading", keys: tuple[str | None, str | None]) -> _Row:
     try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row: Any = read_json(line)
+    except ValueError as error:
         raise UsageError(f"{where} is not JSON: {error}.") from error
     if not isinstance(row, dict):
         raise UsageError(f"{where} is not a JSON object.")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepspec.grade.boxes import LastBoxes, last_boxes
-from stepspec.grade.number import read_number
-from stepspec.grade.sentence import last_number_in
-from stepspec.grade.vocabulary import DENIES
+from stepspec.grade.number import has_digit, read_number
+from stepspec.grade.sentence import has_number_word, last_number_in, taken_back
+from stepspec.grade.vocabulary import CHANGES_SUBJECT, DENIES
 from stepspec.grade.words import FoundBy
 
 
@@ -50,7 +50,7 @@ def _after_hashes(text: str, cut_short: bool) -> str | None:
         line = match.group(1).strip()
         is_last = match.end() >= end
         if not (is_last and cut_short) and (is_last or _is_number(line)):
-            return line
+            return None if taken_back(text[match.end() : match.end() + _MAX_PHRASE_CHARS], line) else line
     return None
 
 
@@ -64,8 +64,9 @@ _PHRASE = re.compile(
 _MAX_PHRASE_CHARS = 2_000
 _PAIRS = (("$$", "$$"), (r"\[", r"\]"), (r"\(", r"\)"), ("$", "$"))
 _SENTENCE_END = re.compile(r"(?<!\b[ap])(?<!\b[ap]\.m)\.(?=\s|$)|\n|(?<![\\\d])!(?=\s|$)|\?(?=\s|$)")
+_REASON = re.compile(r"[,;]?\s+(?:because|since|as(?!\s+long)|and\s+(?:he|she|it|they))\s.*", re.DOTALL)
 _CONNECTIVE = re.compile(
-    r"[,;]?\s+(?:because|since|as|which|where|when|so|and\s+(?:he|she|it|they)|but(?!\s+[\\$]*\d)|for|after)\s.*",
+    r"[,;]?\s+(?:as\s+long|which|where|when|so|but(?!\s+[\\$]*\d)|for|after)\s.*",
     re.DOTALL,
 )
 
@@ -79,9 +80,9 @@ def _after_phrase(text: str, cut_short: bool) -> str | None:
         return None
     rest = text[last.end() : last.end() + _MAX_PHRASE_CHARS]
     answer, ended = _formula_at_start(rest) or _sentence_at_start(rest)
-    if answer is None:
+    if not answer or taken_back(rest.partition(answer)[2], answer):
         return None
-    return None if cut_short and not ended else answer or None
+    return None if cut_short and not ended else answer
 
 
 _BEFORE_CHARS = 120
@@ -91,12 +92,14 @@ _HYPOTHETICAL = re.compile(
     r"(?:\s+\w+){0,3}\W*$",
     re.IGNORECASE,
 )
+# "Half of the answer is 12."
+_CHANGED = re.compile(rf"(?:{CHANGES_SUBJECT.pattern})\W*(?:of\s+)?(?:the|my|our|this)?\s*$", re.IGNORECASE)
 
 
 def _is_denied(before: str) -> bool:
     """Whether the sentence denies or only supposes what the phrase says: "I do not think that the answer is 12"."""
     *_, clause = _CLAUSE_END.split(before)
-    return bool(DENIES.search(clause) or _HYPOTHETICAL.search(clause))
+    return bool(DENIES.search(clause) or _CHANGED.search(clause) or _HYPOTHETICAL.search(clause))
 
 
 def _formula_at_start(rest: str) -> tuple[str, bool] | None:
@@ -124,8 +127,26 @@ def _sentence_at_start(rest: str) -> tuple[str | None, bool]:
     end = _SENTENCE_END.search(rest)
     if end and end.group() == "?":
         return None, True
-    sentence = rest[: end.start()] if end else rest
-    return _CONNECTIVE.sub("", sentence).strip(" *_\t\r"), end is not None
+    sentence = _REASON.sub("", rest[: end.start()] if end else rest)
+    return _without_explanation(sentence).strip(" *_\t\r"), end is not None
+
+
+_FOR_SO_MANY = re.compile(r"\s+(?:for|after)\s+\\?\$?\d[\d,]*\s+(?:(?!and\b|or\b|but\b)[a-z]+[\s.]*)+", re.IGNORECASE)
+
+
+def _without_explanation(sentence: str) -> str:
+    """What does not explain the answer but names another, or when it holds, stays: the sentence is read whole then."""
+    match = _CONNECTIVE.search(sentence)
+    if match is None:
+        return sentence
+    rest, has_answer = match.group(), has_digit(sentence[: match.start()])
+    if (
+        has_answer
+        and not _FOR_SO_MANY.fullmatch(rest)
+        and (has_digit(rest) or has_number_word(rest) or DENIES.search(rest))
+    ):
+        return sentence
+    return sentence[: match.start()]
 
 
 _FINDERS: tuple[tuple[Callable[[str, bool], str | None], FoundBy], ...] = (

@@ -15,7 +15,7 @@ Nothing in the thinking is an answer, whether it is closed or not.
     all    :: 18 :: <think>It is \boxed{18}, or is it? :: refused
     all    :: 18 :: It is \boxed{18}.</think> I do not know. :: refused
     all    :: 18 :: <think>It is \boxed{17}.</think> It is \boxed{18}. :: correct
-Boxes that are joined by a comma, "and" or "or" are said at once, and answer only a question for as many parts.
+Boxes that are joined by a comma, "and" or "or" are one answer, and answer only a question for as many parts.
     all    :: 13 :: either \boxed{12} or \boxed{13} :: refused
     all    :: 13 :: \boxed{12} is wrong, so \boxed{13} :: correct
     all    :: 13 :: \boxed{13}, or \boxed{13.0} :: correct
@@ -27,6 +27,26 @@ What stands beside a box may make another answer of it.
     all    :: 6 :: \boxed{6} dozen :: refused
     all    :: 6 :: \boxed{6} or 7 :: refused
     all    :: 6 :: $x = \boxed{6}\text{ cm}^2$ :: correct
+    all    :: 6 :: \boxed{6},000 :: refused
+    all    :: 6 :: (\boxed{6})^2 :: refused
+    all    :: 6 :: \boxed{6} feet 3 inches :: refused
+    all    :: 6 :: (3, \boxed{6}) :: refused
+    all    :: 6 :: \boxed{5} to \boxed{6} :: refused
+    all    :: 6 :: at most \boxed{6} :: refused
+    all    :: 6 :: $x > \boxed{6}$ :: refused
+    all    :: 6 :: If it were \boxed{6}, it would fit. :: refused
+The box may be what numbers or several unknowns come to, but not what a multiple or a power of one unknown is.
+    all    :: 6 :: $2x = \boxed{6}$ :: refused
+    all    :: 6 :: $x^2 = \boxed{6}$ :: refused
+    all    :: 6 :: 5 + 1 = \boxed{6} :: correct
+    all    :: 6 :: $x + y = \boxed{6}$ :: correct
+An answer that is taken back behind it is none, and neither is one for some cases only.
+    all    :: 6 :: \boxed{6}. But that is wrong; it is 7. :: refused
+    all    :: 6 :: \boxed{6}. The answer is 7. :: refused
+    all    :: 6 :: \boxed{6}. It is not necessary to simplify. :: correct
+    number :: 6 :: The answer is 6. No wait, it is 7. :: refused
+    number :: 6 :: The answer is 6 for Ann and 7 for Ben. :: refused
+    number :: 6 :: The answer is 6, not 7. :: correct
 Styles, spaces, currencies and degrees are left out of the comparison.
     all    :: 113 :: \boxed{\textbf{(113)}} :: correct
     all    :: 113 :: \boxed{\mathbf{113}} :: correct
@@ -45,6 +65,8 @@ In brackets a comma separates.
 Words behind a number and a space are its unit; glued to it only units are that are known.
     all    :: 7 :: \boxed{7xy} :: refused
     all    :: 7 :: \boxed{7 xy} :: refused
+    all    :: 7 :: \boxed{7 xyz} :: refused
+    all    :: 7 :: \boxed{7 sinh} :: refused
     all    :: 7 :: \boxed{7\sqrt{2}} :: refused
     math   :: \frac{1}{2} :: \boxed{\frac{1}{2}bh} :: refused
     all    :: 7 :: \boxed{7 apples} :: correct
@@ -80,6 +102,12 @@ What an answer is the value of may stand before it, but an equation must be solv
     all    :: 18 :: \boxed{9 + 9 = 18} :: correct
     all    :: 12 :: \boxed{2x = 12} :: refused
     all    :: 12 :: \boxed{-x = 12} :: refused
+    all    :: 12 :: \boxed{x=3, y=12} :: refused
+    all    :: 12 :: \boxed{\text{twice } n = 12} :: refused
+    number :: 12 :: Half of the answer is 12. :: refused
+    number :: 12 :: Half of 24 is 12. :: correct
+    number :: 12 :: She has 12 more than Ben. :: correct
+    number :: 12 :: The answer is twelve (12). :: correct
     math   :: x=5 :: \boxed{y=5} :: refused
     math   :: x+y=5 :: \boxed{5} :: refused
 Numbers are compared exactly, with repeating decimals and percentages; a percentage is its number with and without the
@@ -304,7 +332,7 @@ def _number_in(found: Found) -> Number | None:
 
 
 def _with_all_boxes(found: Found, gold: str, max_chars: int) -> Found:
-    """Several boxes are one answer where the gold answer has as many parts; else those are that are said at once."""
+    """Several boxes are one answer where the gold answer has as many parts; else those are that are joined."""
     boxes = found.boxes
     if boxes is None or max(len(boxes.contents), boxes.num_joined) < 2:
         return found

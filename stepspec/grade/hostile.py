@@ -144,10 +144,10 @@ def _code(rng: random.Random) -> str:
 
 
 def _noise(rng: random.Random) -> str:
-    pieces = (
+    tokens = (
         "\\ { } ( ) [ ] ^ _ & % $ # ~ ! | = < > + - * / . , ; : ' \" 1 2 x \\frac \\sqrt \\text \\left \\begin{pmatrix}"
     )
-    return "".join(rng.choice(pieces.split(" ")) for _ in range(rng.choice((5, 30, 300))))
+    return "".join(rng.choice(tokens.split(" ")) for _ in range(rng.choice((5, 30, 300))))
 
 
 def _unicode(rng: random.Random) -> str:
@@ -155,10 +155,10 @@ def _unicode(rng: random.Random) -> str:
 
 
 def _megabyte(rng: random.Random) -> str:
-    piece = rng.choice(
+    repeated = rng.choice(
         ("x+", "9,", r"\boxed{", "{", " ", "\n", "#### 1\n", "the answer is ", r"\frac{", "$", "1 ", "- ", "a=")
     )
-    return piece * (1_000_000 // len(piece))
+    return repeated * (1_000_000 // len(repeated))
 
 
 FAMILIES: Sequence[Callable[[random.Random], str]] = (

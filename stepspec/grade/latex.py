@@ -8,7 +8,7 @@ do to LaTeX: spacing, sizes of brackets and styles mean nothing, and neither do 
 import re
 from functools import lru_cache
 
-from stepspec.grade.vocabulary import CANONICAL_UNIT, DENIES, is_unit_text, unit_in
+from stepspec.grade.vocabulary import CANONICAL_UNIT, CHANGES_SUBJECT, DENIES, is_unit_text, unit_in
 
 _UNICODE = str.maketrans(
     {
@@ -49,7 +49,7 @@ _FRACTION_SPACE = re.compile(r"\\frac\s+\{|\\frac(\{[^{}]*\})\s+\{")
 _ROOT = re.compile(r"\\sqrt\s*([0-9]+|[a-zA-Z])")
 _ROOT_OF_PARENTHESES = re.compile(r"(?<![a-zA-Z])\\?sqrt\s*\(([^()]*)\)")
 _BARE_NAMES = re.compile(
-    r"(?<![\\a-zA-Z])(pi|infty|infinity|alpha|beta|theta|sqrt|sin|cos|tan|cot|sec|csc|ln|log|arcsin|arccos|arctan)"
+    r"(?<![\\a-zA-Z])(pi|infty|infinity|alpha|beta|theta|sqrt|sin|cos|tan|cot|sec(?=\s*[(a-zA-Z\\{])|(?<!\d)(?<!\d\s)sec|csc|ln|log|arcsin|arccos|arctan)"
     r"(?![a-zA-Z])"
 )  # fmt: skip
 _SYNONYMS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -204,6 +204,8 @@ _SUM_OF_NUMBERS = re.compile(
 def without_name(clean: str) -> str:
     r"""What an unknown is said to be: `5` for `x = 5`, `[1,2)` for `x \in [1,2)`."""
     match = _NAME.match(clean)
+    if match and (CHANGES_SUBJECT.search(match.group()) or DENIES.search(match.group())):
+        return clean
     rest = clean[match.end() :] if match else ""
     return rest if rest and "=" not in rest else clean
 
@@ -217,6 +219,8 @@ def value_named(clean: str) -> str:
         return clean
     match = _NAME.match(clean) or _QUANTITY.match(clean)
     first, _, last = clean.rpartition("=")
+    if CHANGES_SUBJECT.search(first) or DENIES.search(first):
+        return clean
     if match and "=" not in clean[match.end() :]:
         return clean[match.end() :] or clean
     if _SEVERAL.search(clean):

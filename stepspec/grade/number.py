@@ -22,6 +22,7 @@ from stepspec.grade.vocabulary import (
     GLUED_UNITS,
     LETTER_UNITS,
     SHORT_UNITS,
+    is_long_word,
     is_unit_text,
 )
 
@@ -77,7 +78,6 @@ _UNIT_TOKEN = re.compile(
     r"(\s*)(?:\\text\{([^{}]*)\}|((?:AM|PM|USD|kWh|kW|mL|Hz|[a-zA-Z][a-z'’]*)(?:\.[a-z](?![a-z]))*\.?(?:-[a-z]+)*)|([/()%]))"
     r"(?:\s*\^\s*\{?\s*-?\d\s*\}?|\d(?!\d))?"
 )
-_VOWEL = re.compile(r"[aeiouyAEIOUY]")
 _IN_PARENTHESES = re.compile(r"\(([^(),]*)\)")
 _DIGIT = re.compile(r"\d")
 
@@ -157,8 +157,9 @@ def _leaves_value(token: re.Match[str], text: str) -> bool:
         return bare in GLUED_UNITS or word in GLUED_UNITS
     if bare.casefold() in CHANGES_BEHIND:
         return False
-    is_word = len(bare) > 3 and bool(_VOWEL.search(bare))
-    return is_word or bare in SHORT_UNITS or bare in NAMES_OF_UNITS or (before == "/" and bare in LETTER_UNITS)
+    return (
+        is_long_word(bare) or bare in SHORT_UNITS or bare in NAMES_OF_UNITS or (before == "/" and bare in LETTER_UNITS)
+    )
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

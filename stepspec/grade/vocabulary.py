@@ -19,13 +19,19 @@ NUMBER_WORDS = _words(
     hundredths thousandth thousandths millionth millionths ones twos threes tens twenties"""
 )
 
+HYPERBOLIC = _words("sinh cosh tanh coth sech csch arcsec arccsc arccot arcsinh arccosh arctanh")
 # Behind a number these make another number of it: "12 dozen", "12 squared", "12 less than 20", "12 or more".
-CHANGES_BEHIND = NUMBER_WORDS | _words(
-    """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied halved doubled tripled
-    dozen dozens pair pairs couple couples score gross grand lakh crore mil mils factorial squared cubed short below
+CHANGES_BEHIND = (
+    NUMBER_WORDS
+    | HYPERBOLIC
+    | _words(
+        """and or over nor but to mod modulo plus minus times less more fewer than divided multiplied
+        halved doubled tripled dozen dozens pair pairs couple couples score gross grand lakh crore mil mils factorial
+        squared cubed short below
     above under beyond point percentile remainder choose raised power exponent root negative ish something odd zeros
-    zeroes digits minimum maximum approximately infinity infty pi sqrt sin cos tan cot sec csc log ln exp lim arcsin
+    zeroes digits minimum maximum approximately infinity infty pi sqrt sin cos tan cot csc log ln exp lim arcsin
     arccos arctan base bases sum wrong incorrect false not never left-over plus-minus inverse reciprocal"""
+    )
 )
 _CHANGES_BEHIND_PATTERN = "|".join(
     sorted(CHANGES_BEHIND - _words("and but to over short odd squared cubed below under"))
@@ -40,7 +46,7 @@ CHANGES_IN_SENTENCE = re.compile(
 
 DENIES = re.compile(
     r"\b(?:not|cannot|never|neither|nor|no|nope|nobody|none|nothing|without|wrong|incorrect|incorrectly|false|untrue|impossible|unlikely"
-    r"|hardly|except|excluding|unequal|differs|different|mistaken|mistake|error|doubt|disagree|instead|rather|unknown"
+    r"|hardly|except|excluding|unequal|differs|different\s+(?:from|than|to|answer|number|value)|(?:be|is|was|a|quite|very)\s+different|mistaken|mistake|error|doubt|disagree|instead|rather|unknown"
     r"|anything\s+but|far\s+from|fails?)\b|n['’]t\b|\\n(?:eq?|ot)(?![a-zA-Z])|≠",
     re.IGNORECASE,
 )
@@ -54,15 +60,16 @@ HEDGES = re.compile(
 
 # Anywhere before a number of its clause: what is named is half, twice or the opposite of what is asked.
 CHANGES_SUBJECT = re.compile(
-    r"\b(?:half|halves|third|quarter|twice|thrice|doubled?|tripled?|triple|quadrupled?|minus|negative|opposite"
-    r"|reciprocal|inverse|negation|percent|percentage|multiples?|factors?|divisors?|remainder|modulo|mod|base"
-    r"|either|between)\b",
+    r"\b(?:half|halves|(?:third|quarter|fourth|fifth|sixth|tenth)s?\s+(?:of|the|as)|twice|thrice|doubled?|tripled?|triple"
+    r"|quadrupled?|minus|negative|opposite|reciprocal|inverse|negation|(?<!the\s)percent"
+    r"|(?:an?|one|some|any|every|its)\s+(?:\w+\s+)?(?:multiple|factor|divisor)s?|modulo|mod|in\s+base"
+    r"|(?:square|cube)\s+of|squared|cubed|either|between)\b",
     re.IGNORECASE,
 )
 # Between the verb and its number.
 CHANGES_BEFORE = re.compile(
     rf"\b(?:{'|'.join(sorted(NUMBER_WORDS | _words('plus times power powers square cube root roots log dozen pair')))}"
-    r"|squared|cubed|than|by|under|over|below|above|beyond|within|nearly|almost|about|around|roughly|approximately"
+    r"|squared|cubed|multiples?|factors?|divisors?|base|than|by|under|over|below|above|beyond|within|nearly|almost|about|around|roughly|approximately"
     r"|close|near|least|most|up\s+to|from|until|per|every|exceeds?|exceeding|out\s+of|fraction"
     r"|another|other|extra|additional)\b|\\approx|~",
     re.IGNORECASE,
@@ -121,6 +128,15 @@ _CANONICAL_UNITS = {
 CANONICAL_UNIT = {way: unit for unit, ways in _CANONICAL_UNITS.items() for way in ways.split()}
 """One name for a unit that has several. Units of different names are not equal."""
 
+_QUANTITIES = (
+    _words("mm cm m km inch foot yard mile"),
+    _words("mg g kg ounce pound"),
+    _words("ml liter gallon"),
+    _words("second minute hour day week month year"),
+    _words("cent dollar"),
+    _words("degree minute second"),
+)
+
 SHORT_UNITS = frozenset(way for way in CANONICAL_UNIT if 2 <= len(way) <= 3) | _words(
     """in a an per of the all am pm AM PM kWh kW Hz rpm mol cat cats dog dogs cow cows pig pigs hen hens egg eggs cup
     cups can cans car cars bus man men boy boys pen pens bag bags box toy toys cap caps hat hats pie pies bar bars jar
@@ -128,6 +144,11 @@ SHORT_UNITS = frozenset(way for way in CANONICAL_UNIT if 2 <= len(way) <= 3) | _
     for big red old new sq cu cc hp A.M. P.M. a.m. p.m."""
 )
 """Words of two or three letters that may stand behind a number and a space; others are products of unknowns."""
+SHORT_WORDS = SHORT_UNITS | _words(
+    """of at on by as if so is he we it to are was has had can may who and the not but did got now too yet any due off
+    per via she its his her our you out hot ice tea oil art pet nut gem pin pot pan tap leg arm toe row gyms"""
+)
+"""The same in a sentence, which may go on with any of these behind its number."""
 GLUED_UNITS = _words(
     """mm cm km kg mg ml mL ft lb lbs oz hr hrs min mins sec mph kph km/h kWh cent cents dollars hours minutes seconds
     days am pm AM PM a.m. p.m. a.m p.m st nd rd th"""
@@ -137,6 +158,21 @@ LETTER_UNITS = _words("m g s h L l C F K N J W V A d")
 """Single letters that are units where they are set as text."""
 
 _TIME_OR_UNIT_TEXT = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+
+
+def same_quantity(unit: str, other: str) -> bool:
+    """Whether two units that differ measure the same, as feet and inches do."""
+    units = {CANONICAL_UNIT.get(unit), CANONICAL_UNIT.get(other)}
+    return len(units) == 2 and any(units <= each for each in _QUANTITIES)
+
+
+def is_long_word(text: str) -> bool:
+    """Whether letters behind a number are a word and no product of unknowns: `apples`, but not `wxyz` or `abcd`."""
+    return len(text) > 3 and bool(_VOWEL.search(text)) and text.casefold() not in _ALPHABET
+
+
+_VOWEL = re.compile(r"[aeiouAEIOU]")
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def changes_number(text: str) -> bool:

@@ -240,10 +240,10 @@ class _Worker:
             while b"\n" not in self._unread:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise _TookTooLong
-                piece = os.read(stdout.fileno(), 65_536)
-                if not piece:
+                received = os.read(stdout.fileno(), 65_536)
+                if not received:
                     raise _Died
-                self._unread += piece
+                self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 

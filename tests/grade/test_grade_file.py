@@ -62,6 +62,8 @@ def test_keys_and_the_grader_can_be_named(tmp_path: Path, capsys: pytest.Capture
     [
         (['{"output": "7", "gold": "7"}', "nonsense"], {}, "line 2 is not JSON"),
         (["[1]"], {}, "line 1 is not a JSON object"),
+        (['{"output": NaN, "gold": "7"}'], {}, "line 1 is not JSON: NaN is no number"),
+        (['{"output": "7", "gold": "7"}', '{"output": 1e999, "gold": "7"}'], {}, "line 2 is not JSON"),
         (['{"gold": "7"}'], {}, "line 1 has no key for the prediction (prediction, output, response, text)"),
         (['{"output": "7"}'], {}, "line 1 has no key for the gold answer"),
         (['{"output": "7", "gold": "7"}'], {"gold": "right"}, "has no key 'right'; its keys are 'output', 'gold'"),

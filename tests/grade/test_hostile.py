@@ -48,7 +48,7 @@ def test_only_the_end_of_a_very_long_text_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "repeated",
     [
         *(
             r"\boxed{",
@@ -86,12 +86,12 @@ def test_only_the_end_of_a_very_long_text_is_read() -> None:
     ],
 )
 @pytest.mark.parametrize("around", ["{}", r"\boxed{{{}}}", "The answer is {}"])
-def test_anything_at_length_is_read_in_linear_time(piece: str, around: str) -> None:
+def test_anything_at_length_is_read_in_linear_time(repeated: str, around: str) -> None:
     with Grading("number") as grading:
         took: list[float] = []
         for size in (LONG // 4, LONG):
             start = time.process_time()
-            grading.grade(around.format(piece * (size // len(piece))), "1")
+            grading.grade(around.format(repeated * (size // len(repeated))), "1")
             took.append(time.process_time() - start)
     # Four times the text takes sixteen times as long if anything is quadratic, and then the longer takes minutes.
     assert took[1] < 10 * took[0] + 1

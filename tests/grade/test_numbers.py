@@ -209,7 +209,7 @@ def test_a_number_equals_itself_in_every_way_of_writing_and_no_other(
         ("He has 20 - 2 = 18 eggs.", "correct", "last number"),
         (r"\boxed{\text{She makes } \$18 \text{ a day}}", "correct", "box"),
         (r"\boxed{9 + 9 = 18}", "correct", "box"),
-        (r"\boxed{17}. The answer is 18.", "incorrect", "box"),
+        (r"\boxed{17}. The answer is 18.", "parse_error", "box"),
         (r"\boxed{\text{none}}", "incorrect", "box"),
         (r"\boxed{2 \cdot 9}", "parse_error", "box"),
         ("The answer is unknown.", "incorrect", "phrase"),

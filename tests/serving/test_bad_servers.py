@@ -82,7 +82,7 @@ def load(url: str) -> RemoteEngine:
 def test_a_server_that_answers_well_is_served(server: ServerFixture) -> None:
     engine = load(server(well).url)
     assert (engine.name, engine.max_context) == ("target", 64)
-    assert engine.abilities == {"scores", "choices"}
+    assert engine.abilities == {"scores", "choices", "forget"}
 
 
 @pytest.mark.parametrize(
@@ -359,6 +359,8 @@ def whole(call: Call) -> Any:
         return MODELS
     if call.path.endswith("/version"):
         return {"version": "1"}
+    if call.path.endswith("/metrics"):
+        return "vllm:num_requests_running 0"
     if call.path.endswith("/generate"):
         scored = {"input_token_logprobs": [[-1.0, 6, None]] * 2, "input_top_logprobs": [[[-1.0, 6, None]]] * 2}
         return {"output_ids": [9], "meta_info": scored | {"cached_tokens": 1}}
@@ -493,7 +495,7 @@ async def test_a_policy_that_needs_what_the_server_does_not_give_is_refused(serv
         return said({"message": "unknown field"}, 400) if "prompt_logprobs" in call.fields else well(call)
 
     pair = load_pair(server(plain).url, f"torch:{WEIGHTS / 'draft'}")
-    assert pair.target.abilities == set()
+    assert pair.target.abilities == {"forget"}
     with pytest.raises(UsageError, match=r"log-probabilities of proposed tokens.*'specreason'"):
         StepSpec(policy="stepspec", pair=pair)
     StepSpec(policy="specreason", pair=pair)

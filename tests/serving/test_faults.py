@@ -211,7 +211,7 @@ async def test_a_target_that_dies_is_an_error_with_what_was_committed(target_por
     def dying(call: Call) -> Fault:
         nonlocal count
         count += 1
-        return Fault("error", status=500) if loaded and count > 4 else Fault()
+        return Fault("error", status=500) if loaded and count > 2 else Fault()
 
     with serving(Proxy(target_port, dying)) as target:
         draft = f"http://127.0.0.1:{draft_port}/v1"

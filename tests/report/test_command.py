@@ -65,9 +65,10 @@ def test_files_go_where_they_are_wanted_and_prices_into_all_of_them(tmp_path: Pa
     assert not list((tmp_path / "run").glob("report.*"))
 
 
-def test_a_kept_run_of_an_older_version_is_reported(tmp_path: Path) -> None:
+def test_the_stored_runs_are_reported(tmp_path: Path) -> None:
     said = report(KEPT, "--html", tmp_path / "page.html", "--markdown", tmp_path / "text.md").stdout
-    assert "gsm-mini: 300 problems, 95% intervals" in said
+    for temperature in ("0", "0.6"):
+        assert f"gsm-mini, temperature {temperature}: 300 problems, 95% intervals" in said
     assert "98.7%" in (tmp_path / "text.md").read_text("utf-8")
 
 

@@ -28,7 +28,7 @@ from stepspec.prompts import problem_prompt, prompt_version
 
 ROOT = Path(__file__).parents[1]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
-GSM_MINI_RUN = ROOT / "evals" / "results" / "gsm-mini" / "run.json"
+GSM_MINI_RUN = ROOT / "evals" / "results" / "gsm-mini" / "t0" / "run.json"
 ROWS = [
     {"question": "A\u2028b, \u201cc\u201d?", "answer": "It is 1,000 + 2.\n#### 1,002"},
     {"question": 'Two lines,\n"quoted"?', "answer": "#### -3"},

@@ -20,7 +20,7 @@ class AnswerReader:
         """
         Args:
             stops: strings that end the text.
-            calls: reads calls of tools.
+            calls: reads tool calls.
             only_call: whether the first call of a tool ends the text.
             marks: where the special tokens are named by which calls are found; no others are shown.
         """

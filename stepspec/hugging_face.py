@@ -118,7 +118,7 @@ class HuggingFaceTokenizer:
 def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:
     """Encodes a text with special tokens recognized, and with special tokens as plain text.
 
-    Each has a backend of its own whose settings never change, so threads may encode side by side, whoever else uses the
+    Each has a backend of its own whose settings never change, so threads may encode side by side while others use the
     tokenizer. `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it is done.
     """
     # A tokenizer of another kind, or one that prepares texts in Python.

@@ -14,7 +14,7 @@ from stepspec.grade.words import FoundBy
 
 @dataclass(frozen=True)
 class Found:
-    """An answer as it stands in the text. `boxes` tells of those around it, if it is in one."""
+    """An answer as it stands in the text. `boxes` are those around it, if it is in one."""
 
     text: str
     by: FoundBy

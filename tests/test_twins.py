@@ -84,7 +84,7 @@ def test_every_shipped_policy_and_drafter_is_copied(pair: Pair) -> None:
         ({}, True),
         ({"copy_ratio": 1.04}, False),
         ({"copy_ratio": 1.04, "repeats": False}, True),
-        ({"order_ratio": 0.96}, False),
+        ({"order_ratio": 0.96}, True),
         ({"copy_ci": (1.001, 1.02)}, False),
         ({"order_ci": (0.9, 0.999), "repeats": False}, False),
         ({"order_ci": None}, False),

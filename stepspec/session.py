@@ -385,31 +385,35 @@ class StepSpec:
 
         with ledger.time("controller"):
             prepared = await off_the_loop((question, tools, json_schema, stop_token_ids), prepare)
-            target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
-            if demands.json_schema is not None:
+            if prepared.demands.json_schema is not None:
                 with ledger.time("target"):
-                    await self._answering.check_schema(demands.json_schema)
-            controller = Controller(
-                policy=self.policy,
-                target=target,
-                draft=prepared.draft,
-                panel=self._panel,
-                think_end=think_end_id(target.tokenizer),
-                sampling=sampling,
-                ledger=ledger,
-                breaker=self.pair.breaker,
-                demands=demands,
-                answer=AnswerReader(
-                    stop,
-                    self._call_reader(toolbox, listed=demands.json_schema is not None),
-                    only_call=not toolbox.parallel,
-                    marks=call_marks(target.tokenizer) if toolbox.tools and demands.json_schema is None else "",
-                ),
-            )
-        asked = Asked(target.name, self.policy_name, sampling, max_tokens, tuple(stop))
+                    await self._answering.check_schema(prepared.demands.json_schema)
+            controller = self._controller(prepared, sampling, stop, ledger)
+        asked = Asked(self.pair.target.name, self.policy_name, sampling, max_tokens, tuple(stop))
         async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
             async for event in events:
                 yield event
+
+    def _controller(self, prepared: _Prepared, sampling: Sampling, stop: Sequence[str], ledger: Ledger) -> Controller:
+        target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
+        in_json = demands.json_schema is not None
+        return Controller(
+            policy=self.policy,
+            target=target,
+            draft=prepared.draft,
+            panel=self._panel,
+            think_end=think_end_id(target.tokenizer),
+            sampling=sampling,
+            ledger=ledger,
+            breaker=self.pair.breaker,
+            demands=demands,
+            answer=AnswerReader(
+                stop,
+                self._call_reader(toolbox, listed=in_json),
+                only_call=not toolbox.parallel,
+                marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
+            ),
+        )
 
     def _demands(
         self,

@@ -214,3 +214,26 @@ def test_the_best_exact_policy_is_the_baseline_and_the_fastest_that_keeps_accura
     assert (summary.matched.policy, summary.matched.speedup) == ("lookup", pytest.approx(1 / 0.7))
     assert summary.policies["stepspec"].accuracy_p == 1.0
     assert summary.policies["stepspec"].n_for_one_point is not None
+
+
+def test_a_token_level_policy_that_leaves_answers_out_is_no_baseline(tmp_path: Path) -> None:
+    problems, policies = make_problems(40), ("target", "token", "lookup", "stepspec")
+    walls = {"target": 1.0, "token": 0.8, "lookup": 0.1, "stepspec": 0.4}
+
+    def answer(policy: str, question: str) -> Result:
+        cut = policy == "lookup" and question.endswith(("1?", "3?", "5?"))
+        return make_result("no box" if cut else answer_right(policy, question).answer, walls[policy])
+
+    run = make_run(problems, policies)
+    kinds = {name: policy.model_copy(update={"kind": "token"}) for name, policy in run.policies.items()}
+    run = run.model_copy(update={"policies": run.policies | {name: kinds[name] for name in ("token", "lookup")}})
+    summary = play(tmp_path / "run", Script(answer, policies), problems, run)
+    assert summary.policies["lookup"].no_speed is not None
+    assert summary.token_baseline == "token"
+
+
+@pytest.mark.parametrize("policies", [("target",), ("stepspec",), ("stepspec", "token")])
+def test_a_run_with_nothing_to_compare_with_has_its_summary(tmp_path: Path, policies: tuple[str, ...]) -> None:
+    problems = [replace(problem, level=number % 2) for number, problem in enumerate(make_problems(120))]
+    summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
+    assert {group.name: group.n for group in summary.policies[policies[0]].groups["level"]} == {"0": 60, "1": 60}

@@ -36,6 +36,7 @@ class Pairs:
     def __init__(self, run: RunRecord, table: Table) -> None:
         self._run = run
         self.compared: Mapping[str, Compared] = table.compared if table.problems else {}
+        self._why_no_speed = {policy: table.why_no_speed(policy) for policy in self.compared}
         self._has_times = BASELINE in self.compared and bool(self.compared[BASELINE].problems)
         self.token_baseline = self._fastest_token_level()
         self._ratios: Mapping[tuple[Figure, str], Ratio] = self._compute_ratios() if self._has_times else {}
@@ -49,6 +50,7 @@ class Pairs:
             name
             for name, policy in self._run.policies.items()
             if name in self.compared
+            and self._why_no_speed[name] is None
             and (policy.kind == "token" and policy.exact if policy.kind else name == TOKEN_LEVEL)
         ]
         return min(known, key=lambda name: float(self.compared[name].wall_s.sum()), default=None)
@@ -97,13 +99,10 @@ class Pairs:
             return None
         return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
 
-    def matched(
-        self, why_no_speed: Mapping[str, str | None], throughputs: Mapping[str, float | None]
-    ) -> Matched | None:
+    def matched(self, throughputs: Mapping[str, float | None]) -> Matched | None:
         """The fastest policy that keeps the target's accuracy within a point, by the rule of `stepspec.stats.fastest`.
 
         Args:
-            why_no_speed: of policies whose speed does not count.
             throughputs: over the target's, where several requests ran together.
         """
         if BASELINE not in self.compared:
@@ -116,7 +115,7 @@ class Pairs:
                 *self.ratio("speedup", policy),
                 loss_upper=paired.loss_upper(confidence) if (paired := self.accuracy(policy)) else None,
                 exact=self._is_exact(policy),
-                why_no_speed=why_no_speed.get(policy),
+                why_no_speed=self._why_no_speed[policy],
                 throughput=throughputs.get(policy),
             )
             for policy in others

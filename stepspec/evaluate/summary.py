@@ -46,7 +46,6 @@ def summarise(
         failed={policy: len(tally.failed) for policy, tally in table.tallies.items() if tally.failed},
         token_baseline=pairs.token_baseline,
         matched=pairs.matched(
-            {policy: summary.no_speed for policy, summary in policies.items()},
             # One at a time a request's speedup says it all, and blocks would say it again with other noise.
             {policy: rate.speedup_vs_target for policy, rate in rates.items()} if run.concurrency > 1 else {},
         ),
@@ -62,7 +61,7 @@ def _answers(policy: str, table: Table) -> Mapping[str, object]:
         return unanswered
     beside = table.answered(policy)
     compared = {"answers_lost": beside.only_target, "answers_gained": beside.only_policy}
-    return unanswered | compared | {"no_speed": None if policy == BASELINE else beside.why_no_speed()}
+    return unanswered | compared | {"no_speed": table.why_no_speed(policy)}
 
 
 def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:

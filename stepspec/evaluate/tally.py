@@ -193,6 +193,12 @@ class Table:
             neither=len(requests - by_own - by_target),
         )
 
+    def why_no_speed(self, policy: str) -> str | None:
+        """Why the policy's speed does not count; None where it does, of the target itself, and without a target."""
+        if policy == BASELINE or BASELINE not in self.begun:
+            return None
+        return self.answered(policy).why_no_speed()
+
 
 def _common(keys: Iterable[set[Key]]) -> set[Key]:
     sets = list(keys)

@@ -54,6 +54,8 @@ def products_of_sums(
             rng,
         )
     """
+    if not figures:
+        return {}
     assert all(figure.keys() <= columns.keys() for figure in figures.values()), (list(columns), figures)
     values = np.column_stack([np.asarray(each, dtype=np.float64) for each in columns.values()])  # [problems, columns]
     assert (values >= 0).all()

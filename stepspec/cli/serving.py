@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import socket
+import sys
 from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Annotated, Any
@@ -19,6 +20,10 @@ logger = logging.getLogger("stepspec.serve")
 
 BACKLOG = 2048
 """Connections that may wait until they are accepted; uvicorn's own number."""
+
+SWITCH_S = 0.001
+"""Longest wait of a thread for its turn at the interpreter. With Python's usual 5 ms the event loop, which takes turns
+with the threads that read long messages, answered `/health` in 109 ms at p99 while many of them came."""
 
 
 def serve_models(
@@ -55,6 +60,7 @@ def serve_models(
                 os._exit(128 + sig)
             super().handle_exit(sig, frame)
 
+    sys.setswitchinterval(SWITCH_S)
     needs_draft = load_policy(policy)[0].needs_draft
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in listening_sockets(host, port)]

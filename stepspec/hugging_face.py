@@ -20,6 +20,7 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
 from transformers.utils.chat_parsing import ResponseParser
 
+from stepspec import draft_vocabulary
 from stepspec.errors import ModelError, UsageError, reason_of
 from stepspec.prompts import THINK_END, THINK_OPEN
 
@@ -319,10 +320,12 @@ def _loaded(kind: Any, name: str) -> Any:
 
 
 def weights_hash(name: str) -> str | None:
-    """SHA-256 over the weight files of a model folder; None for a model that is not a folder."""
-    files = sorted(Path(name).glob("model*.safetensors")) if Path(name).is_dir() else []
+    """SHA-256 over a model folder's weights and draft vocabulary; None for a model that is not a folder."""
+    folder = Path(name)
+    files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
     if not files:
         return None
+    files += folder.glob(draft_vocabulary.FILE)
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

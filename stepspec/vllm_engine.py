@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
+from stepspec.draft_vocabulary import load_draft_vocabulary, within
 from stepspec.engine import (
     Ability,
     Chunk,
@@ -77,7 +78,13 @@ class VllmEngine:
     drafters: tuple[DrafterName, ...] = ("engine",)
 
     def __init__(
-        self, llm: AsyncLLM, loop: LoopThread, name: str, folder: str, tokenizer: HuggingFaceTokenizer
+        self,
+        llm: AsyncLLM,
+        loop: LoopThread,
+        name: str,
+        folder: str,
+        tokenizer: HuggingFaceTokenizer,
+        vocabulary: Sequence[int] | None = None,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -95,6 +102,7 @@ class VllmEngine:
         self.own_speculation: str = (
             f"{speculative.method}, {speculative.num_speculative_tokens} tokens" if speculative else "none"
         )
+        self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
         self._route: ScoreRoute = loop.run(self._route_found())
@@ -119,12 +127,13 @@ class VllmEngine:
         arguments = _arguments(query)
         devices = arguments.pop(DEVICES, None)
         tokenizer = load_tokenizer(folder)
+        vocabulary = load_draft_vocabulary(folder, tokenizer.num_ids)
         loop = LoopThread(f"vllm {folder}")
         try:
             settings = {"model": folder, "disable_log_stats": False, **_room(arguments), **arguments}
             with _only(devices):
                 llm = loop.run(_started(AsyncEngineArgs(**settings)))
-            return cls(llm, loop, title or Path(folder).name, folder, tokenizer)
+            return cls(llm, loop, title or Path(folder).name, folder, tokenizer, vocabulary)
         except (VllmError, ValueError, RuntimeError, OSError, TypeError) as error:
             loop.close()
             raise ModelError(f"vLLM cannot serve {folder!r}: {reason_of(error)}.") from error
@@ -171,7 +180,9 @@ class VllmEngine:
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
         async with aclosing(
-            self._outputs(prompt.since(0), _params(sampling, stop, prompt_length, json_schema))
+            self._outputs(
+                prompt.since(0), _params(within(sampling, self._vocabulary), stop, prompt_length, json_schema)
+            )
         ) as outputs:
             async for output in outputs:
                 piece = output.outputs[0]

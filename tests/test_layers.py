@@ -19,7 +19,19 @@ LAYERS = [
         *("errors", "extras", "file_problems", "files", "step", "rendering", "loop_thread", "keywords"),
         *("strict_json", "workers", "template_trial"),
     },
-    {"engine", "metrics", "policy", "benchmark", "prompts", "stops", "calls", "tools", "options"},
+    {
+        "engine",
+        "metrics",
+        "policy",
+        "benchmark",
+        "prompts",
+        "stops",
+        "calls",
+        "tools",
+        "options",
+        "scope",
+        "draft_vocabulary",
+    },
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},
     {"session"},
@@ -42,8 +54,12 @@ EDGES = {
     "client": FOR_EDGES | {"remote", "session"},
     "mini": FOR_EDGES | {"torch_engine", "judges", "grade", "stats", "report"},
 }
-# The problem generator of the embedded pair is plain Python, and benchmarks are made from it.
-ALLOWED_BESIDES = {("cli", "stepspec.mini.problems"), ("evaluate", "stepspec.mini.problems")}
+# The problem generators are plain Python, and benchmarks are made from them.
+ALLOWED_BESIDES = {
+    ("cli", "stepspec.mini.problems"),
+    ("evaluate", "stepspec.mini.plain"),
+    ("evaluate", "stepspec.mini.problems"),
+}
 
 HEAVY = ["torch", "transformers", "vllm", "langchain_core", "fastapi", "numpy", "scipy", "matplotlib", "httpx"]
 HEAVY += ["opentelemetry", "llguidance", "uvicorn"]

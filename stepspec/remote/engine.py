@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from stepspec.draft_vocabulary import load_draft_vocabulary, within
 from stepspec.engine import (
     Ability,
     Chunk,
@@ -77,6 +78,9 @@ class RemoteEngine:
         self._server = server
         self._wire = Wire(address)
         self._metrics = Metrics()
+        # Servers that take no such field draw from the whole vocabulary.
+        vocabulary = load_draft_vocabulary(server.folder, tokenizer.num_ids) if server.extended else None
+        self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._conversations: WeakKeyDictionary[TokenBuffer, Conversation] = WeakKeyDictionary()
         self._kept_schemas: deque[str] = deque(maxlen=SCHEMAS_KNOWN)
@@ -123,7 +127,7 @@ class RemoteEngine:
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
-        fields = self._fields(sampling, stop, len(prompt))
+        fields = self._fields(within(sampling, self._vocabulary), stop, len(prompt))
         if json_schema is not None and self._server.schema_field:
             fields |= schema_fields(self._server.schema_field, json_schema)
         body = conversation.body(prompt, fields)

@@ -108,6 +108,37 @@ class FusedHead:
         return self._matrix.product(hidden.flatten(0, -2)).unflatten(0, hidden.shape[:-1])
 
 
+class PartialHead:
+    """Logits of some ids; those of all others are -inf, so that a draw never takes them.
+
+    Args:
+        network: its head's rows are copied, if it is a product alone, so that a pass reads no others.
+        ids: [N].
+    """
+
+    def __init__(self, network: PreTrainedModel, ids: Tensor) -> None:
+        head: Any = network.get_output_embeddings()
+        self._ids = ids
+        self._vocab_size = len(head.weight)
+        self._whole, self._matrix = None, None
+        if is_fusible(network):
+            weight = head.weight.detach()[self._ids]
+            bias = None if head.bias is None else head.bias.detach()[self._ids]
+            self._matrix = Matrix(weight.T, bias, packed=packing_pays(weight, _size(network)))
+        else:
+            self._whole = Head(network)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        rows = hidden.flatten(0, -2)
+        if self._matrix is not None:
+            some = self._matrix.product(rows)
+        else:
+            assert self._whole is not None
+            some = self._whole(rows[None])[0].index_select(-1, self._ids)
+        logits = some.new_full((len(rows), self._vocab_size), -torch.inf).index_copy_(1, self._ids, some)
+        return logits.unflatten(0, hidden.shape[:-1])
+
+
 class Head:
     """What the network makes of hidden states [.., W]: logits [.., V], with whatever comes after the last product."""
 

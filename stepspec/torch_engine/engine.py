@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from stepspec.draft_vocabulary import load_draft_vocabulary
 from stepspec.engine import (
     EVERYTHING,
     MAX_DRAFTED,
@@ -101,7 +102,8 @@ class TorchEngine:
         network = load_network(name, device, dtype)
         tokenizer = load_tokenizer(name, network.config)
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
-        model = CausalModel(network, title)
+        vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
+        model = CausalModel(network, title, vocabulary)
         heads = load_heads(Path(name), model) if Path(name).is_dir() else None
         return cls(model, tokenizer, weights=weights_hash(name), heads=heads)
 

@@ -15,7 +15,7 @@ from stepspec.errors import ModelError, UsageError, reason_of
 from stepspec.hugging_face import loading_options
 from stepspec.torch_engine import attention
 from stepspec.torch_engine.attention import UnsupportedAttentionError, runs_of_like_length
-from stepspec.torch_engine.body import make_body, make_head, sharing_weights
+from stepspec.torch_engine.body import PartialHead, make_body, make_head, sharing_weights
 from stepspec.torch_engine.cache import SlotCache
 
 CALL_BYTES = 120_000
@@ -46,9 +46,15 @@ class Places(NamedTuple):
 
 
 class CausalModel:
-    """An unmodified Hugging Face model with a slot cache. `cache.lengths[slot]` is what has been read there."""
+    """An unmodified Hugging Face model with a slot cache. `cache.lengths[slot]` is what has been read there.
 
-    def __init__(self, network: PreTrainedModel, name: str) -> None:
+    Args:
+        network: the model.
+        name: what errors call it.
+        vocabulary: the ids that it scores; None for all. The logits of all others are -inf.
+    """
+
+    def __init__(self, network: PreTrainedModel, name: str, vocabulary: Sequence[int] | None = None) -> None:
         refuse_unsupported(network.config, name)
         self.name = name
         self.network = network.eval()
@@ -61,6 +67,9 @@ class CausalModel:
         self.position_bytes = 1
         """What the keys and values of one position take; known once some have been written."""
         self._reproduce()
+        self.vocabulary = vocabulary
+        if vocabulary is not None:
+            self.logits = PartialHead(network, torch.tensor(vocabulary, device=self.device))
         self.position_bytes = self.cache.position_bytes
         self.cache = SlotCache()
         self.framed = self.device.type == "cuda"
@@ -103,11 +112,13 @@ class CausalModel:
 
     @property
     def read_bytes(self) -> int:
-        """What of the weights every pass reads: all but embeddings that are not the head's too."""
+        """What of the weights every pass reads: not the embeddings that it looks up, nor rows that are not scored."""
         embeddings: Any
         head: Any
         embeddings, head = self.network.get_input_embeddings(), self.network.get_output_embeddings()
         looked_up = 0 if head is None or head.weight is embeddings.weight else embeddings.weight.nbytes
+        if head is not None and self.vocabulary is not None:
+            looked_up += head.weight[0].nbytes * (len(head.weight) - len(self.vocabulary))
         return self.weight_bytes - looked_up
 
     def with_own_cache(self) -> "CausalModel":

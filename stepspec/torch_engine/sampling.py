@@ -103,6 +103,16 @@ def edited(logits: Tensor, how: Samplers, seen: Tensor | None) -> Tensor:
     if how.penalty is not None and seen is not None:
         penalty = how.penalty[:, None, None]
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if how.bias is None and how.allowed is None:
+        return logits
+    limited = _limited(logits, how)
+    # A draft vocabulary may have none of the allowed tokens; then only the bias tells them apart.
+    none_left = limited.isneginf().all(-1, keepdim=True)
+    return torch.where(none_left, _limited(torch.zeros_like(logits), how), limited)
+
+
+def _limited(logits: Tensor, how: Samplers) -> Tensor:
+    """After the bias and what is allowed."""
     if how.bias is not None:
         logits = logits + how.bias[:, None]
     return logits if how.allowed is None else logits.masked_fill(~how.allowed, -torch.inf)

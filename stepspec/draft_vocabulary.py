@@ -1,0 +1,49 @@
+"""A draft vocabulary: the few ids that a draft scores, so that its head reads a part of its weights (arXiv:2502.14856).
+
+It is a file beside a model's weights, `draft_vocabulary.json`: `{"version": 1, "ids": [2, 15, ...]}`. A model with one
+never writes another token, and whoever verifies its drafts stays exact: an id that is never drafted has probability 0.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stepspec.engine import Sampling
+from stepspec.errors import ModelError
+
+FILE = "draft_vocabulary.json"
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    version: Literal[1]
+    ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+def load_draft_vocabulary(folder: str | Path, vocab_size: int) -> tuple[int, ...] | None:
+    """The ids that the model in a folder scores, ascending; None if it scores all of them.
+
+    Raises:
+        ModelError: the file is not one, or has ids that the model has not.
+    """
+    file = Path(folder) / FILE
+    if not file.exists():
+        return None
+    try:
+        ids = sorted(set(_File.model_validate_json(file.read_bytes()).ids))
+    except (OSError, ValidationError) as error:
+        reason = error.errors(include_input=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ModelError(f"The draft vocabulary {file} cannot be read: {reason}.") from error
+    if ids[-1] >= vocab_size:
+        raise ModelError(f"The draft vocabulary {file} has the id {ids[-1]}; the model has {vocab_size:,} tokens.")
+    return tuple(ids)
+
+
+def within(sampling: Sampling, vocabulary: frozenset[int] | None) -> Sampling:
+    """The sampling with no other ids allowed than the vocabulary's; as it is where that would leave none."""
+    if vocabulary is None:
+        return sampling
+    allowed = vocabulary if sampling.allowed is None else vocabulary & sampling.allowed
+    return replace(sampling, allowed=allowed) if allowed else sampling

@@ -1,0 +1,113 @@
+"""A draft with a vocabulary of its own drafts nothing else, and the target's text stays what it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from laws import FALSE_ALARM, conditional_laws, joint_law, p_value, sample_texts
+from tiny_models import (
+    DRAFTED,
+    VOCAB_SIZE,
+    generate,
+    llama_config,
+    make_config,
+    make_model,
+    make_network,
+    noisy_copy,
+    random_ids,
+    serving,
+    slow_greedy,
+    slow_logits,
+)
+
+from stepspec.draft_vocabulary import FILE, load_draft_vocabulary
+from stepspec.engine import Sampling
+from stepspec.errors import ModelError
+from stepspec.hugging_face import weights_hash
+from stepspec.torch_engine.drafters.draft_model import DraftModel
+from stepspec.torch_engine.model import CausalModel
+
+pytestmark = pytest.mark.anyio
+
+SOME = (1, 2, 5, 8, 13, 21, 34)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-neox", "gpt2"])
+@torch.inference_mode()
+def test_scored_ids_have_the_networks_logits_and_the_others_none(family: str) -> None:
+    network, ids = make_network(make_config(family)), random_ids(9)
+    expected = slow_logits(network, ids)
+    (found,) = CausalModel(network, "tiny", SOME).extend([0], [ids])
+    assert torch.allclose(found[:, SOME], expected[:, SOME], atol=1e-4)
+    others = [id for id in range(VOCAB_SIZE) if id not in SOME]
+    assert found[:, others].isneginf().all()
+
+
+@pytest.mark.parametrize("vocabulary", [SOME, tuple(range(0, VOCAB_SIZE, 2)), (7,)], ids=len)
+async def test_the_target_writes_its_own_greedy_text_with_ids_that_no_draft_has(vocabulary: tuple[int, ...]) -> None:
+    network, prompt = make_network(llama_config()), random_ids(12)
+    expected = slow_greedy(network, prompt, 60)
+    assert set(expected) - set(vocabulary), "every id is in the draft vocabulary"
+    draft = CausalModel(noisy_copy(network, 0.1), "draft", vocabulary)
+    async with serving(make_model(network), draft) as engine:
+        chunk = await generate(engine, prompt, 60, drafting=DRAFTED)
+    assert list(chunk.ids) == expected
+    assert chunk.drafted
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0, seed=3), Sampling(1.0, seed=3, allowed=frozenset({2, 3, 4}))], ids=str
+)
+async def test_a_model_with_a_vocabulary_writes_nothing_else(sampling: Sampling) -> None:
+    async with serving(CausalModel(make_network(llama_config()), "draft", SOME)) as engine:
+        chunk = await generate(engine, random_ids(12), 40, sampling=sampling)
+    assert set(chunk.ids) <= set(SOME) & (sampling.allowed or set(SOME))
+
+
+@pytest.mark.parametrize("vocabulary", [(0, 1, 3), (2,), (2, 4)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0), Sampling(0.7, top_p=0.85), Sampling(1.0, allowed=frozenset({0, 1, 3}))], ids=str
+)
+def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...], sampling: Sampling) -> None:
+    """Also where nothing that is allowed is in the draft's vocabulary (chi-square, `FALSE_ALARM`)."""
+    target = make_network(llama_config(vocab_size=5, initializer_range=0.1), seed=3)
+    model, prompt = make_model(target), [1, 4, 2, 1, 1, 4, 2]
+    draft = DraftModel(CausalModel(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
+    texts, _ = sample_texts(model, draft, prompt, sampling, 6000, depth=2)
+    assert p_value(texts, joint_law(conditional_laws(target, prompt, 2, sampling))) > FALSE_ALARM
+
+
+def test_a_pass_reads_the_scored_rows_of_the_head_alone() -> None:
+    network = make_network(llama_config())
+    row = network.get_output_embeddings().weight[0].nbytes
+    whole, some = CausalModel(make_network(llama_config()), "whole"), CausalModel(network, "some", SOME)
+    assert whole.read_bytes - some.read_bytes == (VOCAB_SIZE - len(SOME)) * row
+
+
+def test_the_file_is_read_and_is_a_part_of_the_weights_hash(tmp_path: Path) -> None:
+    make_network(llama_config()).save_pretrained(tmp_path)
+    before = weights_hash(str(tmp_path))
+    assert load_draft_vocabulary(tmp_path, VOCAB_SIZE) is None
+    (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": [5, 2, 5]}))
+    assert load_draft_vocabulary(tmp_path, VOCAB_SIZE) == (2, 5)
+    assert weights_hash(str(tmp_path)) != before
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "Invalid JSON"),
+        ("[1, 2]", "object"),
+        ('{"version": 2, "ids": [1]}', "Input should be 1"),
+        ('{"version": 1, "ids": []}', "at least 1 item"),
+        ('{"version": 1, "ids": [1.5]}', "integer"),
+        ('{"version": 1, "ids": [-1]}', "greater than or equal to 0"),
+        ('{"version": 1, "ids": [47, 48]}', "the model has 48 tokens"),
+        ('{"version": 1, "ids": [1], "name": "x"}', "Extra inputs"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    with pytest.raises(ModelError, match=reason):
+        load_draft_vocabulary(tmp_path, VOCAB_SIZE)

@@ -45,9 +45,9 @@ class ColumnsTable(FileModel):
 
 
 class DrawnData(FileModel):
-    """Problems that `stepspec.mini.problems` draws."""
+    """Problems that a generator draws: `stepspec.mini.problems` or `stepspec.mini.plain`."""
 
-    kind: Literal["gsm-mini"]
+    kind: Literal["gsm-mini", "gsm-plain"]
     split: str = "test"
 
 
@@ -78,6 +78,9 @@ class HubData(RowsTable):
     revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
     """A whole commit hash: a branch or a tag may move."""
     split: str = "test"
+    copy_path: str | None = None
+    """The split in one file, as a path from the folder of the benchmark's file. Where it exists, it is read and the hub
+    is not asked; a checkout has some."""
     files: Annotated[tuple[HubFile, ...], Strict(False)] = Field(min_length=1)
 
 

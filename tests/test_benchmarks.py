@@ -1,10 +1,12 @@
 """Benchmarks: every file of ours, where problems come from, what they are checked against, and how they are put."""
 
 import csv
+import gzip
 import hashlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -27,7 +29,7 @@ from stepspec.files import list_data_files
 from stepspec.prompts import problem_prompt, prompt_version
 
 ROOT = Path(__file__).parents[1]
-GSM8K = ROOT.parent / "shared" / "data" / "gsm8k" / "test.jsonl"
+GSM8K = ROOT / "evals" / "data" / "gsm8k-test.jsonl.gz"
 GSM_MINI_RUN = ROOT / "evals" / "results" / "gsm-mini" / "t0" / "run.json"
 ROWS = [
     {"question": "A\u2028b, \u201cc\u201d?", "answer": "It is 1,000 + 2.\n#### 1,002"},
@@ -46,8 +48,9 @@ FROM_FILE = make({"kind": "file", "answer_from": "hashes"})
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     """Writes rows in the form that the file's name asks for."""
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    if path.suffix in (".jsonl", ".gz"):
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(content if path.suffix == ".jsonl" else gzip.compress(content))
     elif path.suffix == ".csv":
         with path.open("w", encoding="utf-8", newline="") as stream:
             writer = csv.DictWriter(stream, list(rows[0]))
@@ -282,11 +285,14 @@ def test_a_file_that_is_missing_unreadable_or_unasked_for_is_refused(tmp_path: P
     (tmp_path / "latin.csv").write_bytes(b"question,answer\n\xe9?,1\n")
     (tmp_path / "text.parquet").write_text("PAR2")
     (tmp_path / "folder.jsonl").mkdir()
-    for name in ("missing.jsonl", "missing.parquet", "latin.jsonl", "latin.csv", "text.parquet", "folder.jsonl"):
+    (tmp_path / "text.jsonl.gz").write_text("PAR2")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"question": "a?", "answer": "1"}')[:-9])
+    missing = ("missing.jsonl", "missing.parquet", "latin.jsonl", "latin.csv")
+    for name in (*missing, "text.parquet", "folder.jsonl", "text.jsonl.gz", "cut.jsonl.gz"):
         with pytest.raises(UsageError, match="Cannot read") as refusal:
             load_problems(FROM_FILE, tmp_path / name, None)
         assert "\n" not in str(refusal.value)
-    with pytest.raises(UsageError, match=r"read from \.jsonl, \.csv and \.parquet files"):
+    with pytest.raises(UsageError, match=r"read from \.jsonl, \.jsonl\.gz, \.csv and \.parquet files"):
         load_problems(FROM_FILE, tmp_path / "data.xlsx", None)
     with pytest.raises(UsageError, match="--data FILE"):
         load_problems(FROM_FILE, None, None)
@@ -306,10 +312,8 @@ def test_a_split_without_end_needs_a_limit() -> None:
 
 @pytest.fixture(scope="module")
 def gsm8k_rows() -> list[dict[str, str]]:
-    """The test split, where a copy lies beside the checkout."""
-    if not GSM8K.is_file():
-        pytest.skip(f"there is no copy of GSM8K at {GSM8K}")
-    return [json.loads(line) for line in GSM8K.open(encoding="utf-8")]
+    with gzip.open(GSM8K, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -334,7 +338,7 @@ def test_another_order_a_part_or_another_split_of_gsm8k_is_refused(
     with pytest.raises(UsageError, match=r"has 20 rows, where GSM8K has 1,319; .*'questions'"):
         load_problems(benchmark, write(tmp_path / "test.jsonl", gsm8k_rows[:20]), 20)
     with pytest.raises(UsageError, match="has 7,473 rows"):
-        load_problems(benchmark, GSM8K.with_name("train.jsonl"), 20)
+        load_problems(benchmark, GSM8K.with_name("gsm8k-train.jsonl.gz"), 20)
 
 
 HUB = {"kind": "hub", "repository": "someone/sums", "revision": "0123456789" * 4, "answer_from": "hashes"}
@@ -462,16 +466,27 @@ TO_DOWNLOAD = (
 )
 
 
-def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path) -> None:
+def test_a_checkout_has_its_own_copy_of_gsm8k(tmp_path: Path) -> None:
     said = fetch("gsm8k", tmp_path, HF_HUB_OFFLINE="1")
+    assert said == f"2 {load_benchmark('gsm8k')[1].data.sha256}"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.fixture
+def without_copy(tmp_path: Path) -> Path:
+    """The benchmark's file elsewhere, as in a wheel."""
+    return shutil.copy(ROOT / "evals" / "gsm8k.toml", tmp_path)
+
+
+def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
+    said = fetch(without_copy, tmp_path, HF_HUB_OFFLINE="1")
     assert said == (
         "The data of GSM8K cannot be fetched: it is not in the cache, and HF_HUB_OFFLINE forbids asking the hub; "
         + TO_DOWNLOAD
     )
 
 
-def test_without_a_connection_one_sentence_says_how_to_get_the_data(tmp_path: Path) -> None:
-    said = fetch("gsm8k", tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+def test_without_a_connection_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
+    said = fetch(without_copy, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert said.startswith("The data of GSM8K cannot be fetched: the hub did not give it (")
     assert said.endswith(TO_DOWNLOAD)
     assert "\n" not in said

@@ -131,6 +131,7 @@ def test_the_wheel_holds_the_whole_package_and_the_data_and_nothing_else(copy: P
     package = {path.relative_to(copy) for path in (copy / "stepspec").rglob("*") if path.is_file()}
     package -= {path for path in package if "__pycache__" in path.parts}
     data = {Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names}
+    data |= {Path("stepspec", "evals", "data", "typed.jsonl")}
     held = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {path for path in held if not path.parts[0].endswith(".dist-info")} == package | data
     assert Path("stepspec/py.typed") in held

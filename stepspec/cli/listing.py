@@ -26,8 +26,10 @@ def list_benchmarks() -> None:
 
 
 def _size(benchmark: "Benchmark") -> str:
+    from stepspec.benchmark import RowsTable
+
     data = benchmark.data
-    size = benchmark.default_limit if data.kind == "gsm-mini" else data.rows
+    size = data.rows if isinstance(data, RowsTable) else benchmark.default_limit
     return f"{size:,} problems" if size else "any problems"
 
 
@@ -35,7 +37,7 @@ def _source(benchmark: "Benchmark") -> str:
     data = benchmark.data
     if data.kind == "hub":
         return f"{data.repository} or --data"
-    return "no data needed" if data.kind == "gsm-mini" else "needs --data"
+    return "needs --data" if data.kind == "file" and data.path is None else "no data needed"
 
 
 def _print(table: Iterable[Sequence[str]]) -> None:

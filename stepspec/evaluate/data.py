@@ -1,9 +1,11 @@
-"""Rows of problems as they lie in files: jsonl, csv with a header, or parquet, one at a time and whatever they hold."""
+"""Rows of problems as they lie in files: jsonl, also gzipped, csv with a header, or parquet, one at a time."""
 
 import csv
+import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any, cast
 from stepspec.errors import UsageError
 from stepspec.extras import from_extra
 
-SUFFIXES = (".jsonl", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -33,12 +35,13 @@ def read_rows(path: Path) -> Iterator[Row]:
     Raises:
         UsageError: the file's name ends in none of `SUFFIXES`, it cannot be read, or a row is not of its form.
     """
-    readers = {".jsonl": _json_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}
-    if path.suffix.lower() not in readers:
-        raise UsageError(f"Problems are read from .jsonl, .csv and .parquet files; {path} is none of them.")
+    readers = (_json_rows, _json_rows, _csv_rows, _parquet_rows)
+    reader = next((each for end, each in zip(SUFFIXES, readers, strict=True) if path.name.lower().endswith(end)), None)
+    if reader is None:
+        raise UsageError(f"Problems are read from .jsonl, .jsonl.gz, .csv and .parquet files; {path} is none of them.")
     try:
-        yield from readers[path.suffix.lower()](path)
-    except (OSError, UnicodeDecodeError) as error:
+        yield from reader(path)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"Cannot read {path}: {error}.") from error
 
 
@@ -80,7 +83,7 @@ def content_line(*texts: str) -> bytes:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    with path.open("rb") as lines:
+    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             where = f"{path}, line {number}"
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -12,8 +12,15 @@ from stepspec.benchmark import Benchmark, DrawnData, FileData, HubData, RowsTabl
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluate.reading import EvalProblem, ProblemReader, ProblemSet
 from stepspec.files import find_data_file
-from stepspec.mini.problems import SPLIT_SIZES, Split, load_split
+from stepspec.mini import plain
+from stepspec.mini.problems import SPLIT_SIZES, Problem, Split, load_split
 from stepspec.policy import load_toml
+
+GENERATORS: Mapping[str, Callable[[Split], Iterator[Problem] | Iterator[plain.PlainProblem]]] = {
+    "gsm-mini": load_split,
+    "gsm-plain": plain.load_split,
+}
+"""Of problems, by the kind of data."""
 
 
 def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
@@ -29,6 +36,8 @@ def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
         raise UsageError(f"{path}: split: {unknown_name('split', data.split, SPLIT_SIZES)}")
     if isinstance(data, FileData) and data.path is not None:
         data = data.model_copy(update={"path": str(path.parent / data.path)})
+    if isinstance(data, HubData) and data.copy_path is not None:
+        data = data.model_copy(update={"copy_path": str(path.parent / data.copy_path)})
     return path.stem, benchmark.model_copy(update={"data": data})
 
 
@@ -44,9 +53,11 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
     if isinstance(data, DrawnData):
         if data_file is not None:
             raise UsageError(f"{benchmark.title} draws its own problems; leave out --data.")
-        return _drawn(cast(Split, data.split), limit)
+        return _drawn(data, limit)
     if data_file is None and isinstance(data, FileData) and data.path is not None:
         data_file = Path(data.path)
+    if data_file is None and isinstance(data, HubData) and data.copy_path and Path(data.copy_path).is_file():
+        data_file = Path(data.copy_path)
     if data_file is not None:
         return _from_file(benchmark, data, data_file, limit)
     if isinstance(data, FileData):
@@ -54,10 +65,11 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
     return _from_hub(benchmark, data, limit)
 
 
-def _drawn(split: Split, limit: int | None) -> ProblemSet:
+def _drawn(data: DrawnData, limit: int | None) -> ProblemSet:
+    split = cast(Split, data.split)
     if limit is None and SPLIT_SIZES[split] is None:
         raise UsageError(f"The split {split!r} has no end; say how many problems with --limit.")
-    drawn = itertools.islice(load_split(split), limit)
+    drawn = itertools.islice(GENERATORS[data.kind](split), limit)
     problems = tuple(EvalProblem(each.id, each.question, str(each.answer), each.level) for each in drawn)
     # Without the subject, which they lack: runs of before there were subjects can still be resumed.
     known = [{key: value for key, value in asdict(problem).items() if key != "subject"} for problem in problems]

@@ -226,6 +226,7 @@ class _Reader:
             thinks=statistics["thinks"],
             limit=statistics["limit"],
             token_level_exact=statistics["token_level_exact"],
+            note=statistics["note"],
         )
 
 

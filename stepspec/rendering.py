@@ -27,6 +27,8 @@ def _lines(result: Result) -> Iterator[str]:
     if result.finish_reason == "length":
         said += "; stopped by the limit of tokens"
     yield f'<div style="opacity: 0.7; font-size: 90%">{said}</div>'
+    if result.note is not None:
+        yield f'<div style="font-size: 90%"><b>Note:</b> {escape(result.note)}</div>'
 
 
 def _step_line(step: Step) -> str:

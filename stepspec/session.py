@@ -15,7 +15,7 @@ import reprlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
@@ -24,8 +24,8 @@ from stepspec.answer import AnswerReader
 from stepspec.breaker import Breaker
 from stepspec.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.controller import Controller, Demands
-from stepspec.engine import DrafterName, Engine, Sampling, check_range, side_by_side
-from stepspec.errors import ModelError, UnknownIdError, UsageError, unknown_name
+from stepspec.engine import DrafterName, Engine, Sampling, TokenBuffer, check_range, side_by_side
+from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.extras import from_extra
 from stepspec.files import package_folder
 from stepspec.judges import Panel
@@ -34,6 +34,7 @@ from stepspec.ledger import Ledger
 from stepspec.options import check_options
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
+from stepspec.scope import PairScope
 from stepspec.step import Done, Event, Result
 from stepspec.tools import HERMES, Tool, Toolbox, call_format, call_marks, schema_text
 from stepspec.tracing import Asked, traced
@@ -51,6 +52,9 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Engine kinds: module, class, and the extra that installs what it needs."""
 
+EMBEDDED = package_folder() / "mini" / "weights"
+"""The embedded pair."""
+
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
 
@@ -64,6 +68,8 @@ class Pair:
     """Whether the two give every token the same id."""
     breaker: Breaker = field(default_factory=Breaker)
     """Keeps a draft that has died out of the way of all sessions."""
+    scope: PairScope | None = None
+    """What the models have learned, where that is known: questions unlike it get a note."""
 
     @property
     def hash(self) -> str:
@@ -86,17 +92,27 @@ class Pair:
             await self.draft.aclose()
 
 
-def load_pair(target: str | None = None, draft: str | None = None, *, needs_draft: bool = True) -> Pair:
+def load_pair(
+    target: str | None = None, draft: str | None = None, *, needs_draft: bool = True, notes: bool = True
+) -> Pair:
     """Loads target and draft by spec string; the embedded pair if both are left out.
 
     A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME` or the address of a server, `http://HOST:PORT/v1#MODEL`.
     One is loaded after the other, as the second may have to fit into what the first leaves of a device.
+
+    Args:
+        target: spec string of the target.
+        draft: spec string of the draft.
+        needs_draft: whether a draft has to be named with the target.
+        notes: whether results note questions that are unlike what the embedded pair has learned. That takes another
+            pass over the prompt after the answer, so measurements leave it out.
 
     Raises:
         UsageError: a spec string is not one, or only the draft is named.
         ModelError: a model cannot be loaded or served.
     """
     titles = titles_of(target)
+    scope = PairScope.load(EMBEDDED) if notes and target is None and draft is None else None
     target, draft = named_models(target, draft)
     for spec in filter(None, (target, draft)):
         check_spec(spec)
@@ -109,7 +125,7 @@ def load_pair(target: str | None = None, draft: str | None = None, *, needs_draf
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
     if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
-    return Pair(target_engine, draft_engine, one_vocabulary)
+    return Pair(target_engine, draft_engine, one_vocabulary, scope=scope)
 
 
 def titles_of(target: str | None) -> tuple[str | None, str | None]:
@@ -127,8 +143,7 @@ def named_models(target: str | None, draft: str | None) -> tuple[str, str | None
         return target, draft
     if draft is not None:
         raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
-    weights = package_folder() / "mini" / "weights"
-    return f"torch:{weights / 'target'}", f"torch:{weights / 'draft'}"
+    return f"torch:{EMBEDDED / 'target'}", f"torch:{EMBEDDED / 'draft'}"
 
 
 def check_spec(spec: str) -> None:
@@ -392,7 +407,17 @@ class StepSpec:
         asked = Asked(self.pair.target.name, self.policy_name, sampling, max_tokens, tuple(stop))
         async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
             async for event in events:
-                yield event
+                yield Done(await self._noted(event.result, prepared.ids)) if isinstance(event, Done) else event
+
+    async def _noted(self, result: Result, prompt: Sequence[int]) -> Result:
+        """The result, with a note if the question is unlike what the pair has learned."""
+        if self.pair.scope is None:
+            return result
+        try:
+            note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
+        except EngineError:  # the answer is there all the same
+            return result
+        return replace(result, note=note)
 
     def _controller(self, prepared: _Prepared, sampling: Sampling, stop: Sequence[str], ledger: Ledger) -> Controller:
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands

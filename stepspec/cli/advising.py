@@ -68,7 +68,7 @@ def advise(
         raise no_prompts(data)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-advise")
     refuse_strangers(folder)
-    pair = load_pair(target, draft, needs_draft=False)
+    pair = load_pair(target, draft, needs_draft=False, notes=False)
     with resumable(folder, chosen_by_us=output is None):
         findings = asyncio.run(_found(pair, data, limit, plan, folder))
     text = _policy_text(findings)

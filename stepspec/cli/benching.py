@@ -180,7 +180,7 @@ def bench_langchain(
     conditions = _conditions()
     with asyncio.Runner() as runner:
         added = runner.run(overhead.chat_cost(_embedded_tokenizer()))
-        pair = load_pair(target, draft)
+        pair = load_pair(target, draft, notes=False)
         many = runner.run(overhead.many_chats(pair, question, concurrent))
         names = {"target": pair.target.name, "draft": pair.draft.name if pair.draft else ""}
         runner.run(pair.aclose())
@@ -208,7 +208,7 @@ def bench_aa(
     )
 
     conditions, num_problems, results = _conditions(), limit or NUM_PROBLEMS, list[Any]()
-    pair = load_pair(target, draft)
+    pair = load_pair(target, draft, notes=False)
     tests = [
         TwinTest(pair, policies_to_copy(pair, fixed_too=temperature > 0), temperature, num_problems)
         for temperature in TEMPERATURES
@@ -257,7 +257,7 @@ def bench_wire(
     problems = list(islice(load_split("test"), limit))
     conditions = _conditions()
     with asyncio.Runner() as runner:
-        pair = load_pair(target, draft)
+        pair = load_pair(target, draft, notes=False)
         engines: list[Any] = [pair.target, pair.draft]
         if not all(hasattr(engine, "address") for engine in engines):
             raise UsageError("Both models must be behind servers: http://HOST:PORT/v1#NAME.")

@@ -93,7 +93,7 @@ def evaluate_policies(
         RunFolder(each).refuse_strangers()
     keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
-    pair = load_pair(target, draft, needs_draft=any(each.needs_draft for each, _ in asked_for.values()))
+    pair = load_pair(target, draft, needs_draft=any(each.needs_draft for each, _ in asked_for.values()), notes=False)
     fitted = fit_policies(asked_for, pair, leave_out=policy is None)
     for note in fitted.notes:
         print(note, file=sys.stderr)

@@ -109,6 +109,8 @@ async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool
         elif isinstance(event, Done):
             printer.write(f"\n\n{figures(event.result)}")
             _write_legend(printer)
+            if event.result.note is not None:
+                printer.write(f"{event.result.note}\n", "yellow")
 
 
 def _gap_after(step: str) -> str:

@@ -170,6 +170,7 @@ def _metadata(result: Result, model: str, policy: str) -> dict[str, Any]:
             "steps_accepted": result.counts.steps_accepted,
             "wall_s": result.times.wall,
             "limit": result.limit,
+            "note": result.note,
         },
     }
 

@@ -127,5 +127,6 @@ def metrics(result: Result, policy: str) -> dict[str, Any]:
             "limit": result.limit,
             "estimated_speedup": result.estimated_speedup,
             "token_level_exact": result.token_level_exact,
+            "note": result.note,
         },
     }

@@ -48,6 +48,8 @@ class RequestLog:
             chat += f" policy {about['policy']}" if "policy" in about else ""
             if ignored := about.get("ignored"):
                 chat += f" ignored {', '.join(map(repr, ignored))}"
+            if about.get("noted"):
+                chat += " (unlike what the models have learned)"
             left = "" if whole else " (not sent to its end)"
             seconds = time.monotonic() - start
             logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, left)
@@ -64,4 +66,5 @@ async def noted(
         async for event in events:
             if isinstance(event, Done):
                 about["tokens"] = event.result.counts.committed
+                about["noted"] = event.result.note is not None
             yield event

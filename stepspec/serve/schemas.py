@@ -119,6 +119,7 @@ class StepLevel(BaseModel):
     limit: str | None = Field(description="What cut the text or its thinking short.")
     estimated_speedup: float | None
     token_level_exact: bool
+    note: str | None = Field(description="Says so where the question is unlike what the models have learned.")
 
 
 class Metrics(Exact):

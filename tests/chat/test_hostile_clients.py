@@ -229,7 +229,10 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
     status, answer = service.post(said("How many apples?", max_tokens=21, unknown=1, **{"a\nb": 2}))
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
-    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb'$")
+    service.wait_for(
+        rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb' \(unlike what"
+    )
+    assert "embedded pair" in answer["metrics"]["stepspec"]["note"]
     assert sum("unknown" in line for line in service.lines) == 1
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     connection.request("GET", "/nothing%0Athere?key=secret")

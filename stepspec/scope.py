@@ -1,0 +1,52 @@
+"""What a pair of models has learned, and whether a question is like that.
+
+Models that were trained on one kind of text answer others with nonsense. A pair that ships with stepspec has a
+description, `pair.json`, with a bound on the target's mean log-probability of a prompt's tokens. It is measured after
+the answer, so no answer waits for it; models of your own have none.
+"""
+
+from pathlib import Path
+
+from stepspec.engine import Engine, TokenBuffer
+from stepspec.policy import FileModel, Version
+
+FILE = "pair.json"
+
+
+class PairScope(FileModel):
+    """The description of a pair."""
+
+    version: Version
+    knows: str
+    """One sentence that says what the pair has learned and what to do about other questions."""
+    least_logprob: float
+    """Prompts below this mean are unlike what the pair has learned."""
+    measured: str
+    """How the bound was found."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "PairScope":
+        """The description in the folder of a pair."""
+        return cls.model_validate_json((folder / FILE).read_bytes())
+
+    async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
+        """What to say of a prompt that is unlike what the target has learned; None of all others.
+
+        Raises:
+            EngineError: the target failed.
+        """
+        mean = await mean_logprob(target, prompt)
+        return None if mean is None or mean >= self.least_logprob else self.knows
+
+
+async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
+    """The mean log-probability, in nats, of a prompt's tokens but the first; None where the engine gives none.
+
+    Raises:
+        EngineError: the target failed.
+    """
+    ids = prompt.since(0)
+    if len(ids) < 2 or "scores" not in target.abilities:
+        return None
+    logprobs = (await target.verify(TokenBuffer(ids[:1]), ids[1:])).logprobs
+    return sum(logprobs) / len(logprobs) if logprobs else None

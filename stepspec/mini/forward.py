@@ -45,36 +45,36 @@ def forward_hidden(
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     batch, length = ids.shape
     epsilon = config.rms_norm_eps
-    cosine, sine = _rotation(positions, size, config.rope_parameters["rope_theta"])
+    cosine, sine = rotation(positions, size, config.rope_parameters["rope_theta"])
     x = torch.nn.functional.embedding(ids, model.model.embed_tokens.weight).view(batch * length, -1)
     mask = mask.to(_LOW)[:, :, None]
     scores: dict[int, Tensor] = {}
     taps: dict[int, Tensor] = {}
     for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
-        h = _Norm.apply(x, layer.input_layernorm.weight, epsilon)
+        h = Norm.apply(x, layer.input_layernorm.weight, epsilon)
         scaled = attention.q_proj.weight * size**-0.5
         weight = torch.cat([scaled, attention.k_proj.weight, attention.v_proj.weight]).to(_LOW)
         qkv = (h @ weight.t()).view(batch, length, heads + 2 * kv_heads, size)
         qk, v = qkv.split([heads + kv_heads, kv_heads], 2)
-        q, k = _Rotate.apply(qk, cosine, sine).split([heads, kv_heads], 2)
+        q, k = Rotate.apply(qk, cosine, sine).split([heads, kv_heads], 2)
         q = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).reshape(batch * kv_heads, -1, length, size)
         k, v = (each.transpose(1, 2).reshape(batch * kv_heads, length, size) for each in (k, v))
         if index in watched:
             first_q, first_k = q.unflatten(0, (batch, -1))[:, 0, 0], k.unflatten(0, (batch, -1))[:, 0]
             scores[index] = torch.bmm(first_q, first_k.transpose(1, 2)).float() + mask[:, 0, 0]
-        o = _Attend.apply(q, k, v, mask).view(batch, kv_heads, -1, length, size)
+        o = Attend.apply(q, k, v, mask).view(batch, kv_heads, -1, length, size)
         o = o.permute(0, 3, 1, 2, 4).reshape(batch * length, heads * size)
         x = x + o @ attention.o_proj.weight.to(_LOW).t()
-        h = _Norm.apply(x, layer.post_attention_layernorm.weight, epsilon)
+        h = Norm.apply(x, layer.post_attention_layernorm.weight, epsilon)
         gate, up = (h @ each.weight.to(_LOW).t() for each in (mlp.gate_proj, mlp.up_proj))
-        x = x + _Gate.apply(gate, up) @ mlp.down_proj.weight.to(_LOW).t()
+        x = x + Gate.apply(gate, up) @ mlp.down_proj.weight.to(_LOW).t()
         if index in tapped:
             taps[index] = torch.nn.functional.rms_norm(x, x.shape[-1:]).view(batch, length, -1)
-    return Read(_Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores, taps)
+    return Read(Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores, taps)
 
 
-def _rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
+def rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines, [B, T, 1, size] each."""
     frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size)
     angles = (positions[..., None].float() * frequencies)[:, :, None]
@@ -82,7 +82,7 @@ def _rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tenso
     return torch.cat([cosine, cosine], -1).to(_LOW), torch.cat([-sine, sine], -1).to(_LOW)
 
 
-class _Norm(torch.autograd.Function):
+class Norm(torch.autograd.Function):
     """RMSNorm of x [N, W] in float32, to bfloat16."""
 
     @staticmethod
@@ -102,7 +102,7 @@ class _Norm(torch.autograd.Function):
         return grad.mul_(weight).sub_(normed.mul_(mean)).mul_(scale), along.sum(0), None
 
 
-class _Gate(torch.autograd.Function):
+class Gate(torch.autograd.Function):
     """silu(gate) * up."""
 
     @staticmethod
@@ -117,7 +117,7 @@ class _Gate(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad * up, gate), grad * activated
 
 
-class _Rotate(torch.autograd.Function):
+class Rotate(torch.autograd.Function):
     """Rotary embedding of x [B, T, H, D]."""
 
     @staticmethod
@@ -131,7 +131,7 @@ class _Rotate(torch.autograd.Function):
         return torch.addcmul(grad * cosine, grad.roll(grad.shape[-1] // 2, -1), -sine), None, None
 
 
-class _Attend(torch.autograd.Function):
+class Attend(torch.autograd.Function):
     """Attention of scaled queries [B * K, G, T, D] to keys and values [B * K, T, D] under a mask [B, 1, 1, T, T]."""
 
     @staticmethod

@@ -1,0 +1,287 @@
+"""Training conversations of the pair `smol`, as text: what is asked, what is thought and answered, what is judged.
+
+Kinds and their shares are in `SHARES`. Every draw comes from the generator that is passed in.
+"""
+
+import gzip
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stepspec.files import package_folder
+from stepspec.mini import plain, problems
+from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.problems import step_content, train_problem, true_values
+from stepspec.prompts import EQUIVALENCE_PROMPT, PROBLEM_PROMPTS, RATING_PROMPTS, YES_NO_PROMPT, JudgePrompt
+
+SHARES: Mapping[str, float] = {"plain": 0.52, "mini": 0.14, "gsm8k": 0.17, "chat": 0.06, "tools": 0.1, "long": 0.01}
+"""Of the conversations."""
+JUDGED_SHARE = 0.35
+"""Of problems of gsm-plain and gsm-mini whose steps are judged as well."""
+WAIT_SHARE = 0.12
+"""Of chains in which a wrong step is corrected."""
+PROMPT_SHARES = {"bare": 0.8, "boxed": 0.12, "steps": 0.04, "newlines": 0.04}
+WAITS = (
+    "Wait, that is not right.",
+    "Wait, that is wrong.",
+    "Wait, let me check that again.",
+    "Wait, I made a mistake.",
+)
+ASKED = {"short": 0.52, "yes_no": 0.18, "equivalence": 0.18, "specreason": 0.12}
+LONGEST_WORDS = 2300
+"""Of what stands in front of a question; with it a conversation has at most some 4,000 tokens."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of what the model writes."""
+
+    text: str
+    learned: bool = True
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A question about a step, asked on a branch.
+
+    Attributes:
+        after: how many pieces of the thinking the branch follows.
+        step: what it continues with; empty if the last of those pieces is judged.
+        answer: the token that is learned.
+    """
+
+    after: int
+    step: str
+    prompt: JudgePrompt
+    answer: str
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Something asked and the model's own words."""
+
+    messages: Sequence[Mapping[str, Any]]
+    thinking: Sequence[Piece]
+    answer: str
+    tools: Sequence[Mapping[str, Any]] = ()
+    judgements: Sequence[Judgement] = field(default_factory=tuple)
+
+
+def draw(rng: random.Random, gsm8k: Sequence[tuple[str, tuple[str, ...], str]]) -> Conversation:
+    """One conversation of a kind drawn by `SHARES`."""
+    (kind,) = rng.choices([*SHARES], [*SHARES.values()])
+    match kind:
+        case "mini":
+            return _from_mini(rng)
+        case "gsm8k":
+            question, steps, answer = rng.choice(gsm8k)
+            return _reasoned(rng, question, steps, answer)
+        case "chat":
+            prompt, answer = rng.choice(chats())
+            return Conversation([_user(prompt)], [], answer)
+        case "tools":
+            return _with_tool(rng)
+        case "long":
+            return _long(rng)
+        case _:
+            return _from_plain(rng)
+
+
+def _user(text: str) -> Mapping[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _reasoned(
+    rng: random.Random,
+    question: str,
+    steps: Sequence[str],
+    answer: str,
+    wrong: Mapping[int, str] | None = None,
+    judgements: Sequence[Judgement] = (),
+) -> Conversation:
+    """A problem, its steps, some of them wrong at first, and the answer in a box."""
+    (wording,) = rng.choices([*PROMPT_SHARES], [*PROMPT_SHARES.values()])
+    pieces: list[Piece] = []
+    for place, step in enumerate(steps):
+        if wrong and place in wrong:
+            pieces += [Piece(wrong[place], learned=False), Piece(f"{rng.choice(WAITS)} {step}")]
+        else:
+            pieces.append(Piece(step))
+    asked = PROBLEM_PROMPTS[wording].format(question=question)
+    return Conversation([_user(asked)], pieces, f"The answer is \\boxed{{{answer}}}.", judgements=judgements)
+
+
+def _from_plain(rng: random.Random) -> Conversation:
+    problem = plain.problem_at("train", rng.randrange(1 << 40))
+    if rng.random() < JUDGED_SHARE:
+        judgements = [_judged_plain(rng, problem, place) for place in range(len(problem.steps))]
+        return _reasoned(rng, problem.question, problem.steps, problem.answer, judgements=judgements)
+    wrong: dict[int, str] = {}
+    if rng.random() < WAIT_SHARE:
+        place = rng.randrange(len(problem.steps))
+        wrong[place] = plain.corrupt_step(rng, problem, place)
+    return _reasoned(rng, problem.question, problem.steps, problem.answer, wrong)
+
+
+def _judged_plain(rng: random.Random, problem: plain.PlainProblem, place: int) -> Judgement:
+    return judgement(rng, place, problem.steps[place], plain.corrupt_step(rng, problem, place))
+
+
+def judgement(rng: random.Random, place: int, right: str, wrong: str) -> Judgement:
+    """A question about the step at a place, be it right or wrong."""
+    asked, good = rng.choices([*ASKED], [*ASKED.values()])[0], rng.random() < 0.5
+    if asked == "equivalence":
+        first, second = (right, right) if good else rng.choice([(right, wrong), (wrong, right)])
+        prompt = JudgePrompt(EQUIVALENCE_PROMPT.user.format(first=first, second=second), EQUIVALENCE_PROMPT.prefill)
+        return Judgement(place, "", prompt, " yes" if good else " no")
+    if asked == "yes_no":
+        return Judgement(place, right if good else wrong, YES_NO_PROMPT, " yes" if good else " no")
+    return Judgement(place, right if good else wrong, RATING_PROMPTS[asked], "9" if good else "0")
+
+
+def _from_mini(rng: random.Random) -> Conversation:
+    problem = train_problem(rng.randrange(1 << 40), rng.choice((3, 5, 10)))
+    values = true_values(problem)
+    wordings = random.Random(rng.random())
+
+    def worded(content: Any) -> str:
+        return content.word(wordings, "target")
+
+    steps = problem.steps
+    if rng.random() < JUDGED_SHARE:
+        judgements = [
+            judgement(
+                rng,
+                place,
+                worded(step_content(problem.scene, problem.plan[place], values)),
+                worded(corrupt_step(problem, place, values, rng)),
+            )
+            for place in range(len(steps))
+        ]
+        return _reasoned(rng, problem.question, steps, str(problem.answer), judgements=judgements)
+    wrong: dict[int, str] = {}
+    if rng.random() < WAIT_SHARE:
+        place = rng.randrange(len(steps))
+        wrong[place] = worded(corrupt_step(problem, place, values, rng))
+    return _reasoned(rng, problem.question, steps, str(problem.answer), wrong)
+
+
+def _long(rng: random.Random) -> Conversation:
+    """A problem after so many others that the context is long."""
+    turns: list[Mapping[str, Any]] = []
+    num_words, wanted = 0, rng.randint(100, LONGEST_WORDS)
+    while num_words < wanted:
+        before = _from_plain(rng) if rng.random() < 0.7 else _from_mini(rng)
+        turns += [*before.messages, {"role": "assistant", "content": before.answer}]
+        num_words = sum(len(turn["content"].split()) for turn in turns)
+    last = _from_plain(rng)
+    return Conversation([*turns, *last.messages], last.thinking, last.answer, judgements=last.judgements)
+
+
+def _with_tool(rng: random.Random) -> Conversation:
+    """A question beside tools: the calculator is called, or a look-up, or the answer is given from its result."""
+    tools = [*TOOLS]
+    rng.shuffle(tools)
+    tools = tools[: rng.randint(1, len(tools))]
+    names = {tool["function"]["name"] for tool in tools}
+    if "calculator" in names and rng.random() < 0.5:
+        a, b = rng.randint(12, 999), rng.randint(12, 999)
+        operator, word = rng.choice((("*", "times"), ("+", "plus"), ("-", "minus")))
+        value = str(int(plain.Equation((Fraction(a), Fraction(b)), (operator,), Fraction(0)).value or 0))
+        question = rng.choice(
+            (f"What is {a} {word} {b}?", f"Use the calculator: {a} {operator} {b}", f"{a} {operator} {b}")
+        )
+        return _called(
+            rng, tools, question, "calculator", {"expression": f"{a} {operator} {b}"}, value, f"{a} {operator} {b}"
+        )
+    if "look_up" in names:
+        title, question, fact = rng.choice(FACTS)
+        return _called(rng, tools, question, "look_up", {"title": title}, fact, title)
+    problem = plain.problem_at("train", rng.randrange(1 << 40))
+    solved = _reasoned(rng, problem.question, problem.steps, problem.answer)
+    return Conversation(solved.messages, solved.thinking, solved.answer, tools)
+
+
+def _called(
+    rng: random.Random,
+    tools: Sequence[Mapping[str, Any]],
+    question: str,
+    name: str,
+    arguments: Mapping[str, str],
+    result: str,
+    what: str,
+) -> Conversation:
+    """The call, or what is said once its result is there."""
+    asked = [_user(question)]
+    if rng.random() < 0.5:
+        call = json.dumps({"name": name, "arguments": arguments})
+        thought = f"I need to calculate {what}." if name == "calculator" else f"I need to look up {what}."
+        return Conversation(asked, [Piece(thought)], f"<tool_call>\n{call}\n</tool_call>", tools)
+    turns = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+        },
+        {"role": "tool", "name": name, "content": result},
+    ]
+    answer = f"The answer is \\boxed{{{result}}}." if name == "calculator" else result
+    return Conversation([*asked, *turns], [Piece("The tool gave the answer.")], answer, tools)
+
+
+def _tool(name: str, description: str, argument: str, about: str) -> Mapping[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string", "description": about}},
+        "required": [argument],
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TOOLS = (
+    _tool("calculator", "Calculates the value of an expression.", "expression", "Numbers and operators."),
+    _tool("look_up", "Finds an article in an encyclopedia.", "title", "The title of the article."),
+    _tool("weather", "Tells the weather in a city.", "city", "The name of the city."),
+)
+FACTS = tuple(
+    (country, f"Look up the capital of {country}.", f"The capital of {country} is {capital}.")
+    for country, capital in (
+        *(("France", "Paris"), ("Spain", "Madrid"), ("Italy", "Rome"), ("Japan", "Tokyo"), ("Kenya", "Nairobi")),
+        *(("Peru", "Lima"), ("Norway", "Oslo"), ("Egypt", "Cairo"), ("Cuba", "Havana"), ("Greece", "Athens")),
+        *(("Austria", "Vienna"), ("Poland", "Warsaw"), ("Ghana", "Accra"), ("Chile", "Santiago")),
+    )
+)
+
+
+@cache
+def chats() -> Sequence[tuple[str, str]]:
+    """Questions that are no problems, with the base model's own short answers (`python -m stepspec.mini.smol.chat`)."""
+    path = Path(__file__).parent / "chat.jsonl"
+    return [(row["question"], row["answer"]) for row in map(json.loads, path.read_text("utf-8").splitlines())]
+
+
+_MARK = re.compile(r"<<[^<>]*>>")
+_SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z$(])")
+
+
+def load_gsm8k(split: str) -> list[tuple[str, tuple[str, ...], str]]:
+    """Questions, steps and answers of a split of GSM8K (arXiv:2110.14168), its calculator marks removed."""
+    path = package_folder().parent / "evals" / "data" / f"gsm8k-{split}.jsonl.gz"
+    found: list[tuple[str, tuple[str, ...], str]] = []
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            text, _, answer = row["answer"].rpartition("####")
+            clean = _MARK.sub("", text).strip()
+            steps = tuple(sentence.strip() for part in clean.splitlines() for sentence in _SENTENCE.split(part))
+            found.append((row["question"].strip(), tuple(filter(None, steps)), answer.strip().replace(",", "")))
+    return found
+
+
+__all__ = ["Conversation", "Judgement", "Piece", "chats", "draw", "load_gsm8k", "problems"]

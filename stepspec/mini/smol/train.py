@@ -31,7 +31,7 @@ class Trainer:
         torch.manual_seed(seed)
         path = find_base()
         self.work, self.seed, self.budget = work, seed, budget
-        self.tokenizer = load_tokenizer(path)
+        self.tokenizer: Any = load_tokenizer(path)
         self.maker = TreeMaker(self.tokenizer)
         model = load_base(path)
         self.adapter = Adapter(model, RANK, [self.tokenizer.convert_tokens_to_ids(tag) for tag in TAGS.values()])

@@ -19,17 +19,18 @@ from stepspec.scope import FILE, PairScope, mean_logprob
 from stepspec.torch_engine import TorchEngine
 
 NUM_PROBLEMS, QUANTILE = 4_000, 0.0025
+TOGETHER = 16
+"""Prompts that share passes."""
 
 
 async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
     """The mean log-probability of each question's prompt."""
-    found: list[float] = []
-    for question in questions:
-        ids = encode_messages(engine.tokenizer, checked_messages([{"role": "user", "content": question}]))
-        mean = await mean_logprob(engine, TokenBuffer(ids))
-        assert mean is not None
-        found.append(mean)
-    return found
+    found: list[float | None] = []
+    for start in range(0, len(questions), TOGETHER):
+        asked = ([{"role": "user", "content": question}] for question in questions[start : start + TOGETHER])
+        prompts = [TokenBuffer(encode_messages(engine.tokenizer, checked_messages(each))) for each in asked]
+        found += await asyncio.gather(*(mean_logprob(engine, prompt) for prompt in prompts))
+    return [mean for mean in found if mean is not None]
 
 
 def main() -> None:

@@ -1,19 +1,25 @@
 """What the pair `smol` is trained on, and the forward pass that trains it."""
 
+import asyncio
 import copy
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from stepspec.draft_vocabulary import load_draft_vocabulary
+from stepspec.engine import Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import ModelError
 from stepspec.mini import WEIGHTS, plain
-from stepspec.mini.smol import base, texts
+from stepspec.mini.smol import base, draft, samples, texts
 from stepspec.mini.smol.lora import Adapter, Trunk
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
 from stepspec.prompts import RATING_PROMPTS, YES_NO_PROMPT
+from stepspec.torch_engine import TorchEngine
 
 TAGS = (5, 6)
 
@@ -177,3 +183,30 @@ def test_a_missing_or_damaged_base_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Package, "files", ())
     with pytest.raises(ModelError, match="has no SmolLM2"):
         base.find_base()
+
+
+def test_the_draft_learns_from_the_targets_own_texts_and_drafts_within_its_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the embedded target in the place of `smol`'s."""
+    monkeypatch.setattr(draft, "COUNTED", 40)
+    monkeypatch.setattr(draft, "VOCABULARY_SIZE", 300)
+    target = WEIGHTS / "target"
+    engine = TorchEngine.load(str(target))
+    for count in (3, 5):  # it goes on behind what is there
+        samples.write_samples(engine, tmp_path / samples.FILE, count)
+    asyncio.run(engine.aclose())
+    rows = [json.loads(line) for line in (tmp_path / samples.FILE).read_text("utf-8").splitlines()]
+    assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
+    (tmp_path / samples.FILE).write_text("".join(json.dumps(row | {"ended": True}) + "\n" for row in rows))
+    draft.Trainer(tmp_path, target, 0, 15_000).run()
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "draft.jsonl").read_text("utf-8").splitlines()]
+    assert losses[-1] < 0.9 * losses[0]
+    made = TorchEngine.load(str(tmp_path / "draft"))
+    vocabulary = load_draft_vocabulary(tmp_path / "draft", 1024)
+    assert vocabulary is not None
+    assert len(vocabulary) == 300
+    assert set(made.tokenizer.encode("0123456789")) <= set(vocabulary)
+    chunk = asyncio.run(collect(made.generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40))))
+    asyncio.run(made.aclose())
+    assert set(chunk.ids) <= set(vocabulary)

@@ -65,9 +65,13 @@ async def test_a_model_with_a_vocabulary_writes_nothing_else(sampling: Sampling)
     assert set(chunk.ids) <= set(SOME) & (sampling.allowed or set(SOME))
 
 
-@pytest.mark.parametrize("vocabulary", [(0, 1, 3), (2,), (2, 4)], ids=str)
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.7, top_p=0.85), Sampling(1.0, allowed=frozenset({0, 1, 3}))], ids=str
+    ("vocabulary", "sampling"),
+    [
+        ((0, 1, 3), Sampling(1.0)),
+        ((2, 4), Sampling(0.7, top_p=0.85)),
+        ((2,), Sampling(1.0, allowed=frozenset({0, 1, 3}))),
+    ],
 )
 def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...], sampling: Sampling) -> None:
     """Also where nothing that is allowed is in the draft's vocabulary (chi-square, `FALSE_ALARM`)."""

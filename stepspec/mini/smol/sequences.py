@@ -46,6 +46,11 @@ class Tree:
         learned = [False] * (len(ids) - num_learned) + [True] * num_learned
         self._extend(ids, learned, cut, self.segments[-1] + 1, cut)
 
+    def trunk(self) -> "Tree":
+        """The conversation without its branches."""
+        length = sum(segment == 0 for segment in self.segments)
+        return Tree(*(part[:length] for part in (self.ids, self.learned, self.positions, self.segments, self.cuts)))
+
     def _extend(self, ids: Sequence[int], learned: list[bool], position: int, segment: int, cut: int) -> None:
         self.ids += ids
         self.learned += learned

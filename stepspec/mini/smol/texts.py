@@ -38,6 +38,10 @@ LONGEST_WORDS = 2300
 """Of what stands in front of a question; with it a conversation has at most some 4,000 tokens."""
 
 
+Solved = tuple[str, tuple[str, ...], str]
+"""A question, its steps and its answer."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A part of what the model writes."""
@@ -73,7 +77,7 @@ class Conversation:
     judgements: Sequence[Judgement] = field(default_factory=tuple)
 
 
-def draw(rng: random.Random, gsm8k: Sequence[tuple[str, tuple[str, ...], str]]) -> Conversation:
+def draw(rng: random.Random, gsm8k: Sequence[Solved]) -> Conversation:
     """One conversation of a kind drawn by `SHARES`."""
     (kind,) = rng.choices([*SHARES], [*SHARES.values()])
     match kind:
@@ -270,10 +274,10 @@ _MARK = re.compile(r"<<[^<>]*>>")
 _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z$(])")
 
 
-def load_gsm8k(split: str) -> list[tuple[str, tuple[str, ...], str]]:
+def load_gsm8k(split: str) -> list[Solved]:
     """Questions, steps and answers of a split of GSM8K (arXiv:2110.14168), its calculator marks removed."""
     path = package_folder().parent / "evals" / "data" / f"gsm8k-{split}.jsonl.gz"
-    found: list[tuple[str, tuple[str, ...], str]] = []
+    found: list[Solved] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             row = json.loads(line)

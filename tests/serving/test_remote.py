@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ from proxy import Call, Fault, Proxy, serving
 from servers import needs_vllm, transformers_server
 
 from stepspec import Pair, StepSpec, load_pair
+from stepspec.draft_vocabulary import FILE
 from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import EngineError, UsageError
 from stepspec.hugging_face import HuggingFaceTokenizer
@@ -141,6 +143,21 @@ async def test_sampling_is_the_server_s_and_a_seed_repeats_it(draft_port: int) -
     biased = Sampling(logit_bias=((ids[0], 100.0),))
     assert set((await collect(remote.generate(TokenBuffer(ids), biased, Stop(3)))).ids) == {ids[0]}
     await remote.aclose()
+
+
+async def test_a_draft_vocabulary_goes_with_every_request(draft_port: int, tmp_path: Path) -> None:
+    found = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
+    vocabulary = [*range(0, 7), *range(40, 90)]
+    (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": vocabulary}))
+    engine = RemoteEngine(found.address, replace(found._server, folder=str(tmp_path)), found.tokenizer)
+    prompt = TokenBuffer(prompts(engine.tokenizer)[0])
+    hot = Sampling(1.5, seed=1)
+    free = await collect(found.generate(prompt, hot, Stop(30)))
+    bound = await collect(engine.generate(prompt, hot, Stop(30)))
+    assert not set(free.ids) <= set(vocabulary)
+    assert bound.ids
+    assert set(bound.ids) <= set(vocabulary)
+    await asyncio.gather(found.aclose(), engine.aclose())
 
 
 async def test_what_the_server_cannot_sample_it_says(remote: RemoteEngine) -> None:

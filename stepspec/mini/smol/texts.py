@@ -134,14 +134,24 @@ def _from_plain(rng: random.Random) -> Conversation:
 
 
 def _judged_plain(rng: random.Random, problem: plain.PlainProblem, place: int) -> Judgement:
-    return judgement(rng, place, problem.steps[place], plain.corrupt_step(rng, problem, place))
+    step = problem.steps[place]
+    return judgement(rng, place, step, _in_other_words(rng, step), plain.corrupt_step(rng, problem, place))
 
 
-def judgement(rng: random.Random, place: int, right: str, wrong: str) -> Judgement:
-    """A question about the step at a place, be it right or wrong."""
+def _in_other_words(rng: random.Random, step: str) -> str:
+    """The same with numbers that change places, or with a word in front."""
+    (equation,) = plain.equations(step)
+    if {*equation.operators} in ({"+"}, {"*"}) and rng.random() < 0.7:
+        turned = plain.Equation(equation.numbers[::-1], equation.operators, equation.result)
+        step = step.replace(equation.text, turned.text)
+    return rng.choice(("", "So, ", "Next, ", "Then: ", "We know: ")) + step
+
+
+def judgement(rng: random.Random, place: int, right: str, again: str, wrong: str) -> Judgement:
+    """A question about the step at a place: a right one, the same in other words, or a wrong one."""
     asked, good = rng.choices([*ASKED], [*ASKED.values()])[0], rng.random() < 0.5
     if asked == "equivalence":
-        first, second = (right, right) if good else rng.choice([(right, wrong), (wrong, right)])
+        first, second = (right, again) if good else rng.choice([(right, wrong), (wrong, right)])
         prompt = JudgePrompt(EQUIVALENCE_PROMPT.user.format(first=first, second=second), EQUIVALENCE_PROMPT.prefill)
         return Judgement(place, "", prompt, " yes" if good else " no")
     if asked == "yes_no":
@@ -163,6 +173,7 @@ def _from_mini(rng: random.Random) -> Conversation:
             judgement(
                 rng,
                 place,
+                worded(step_content(problem.scene, problem.plan[place], values)),
                 worded(step_content(problem.scene, problem.plan[place], values)),
                 worded(corrupt_step(problem, place, values, rng)),
             )

@@ -72,8 +72,6 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     assert found["described"]["device"] == "vLLM on cpu"
     assert found["own speculation"] == "draft_model, 3 tokens"
     assert all(found["hot"])
-    assert found["outside the vocabulary"] == []
-    assert set(found["hot"][0]) - set(range(40, 90))
     assert found["cached"][-1][0] > found["cached"][0][0], "what was written is read from the prefix cache"
     assert found["forgot"][0] == 0 < found["forgot"][1], "only what was read since then is found"
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]

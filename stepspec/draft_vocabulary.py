@@ -2,6 +2,7 @@
 
 It is a file beside a model's weights, `draft_vocabulary.json`: `{"version": 1, "ids": [2, 15, ...]}`. A model with one
 never writes another token, and whoever verifies its drafts stays exact: an id that is never drafted has probability 0.
+vLLM gets the ids with each request. It heeds them where it does not draft tokens by itself.
 """
 
 from dataclasses import replace

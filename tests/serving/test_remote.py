@@ -147,7 +147,7 @@ async def test_sampling_is_the_server_s_and_a_seed_repeats_it(draft_port: int) -
 
 async def test_a_draft_vocabulary_goes_with_every_request(draft_port: int, tmp_path: Path) -> None:
     found = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
-    vocabulary = [*range(0, 7), *range(40, 90)]
+    vocabulary = [*range(7), *range(40, 90)]
     (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": vocabulary}))
     engine = RemoteEngine(found.address, replace(found._server, folder=str(tmp_path)), found.tokenizer)
     prompt = TokenBuffer(prompts(engine.tokenizer)[0])

@@ -119,7 +119,7 @@ class Trainer:
 
     def write(self, folder: Path) -> None:
         """An ordinary model folder, with the draft vocabulary beside the weights."""
-        self.draft.to(torch.bfloat16).save_pretrained(folder)
+        self.draft.bfloat16().save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         content = {"version": 1, "ids": self.vocabulary.tolist()}
         (folder / VOCABULARY_FILE).write_text(json.dumps(content) + "\n", "utf-8")

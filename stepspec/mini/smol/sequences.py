@@ -48,8 +48,8 @@ class Tree:
 
     def trunk(self) -> "Tree":
         """The conversation without its branches."""
-        length = sum(segment == 0 for segment in self.segments)
-        return Tree(*(part[:length] for part in (self.ids, self.learned, self.positions, self.segments, self.cuts)))
+        end = sum(segment == 0 for segment in self.segments)
+        return Tree(self.ids[:end], self.learned[:end], self.positions[:end], self.segments[:end], self.cuts[:end])
 
     def _extend(self, ids: Sequence[int], learned: list[bool], position: int, segment: int, cut: int) -> None:
         self.ids += ids

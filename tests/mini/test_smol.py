@@ -191,6 +191,8 @@ def test_the_draft_learns_from_the_targets_own_texts_and_drafts_within_its_vocab
     """On the embedded target in the place of `smol`'s."""
     monkeypatch.setattr(draft, "COUNTED", 40)
     monkeypatch.setattr(draft, "VOCABULARY_SIZE", 300)
+    monkeypatch.setattr(draft, "WARM_UP", 2)
+    monkeypatch.setattr(draft, "OWN_SHARE", 1.0)
     target = WEIGHTS / "target"
     engine = TorchEngine.load(str(target))
     for count in (3, 5):  # it goes on behind what is there
@@ -199,9 +201,9 @@ def test_the_draft_learns_from_the_targets_own_texts_and_drafts_within_its_vocab
     rows = [json.loads(line) for line in (tmp_path / samples.FILE).read_text("utf-8").splitlines()]
     assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
     (tmp_path / samples.FILE).write_text("".join(json.dumps(row | {"ended": True}) + "\n" for row in rows))
-    draft.Trainer(tmp_path, target, 0, 15_000).run()
+    draft.Trainer(tmp_path, target, 0, 40_000).run()
     losses = [json.loads(line)["loss"] for line in (tmp_path / "draft.jsonl").read_text("utf-8").splitlines()]
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     made = TorchEngine.load(str(tmp_path / "draft"))
     vocabulary = load_draft_vocabulary(tmp_path / "draft", 1024)
     assert vocabulary is not None

@@ -1,8 +1,8 @@
-"""A draft vocabulary: the few ids that a draft scores, so that its head reads a part of its weights (arXiv:2502.14856).
+"""A draft vocabulary: the tokens that a draft model scores, so that its head reads fewer weights (arXiv:2502.14856).
 
-It is a file beside a model's weights, `draft_vocabulary.json`: `{"version": 1, "ids": [2, 15, ...]}`. A model with one
-never writes another token, and whoever verifies its drafts stays exact: an id that is never drafted has probability 0.
-vLLM gets the ids with each request. It heeds them where it does not draft tokens by itself.
+The file `draft_vocabulary.json` lies beside a model's weights: `{"version": 1, "ids": [2, 15, ...]}`. The model never
+generates another token. Verification stays exact, since a token outside the vocabulary has draft probability 0.
+Requests to vLLM carry the ids; vLLM applies them only where it does not draft tokens by itself.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ class _File(BaseModel):
 
 
 def load_draft_vocabulary(folder: str | Path, vocab_size: int) -> tuple[int, ...] | None:
-    """The ids that the model in a folder scores, ascending; None if it scores all of them.
+    """Read the ids that the model in a folder scores, ascending; None if it scores all of them.
 
     Raises:
         ModelError: the file is not one, or has ids that the model has not.
@@ -43,7 +43,7 @@ def load_draft_vocabulary(folder: str | Path, vocab_size: int) -> tuple[int, ...
 
 
 def within(sampling: Sampling, vocabulary: frozenset[int] | None) -> Sampling:
-    """The sampling with no other ids allowed than the vocabulary's; as it is where that would leave none."""
+    """Restrict sampling to the vocabulary; return it unchanged where no allowed token would be left."""
     if vocabulary is None:
         return sampling
     allowed = vocabulary if sampling.allowed is None else vocabulary & sampling.allowed

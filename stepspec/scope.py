@@ -1,8 +1,8 @@
-"""What a pair of models has learned, and whether a question is like that.
+"""The scope of a pair of models: what it was trained on, and whether a question is like that.
 
-Models that were trained on one kind of text answer others with nonsense. A pair that ships with stepspec has a
-description, `pair.json`, with a bound on the target's mean log-probability of a prompt's tokens. It is measured after
-the answer, so no answer waits for it; models of your own have none.
+A model that was trained on one kind of text answers other questions with nonsense. A pair that ships with stepspec
+has a description, `pair.json`, with a lower bound on the target's mean log-probability of a prompt's tokens. The check
+runs after the answer, so it delays no token. Other models have no description.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ class PairScope(FileModel):
         return cls.model_validate_json((folder / FILE).read_bytes())
 
     async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
-        """What to say of a prompt that is unlike what the target has learned; None of all others.
+        """Return the sentence for a prompt below the bound, else None.
 
         Raises:
             EngineError: the target failed.
@@ -40,7 +40,7 @@ class PairScope(FileModel):
 
 
 async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
-    """The mean log-probability, in nats, of a prompt's tokens but the first; None where the engine gives none.
+    """Compute the mean log-probability, in nats, of a prompt's tokens after the first; None if the engine gives none.
 
     Raises:
         EngineError: the target failed.

@@ -106,7 +106,7 @@ def edited(logits: Tensor, how: Samplers, seen: Tensor | None) -> Tensor:
     if how.bias is None and how.allowed is None:
         return logits
     limited = _limited(logits, how)
-    # A draft vocabulary may have none of the allowed tokens; then only the bias tells them apart.
+    # If a draft vocabulary has none of the allowed tokens, sample among those by their bias alone.
     none_left = limited.isneginf().all(-1, keepdim=True)
     return torch.where(none_left, _limited(torch.zeros_like(logits), how), limited)
 

@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -268,7 +268,7 @@ class Template:
         )
 
     def _numbers(self, rng: random.Random, text: str) -> dict[str, Fraction]:
-        """Numbers for the slots that are used and not computed. Different slots get different numbers."""
+        """Numbers for the slots that are used and not computed. Most slots get different numbers."""
         wanted = {name for name in _SLOT.findall(text) if len(name) == 1} | {
             name[0] for name in _SLOT.findall(text) if name.endswith("_th")
         }
@@ -297,9 +297,9 @@ def _chosen(step: str, variant: str) -> str | None:
     return step[match.end() :] if holds else None
 
 
-def _is_fine(value: Fraction, numbers: Iterator[Fraction] | Sequence[Fraction] | object) -> bool:
+def _is_fine(value: Fraction, numbers: Iterable[Fraction]) -> bool:
     """Positive, not too large, and whole, or in half dollars where something given is."""
-    broken = any(number.denominator != 1 for number in numbers)  # pyright: ignore
+    broken = any(number.denominator != 1 for number in numbers)
     return 0 < value <= MAX_VALUE and value.denominator in ((1, 2) if broken else (1,))
 
 
@@ -316,11 +316,11 @@ def _for_test(word: str) -> bool:
 def _singular(plural: str) -> str:
     if plural.endswith("ies"):
         return {"cookies": "cookie"}.get(plural, plural[:-3] + "y")
-    if plural.endswith(("shelves",)):
+    if plural == "shelves":
         return "shelf"
-    if plural.endswith(("boxes", "sandwiches", "peaches", "tomatoes", "dishes")):
+    if plural.endswith(("boxes", "sandwiches", "peaches", "tomatoes")):
         return plural[:-2]
-    return {"sheep": "sheep", "people": "person"}.get(plural, plural.removesuffix("s"))
+    return plural.removesuffix("s")
 
 
 class Words:

@@ -45,7 +45,8 @@ def verify_and_accept(
     """
     tokens = draft.tokens
     hidden = target.read(places, torch.cat([last[:, None], tokens], 1))
-    logits = sampling.edited(target.logits(hidden), how, sampling.seen_along(how, tokens))  # [B, K + 1, V]
+    seen, partial = sampling.seen_along(how, tokens), target.vocabulary is not None
+    logits = sampling.edited(target.logits(hidden), how, seen, partial=partial)  # [B, K + 1, V]
     num_kept, following = decide(logits, draft, counts, places.starts + 1, how)
     place = num_kept[:, None]
     emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, place, following[:, None])
@@ -101,7 +102,8 @@ class Rounds:
         draft = Draft.empty(len(rows), logits.device)
         how = self._constrained(self._samplers(rows), rows, draft)
         firsts = torch.tensor([row.length for row in rows]).to(logits.device)
-        logits = sampling.edited(logits[:, None], how, None if how.seen is None else how.seen[:, None])
+        seen, partial = None if how.seen is None else how.seen[:, None], self._target.vocabulary is not None
+        logits = sampling.edited(logits[:, None], how, seen, partial=partial)
         _, tokens = decide(logits, draft, firsts.new_zeros(len(rows)), firsts, how)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.emit([token], 0)

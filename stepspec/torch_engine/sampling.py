@@ -96,16 +96,16 @@ def seen_along(how: Samplers, after: Tensor) -> Tensor | None:
     return torch.cat([how.seen[:, None], later], 1).cumsum(1) > 0
 
 
-def edited(logits: Tensor, how: Samplers, seen: Tensor | None) -> Tensor:
+def edited(logits: Tensor, how: Samplers, seen: Tensor | None, *, partial: bool = False) -> Tensor:
     """Logits [B, T, V] in float32 after the repetition penalty (arXiv:1909.05858) for what was seen, the bias, and
-    what is allowed."""
+    what is allowed. `partial`: whether the model scores a draft vocabulary alone."""
     logits = logits.float()
     if how.penalty is not None and seen is not None:
         penalty = how.penalty[:, None, None]
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-    if how.bias is None and how.allowed is None:
-        return logits
     limited = _limited(logits, how)
+    if not partial or limited is logits:
+        return limited
     # If a draft vocabulary has none of the allowed tokens, sample among those by their bias alone.
     none_left = limited.isneginf().all(-1, keepdim=True)
     return torch.where(none_left, _limited(torch.zeros_like(logits), how), limited)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.files import package_folder
-from stepspec.mini import plain, problems
+from stepspec.mini import plain
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.problems import step_content, train_problem, true_values
 from stepspec.prompts import EQUIVALENCE_PROMPT, PROBLEM_PROMPTS, RATING_PROMPTS, YES_NO_PROMPT, JudgePrompt
@@ -297,6 +297,3 @@ def load_gsm8k(split: str) -> list[Solved]:
             steps = tuple(sentence.strip() for part in clean.splitlines() for sentence in _SENTENCE.split(part))
             found.append((row["question"].strip(), tuple(filter(None, steps)), answer.strip().replace(",", "")))
     return found
-
-
-__all__ = ["Conversation", "Judgement", "Piece", "chats", "draw", "load_gsm8k", "problems"]

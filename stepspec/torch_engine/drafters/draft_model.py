@@ -142,7 +142,8 @@ def draft_loop(
             hidden = model.read(places.further(index), tokens[:, -1:] if index else last[:, None])
         seen = sampling.seen_along(how, tokens)
         logits = _fitted(model.logits(hidden), vocab_size)
-        logits = sampling.edited(logits, how, None if seen is None else seen[:, -1:])
+        seen = None if seen is None else seen[:, -1:]
+        logits = sampling.edited(logits, how, seen, partial=model.vocabulary is not None)
         token, law = sampling.choose(logits, places.starts[:, None] + 1 + index, how, DRAFT)
         laws.extend([] if law is None else [law])
         tokens = torch.cat([tokens, token], 1)

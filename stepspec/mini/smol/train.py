@@ -19,7 +19,7 @@ from stepspec.mini.smol.sequences import TreeMaker, rows
 
 RANK = 40
 RATE = 1e-3
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 2048
 WARM_UP = 20
 SAVE_SECONDS = 120
 

@@ -27,7 +27,7 @@ class SyncStepSpec:
         draft: str | None = None,
         policy: str | Policy = "stepspec",
         *,
-        pair: Pair | None = None,
+        pair: Pair | str | None = None,
     ) -> None:
         self._spec = StepSpec(target, draft, policy, pair=pair)
         self._loop = LoopThread("stepspec")

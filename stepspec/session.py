@@ -27,11 +27,11 @@ from stepspec.controller import Controller, Demands
 from stepspec.engine import DrafterName, Engine, Sampling, TokenBuffer, check_range, side_by_side
 from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.extras import from_extra
-from stepspec.files import package_folder
 from stepspec.judges import Panel
 from stepspec.keywords import known_options
 from stepspec.ledger import Ledger
 from stepspec.options import check_options
+from stepspec.pairs import EMBEDDED_NAME, find_pair
 from stepspec.policy import Policy, load_policy
 from stepspec.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.scope import PairScope
@@ -51,9 +51,6 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
     "https": REMOTE,
 }
 """Engine kinds: module, class, and the extra that installs what it needs."""
-
-EMBEDDED = package_folder() / "mini" / "weights"
-"""The embedded pair."""
 
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
@@ -92,10 +89,52 @@ class Pair:
             await self.draft.aclose()
 
 
+@dataclass(frozen=True)
+class Models:
+    """Which models are to be loaded, as `choose_models` finds out.
+
+    Attributes:
+        target: spec string of the target.
+        draft: spec string of the draft, if there is one.
+        titles: what results call the two; None stands for a model's own name.
+        folder: of the pair that they are, where it has a name.
+    """
+
+    target: str
+    draft: str | None
+    titles: tuple[str | None, str | None] = (None, None)
+    folder: Path | None = None
+
+
+def choose_models(target: str | None, draft: str | None, pair: str | None = None) -> Models:
+    """Decides on models by spec strings or by the name of a pair; without any of them it is the embedded pair.
+
+    Raises:
+        UsageError: only the draft is named, both models and a pair, or a pair that there is not.
+        ModelError: the pair has to be built first, or is damaged.
+    """
+    if pair is not None and (target is not None or draft is not None):
+        raise UsageError(f"The pair {pair!r} has its own target and draft. Name either a pair or the models.")
+    if target is not None:
+        return Models(target, draft)
+    if draft is not None:
+        raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
+    name = EMBEDDED_NAME if pair is None else pair
+    folder = find_pair(name)
+    return Models(
+        f"torch:{folder / 'target'}", f"torch:{folder / 'draft'}", (f"{name} target", f"{name} draft"), folder
+    )
+
+
 def load_pair(
-    target: str | None = None, draft: str | None = None, *, needs_draft: bool = True, notes: bool = True
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    pair: str | None = None,
+    needs_draft: bool = True,
+    notes: bool = True,
 ) -> Pair:
-    """Loads target and draft by spec string; the embedded pair if both are left out.
+    """Loads target and draft by spec string, or a pair by its name; the embedded pair if nothing is named.
 
     A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME` or the address of a server, `http://HOST:PORT/v1#MODEL`.
     One is loaded after the other, as the second may have to fit into what the first leaves of a device.
@@ -103,47 +142,29 @@ def load_pair(
     Args:
         target: spec string of the target.
         draft: spec string of the draft.
+        pair: name of a pair, instead of the two.
         needs_draft: whether a draft has to be named with the target.
-        notes: whether results note questions that are unlike what the embedded pair has learned. That takes another
+        notes: whether results note questions that are unlike what a pair of ours has learned. That takes another
             pass over the prompt after the answer, so measurements leave it out.
 
     Raises:
-        UsageError: a spec string is not one, or only the draft is named.
+        UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.
         ModelError: a model cannot be loaded or served.
     """
-    titles = titles_of(target)
-    scope = PairScope.load(EMBEDDED) if notes and target is None and draft is None else None
-    target, draft = named_models(target, draft)
-    for spec in filter(None, (target, draft)):
+    models = choose_models(target, draft, pair)
+    scope = PairScope.load(models.folder) if notes and models.folder is not None else None
+    for spec in filter(None, (models.target, models.draft)):
         check_spec(spec)
-    if draft is None and needs_draft:
+    if models.draft is None and needs_draft:
         raise UsageError(NO_DRAFT)
-    target_engine = _load_engine(target, titles[0])
-    draft_engine = _load_engine(draft, titles[1]) if draft is not None else None
+    target_engine = _load_engine(models.target, models.titles[0])
+    draft_engine = _load_engine(models.draft, models.titles[1]) if models.draft is not None else None
     if draft_engine is None:
         return Pair(target_engine, None)
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
     if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
     return Pair(target_engine, draft_engine, one_vocabulary, scope=scope)
-
-
-def titles_of(target: str | None) -> tuple[str | None, str | None]:
-    """What results call target and draft: something else than their names if they are the embedded pair."""
-    return ("embedded target", "embedded draft") if target is None else (None, None)
-
-
-def named_models(target: str | None, draft: str | None) -> tuple[str, str | None]:
-    """Spec strings of target and draft; those of the embedded pair if both are left out.
-
-    Raises:
-        UsageError: only the draft is named.
-    """
-    if target is not None:
-        return target, draft
-    if draft is not None:
-        raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
-    return f"torch:{EMBEDDED / 'target'}", f"torch:{EMBEDDED / 'draft'}"
 
 
 def check_spec(spec: str) -> None:
@@ -281,17 +302,25 @@ class StepSpec:
         draft: str | None = None,
         policy: str | Policy = "stepspec",
         *,
-        pair: Pair | None = None,
+        pair: Pair | str | None = None,
     ) -> None:
         """Takes a loaded pair, or loads one and then closes it too.
+
+        Args:
+            target: spec string of the target.
+            draft: spec string of the draft.
+            policy: a policy's name, file or value.
+            pair: a loaded pair, or the name of one, instead of target and draft.
 
         Raises:
             UsageError: the policy does not exist, or needs a draft that is missing, or a model cannot serve.
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = "a policy of one's own" if isinstance(policy, Policy) else policy
-        self._owns_pair = pair is None
-        self.pair = pair or load_pair(target, draft, needs_draft=wanted.needs_draft)
+        self._owns_pair = not isinstance(pair, Pair)
+        self.pair = (
+            pair if isinstance(pair, Pair) else load_pair(target, draft, pair=pair, needs_draft=wanted.needs_draft)
+        )
         if wanted.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
         try:

@@ -31,6 +31,7 @@ LAYERS = [
         "options",
         "scope",
         "draft_vocabulary",
+        "pairs",
     },
     {"answer", "breaker", "judges", "ledger", "text", "tracing", "transcript", "translation"},
     {"controller"},

@@ -9,6 +9,8 @@ from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, Sampling, StepSpec, SyncStepSpec, load_pair
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
+from stepspec.pairs import EMBEDDED
+from stepspec.scope import PairScope
 from stepspec.step import Done, Event
 
 pytestmark = pytest.mark.anyio
@@ -316,6 +318,18 @@ def test_an_unknown_engine_kind_is_refused_with_the_known_ones() -> None:
 def test_a_draft_without_a_target_is_refused() -> None:
     with pytest.raises(UsageError, match="draft was named without a target"):
         load_pair(draft="torch:nowhere")
+
+
+def test_a_pair_is_named_alone_and_by_a_name_that_there_is() -> None:
+    with pytest.raises(UsageError, match=r"no pair 'embeded'\. Did you mean 'embedded'"):
+        load_pair(pair="embeded")
+    with pytest.raises(UsageError, match="has its own target and draft"):
+        load_pair("torch:nowhere", pair="embedded")
+
+
+async def test_the_embedded_pair_has_a_name() -> None:
+    async with StepSpec(pair="embedded", policy="target") as spec:
+        assert (spec.pair.target.name, spec.pair.scope) == ("embedded target", PairScope.load(EMBEDDED))
 
 
 def test_every_refusal_is_one_of_stepspec_s_own() -> None:

@@ -15,7 +15,15 @@ import typer
 from rich.console import Console
 
 from stepspec.cli.evaluating import require_extras
-from stepspec.cli.options import DraftOption, MaxTokensOption, SeedOption, TargetOption, TemperatureOption, numbers
+from stepspec.cli.options import (
+    DraftOption,
+    MaxTokensOption,
+    PairOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    numbers,
+)
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engine import Sampling
@@ -40,6 +48,7 @@ def advise(
     ],
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     limit: Annotated[int, typer.Option(min=1, help="Take only the first prompts.")] = 20,
     concurrency: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Requests at once; with several, how far the advice carries.")
@@ -68,16 +77,16 @@ def advise(
         raise no_prompts(data)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-advise")
     refuse_strangers(folder)
-    pair = load_pair(target, draft, needs_draft=False, notes=False)
+    loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
     with resumable(folder, chosen_by_us=output is None):
-        findings = asyncio.run(_found(pair, data, limit, plan, folder))
+        findings = asyncio.run(_found(loaded, data, limit, plan, folder))
     text = _policy_text(findings)
     policy_file.write_text(text, encoding="utf-8")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(findings.model_dump_json(indent=2) + "\n", encoding="utf-8")
     _print_report(findings, folder, policy_file, json_file)
-    models = _options({"--target": target, "--draft": draft})
+    models = _options({"--target": target, "--draft": draft, "--pair": pair})
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")
     settings = {"--max-tokens": max_tokens, "--temperature": temperature, "--seed": seed, "--concurrency": concurrency}
     _print_what_would_settle(findings, [*models, *_options({"--data": data, **settings})], limit, policy_file)

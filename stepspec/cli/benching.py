@@ -17,14 +17,15 @@ from rich.table import Table
 
 from stepspec.cli.completing import one_of
 from stepspec.cli.help import WholeHelp
-from stepspec.cli.options import DraftOption, TargetOption
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
 from stepspec.cli.progress import make_meter
 from stepspec.engine import CALL_DRAFTERS
 from stepspec.errors import UsageError, unknown_name
 from stepspec.extras import from_extra
 from stepspec.metrics import Metrics
+from stepspec.pairs import EMBEDDED_NAME, find_pair
 from stepspec.records import Record
-from stepspec.session import StepSpec, load_pair, named_models, titles_of
+from stepspec.session import StepSpec, choose_models, load_pair
 from stepspec.speed import (
     ChatCosts,
     ContextCosts,
@@ -60,6 +61,7 @@ def _commands() -> None:
 def bench_engine(
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once; 1, 4 and 16 if left out.")] = None,
     drafter: Annotated[
         list[str] | None,
@@ -95,7 +97,7 @@ def bench_engine(
     for name in drafter or ():
         if name not in known:
             raise UsageError(unknown_name("drafter", name, known))
-    subject = _load(target, draft, shape, dtype)
+    subject = _load(target, draft, pair, shape, dtype)
     names: list[Any] = drafter or subject.engine.drafters
     plan = _bench().Plan(names, batch or (1, 4, 16), drafted, tokens, turns, synthetic_acceptance)
     prompts = _prompts(subject, plan.num_prompts)
@@ -132,7 +134,7 @@ def bench_context(
     """Time a step that is judged, refused and written anew, after more and more text."""
     if target is None and shape is None:
         shape = "mini"  # the embedded pair takes no text of that length
-    subject = _load(target, None, shape, None)
+    subject = _load(target, None, None, shape, None)
     conditions = _conditions()
     found = _bench().by_context(subject, length or (100, 1000, 8000), turns)
     results, _ = asyncio.run(_measured(subject.engine, found))
@@ -170,6 +172,7 @@ def bench_langchain(
     concurrent: Annotated[int, typer.Option(min=2, help="Calls at once.")] = 64,
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Time what LangChain's chat model adds to the controller, and many calls at once on one engine."""
@@ -180,10 +183,10 @@ def bench_langchain(
     conditions = _conditions()
     with asyncio.Runner() as runner:
         added = runner.run(overhead.chat_cost(_embedded_tokenizer()))
-        pair = load_pair(target, draft, notes=False)
-        many = runner.run(overhead.many_chats(pair, question, concurrent))
-        names = {"target": pair.target.name, "draft": pair.draft.name if pair.draft else ""}
-        runner.run(pair.aclose())
+        models = load_pair(target, draft, pair=pair, notes=False)
+        many = runner.run(overhead.many_chats(models, question, concurrent))
+        names = {"target": models.target.name, "draft": models.draft.name if models.draft else ""}
+        runner.run(models.aclose())
     about = {**conditions, **names, "policy": overhead.POLICY}
     costs = ChatCosts.model_validate({**about, "overhead": added, "many": many})
     _finish(chat_lines(costs), costs, json_file)
@@ -193,6 +196,7 @@ def bench_langchain(
 def bench_aa(
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini; 60 if left out.")] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -208,9 +212,9 @@ def bench_aa(
     )
 
     conditions, num_problems, results = _conditions(), limit or NUM_PROBLEMS, list[Any]()
-    pair = load_pair(target, draft, notes=False)
+    models = load_pair(target, draft, pair=pair, notes=False)
     tests = [
-        TwinTest(pair, policies_to_copy(pair, fixed_too=temperature > 0), temperature, num_problems)
+        TwinTest(models, policies_to_copy(models, fixed_too=temperature > 0), temperature, num_problems)
         for temperature in TEMPERATURES
     ]
     confidence = simultaneous(sum(len(test.policies) for test in tests))
@@ -218,8 +222,8 @@ def bench_aa(
         for test in tests:
             meter.begin(f"temperature {test.temperature:g}")
             results += runner.run(test.run(confidence, meter.show))
-        engines = {"target": pair.target.name, "draft": pair.draft.name if pair.draft else None}
-        runner.run(pair.aclose())
+        engines = {"target": models.target.name, "draft": models.draft.name if models.draft else None}
+        runner.run(models.aclose())
     about = {**conditions, "benchmark": "gsm-mini", "num_problems": num_problems, "seed": SEED, "engines": engines}
     found = TwinRuns.model_validate({**about, "results": results})
     verdict = "Every policy is as fast as itself." if found.holds else "Some policies are not as fast as themselves."
@@ -316,9 +320,8 @@ def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[
 
 
 def _embedded_tokenizer() -> Any:
-    target, _ = named_models(None, None)
     with from_extra("torch", "The embedded tokenizer"):
-        return importlib.import_module("stepspec.hugging_face").load_tokenizer(_folder_of(target))
+        return importlib.import_module("stepspec.hugging_face").load_tokenizer(str(find_pair(EMBEDDED_NAME) / "target"))
 
 
 def _http_transport() -> Any:
@@ -341,20 +344,20 @@ def _bench() -> Any:
     return importlib.import_module("stepspec.torch_engine.bench")
 
 
-def _load(target: str | None, draft: str | None, shape: str | None, dtype: str | None) -> "Subject":
+def _load(target: str | None, draft: str | None, pair: str | None, shape: str | None, dtype: str | None) -> "Subject":
     if dtype not in (None, *DTYPES):
         raise UsageError(unknown_name("dtype", str(dtype), DTYPES))
     kind: type[Subject] = _bench().Subject
     if shape is not None:
-        if target is not None or draft is not None:
-            raise UsageError("--shape makes its own models; leave --target and --draft out.")
+        if any(each is not None for each in (target, draft, pair)):
+            raise UsageError("--shape makes its own models; leave --target, --draft and --pair out.")
         names = [name.strip() for name in shape.split(",")]
         if len(names) > 2:
             raise UsageError(f"--shape {shape} names {len(names)} shapes; give one, or two for a target and its draft.")
         return kind.random(*names, dtype=dtype)
-    titles = titles_of(target)
-    target, draft = named_models(target, draft)
-    return kind.load(_folder_of(target), _folder_of(draft) if draft is not None else None, dtype, titles)
+    models = choose_models(target, draft, pair)
+    draft_folder = _folder_of(models.draft) if models.draft is not None else None
+    return kind.load(_folder_of(models.target), draft_folder, dtype, models.titles)
 
 
 def _folder_of(model: str) -> str:

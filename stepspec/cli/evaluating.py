@@ -14,7 +14,15 @@ import typer
 from rich.console import Console
 
 from stepspec.cli.completing import names_of
-from stepspec.cli.options import DraftOption, MaxTokensOption, PoliciesOption, SeedOption, TargetOption, numbers
+from stepspec.cli.options import (
+    DraftOption,
+    MaxTokensOption,
+    PairOption,
+    PoliciesOption,
+    SeedOption,
+    TargetOption,
+    numbers,
+)
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engine import Sampling
@@ -39,6 +47,7 @@ def evaluate_policies(
     ],
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     policy: PoliciesOption = None,
     temperature: Annotated[
         str | None,
@@ -93,11 +102,12 @@ def evaluate_policies(
         RunFolder(each).refuse_strangers()
     keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
-    pair = load_pair(target, draft, needs_draft=any(each.needs_draft for each, _ in asked_for.values()), notes=False)
-    fitted = fit_policies(asked_for, pair, leave_out=policy is None)
+    needs_draft = any(each.needs_draft for each, _ in asked_for.values())
+    models = load_pair(target, draft, pair=pair, needs_draft=needs_draft, notes=False)
+    fitted = fit_policies(asked_for, models, leave_out=policy is None)
     for note in fitted.notes:
         print(note, file=sys.stderr)
-    task = _Task(name, spec, problems, fitted.policies, pair)
+    task = _Task(name, spec, problems, fitted.policies, models)
     with resumable(folder, chosen_by_us=output is None), make_meter() as meter:
         summaries = asyncio.run(task.run_all(list(zip(settings, keepings, strict=True)), meter))
     num_rows = len(problems.problems) * len(task.policies) * (repeats or spec.default_repeats)

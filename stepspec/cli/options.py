@@ -5,8 +5,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from stepspec.cli.completing import names_of
+from stepspec.cli.completing import names_of, one_of
 from stepspec.errors import UsageError
+from stepspec.pairs import PAIRS
 
 N = TypeVar("N", int, float)
 
@@ -14,6 +15,15 @@ MODEL_HELP = "as torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME; the embedded
 
 TargetOption = Annotated[str | None, typer.Option("--target", help=f"The target model {MODEL_HELP}")]
 DraftOption = Annotated[str | None, typer.Option("--draft", help=f"The draft model {MODEL_HELP}")]
+PairOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pair",
+        metavar="NAME",
+        help=f"A pair of models by its name, instead of --target and --draft: {' or '.join(PAIRS)}.",
+        autocompletion=one_of(PAIRS),
+    ),
+]
 PolicyOption = Annotated[
     str,
     typer.Option("--policy", metavar="NAME|FILE", help="How to speculate.", autocompletion=names_of("policies")),

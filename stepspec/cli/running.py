@@ -14,6 +14,7 @@ from stepspec.cli.completing import one_of
 from stepspec.cli.options import (
     DraftOption,
     MaxTokensOption,
+    PairOption,
     PolicyOption,
     SeedOption,
     TargetOption,
@@ -34,6 +35,7 @@ def answer_question(
     question: Annotated[str, typer.Argument(help="The question; - reads it from standard input.")],
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     policy: PolicyOption = "stepspec",
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
@@ -50,7 +52,7 @@ def answer_question(
     from stepspec.session import StepSpec
 
     async def answer() -> None:
-        async with StepSpec(target, draft, policy) as spec:
+        async with StepSpec(target, draft, policy, pair=pair) as spec:
             events = spec.stream(text, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
             if as_json:
                 print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))

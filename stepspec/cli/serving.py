@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stepspec.cli.options import DraftOption, PolicyOption, TargetOption
+from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption
 from stepspec.errors import UsageError
 from stepspec.extras import from_extra
 from stepspec.strict_json import MAX_BODY_BYTES
@@ -29,6 +29,7 @@ with the threads that read long messages, answered `/health` in 109 ms at p99 wh
 def serve_models(
     target: TargetOption = None,
     draft: DraftOption = None,
+    pair: PairOption = None,
     policy: PolicyOption = "stepspec",
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets everybody in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
@@ -64,8 +65,8 @@ def serve_models(
     needs_draft = load_policy(policy)[0].needs_draft
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in listening_sockets(host, port)]
-        pair = load_pair(target, draft, needs_draft=needs_draft)
-        app = create_app(pair, policy, max_body_bytes=max_body_bytes)
+        models = load_pair(target, draft, pair=pair, needs_draft=needs_draft)
+        app = create_app(models, policy, max_body_bytes=max_body_bytes)
         config = uvicorn.Config(app, access_log=False, log_config=_with_requests(LOGGING_CONFIG))
         with suppress(KeyboardInterrupt):  # which the server raises again when it has ended
             Server(config).run(sockets=sockets)

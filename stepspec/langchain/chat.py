@@ -120,7 +120,7 @@ class ChatStepSpec(BaseChatModel):
     environment's STEPSPEC_BASE_URL is taken."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
     pair: Any = Field(default=None, exclude=True)
-    """A `stepspec.Pair` that is loaded already, instead of `model` and `draft`."""
+    """A `stepspec.Pair` that is loaded already, or the name of a pair, instead of `model` and `draft`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -143,10 +143,10 @@ class ChatStepSpec(BaseChatModel):
             raise ValueError("With base_url the service has its own models; leave out draft and pair.")
         if self.base_url is not None and isinstance(self.policy, Policy):
             raise ValueError("With base_url the policy is the name of one that the service knows.")
-        if not isinstance(self.pair, Pair | None):
-            raise ValueError("pair is no stepspec.Pair; load one with stepspec.load_pair.")
+        if not isinstance(self.pair, Pair | str | None):
+            raise ValueError("pair is neither the name of a pair nor a stepspec.Pair; stepspec.load_pair loads one.")
         if self.pair is not None and (self.model is not None or self.draft is not None):
-            raise ValueError("Give either a loaded pair, or model and draft.")
+            raise ValueError("Give either a pair, or model and draft.")
         return self
 
     # What LangChain asks of a chat model.
@@ -159,7 +159,7 @@ class ChatStepSpec(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         policy = self.policy if isinstance(self.policy, str) else _hash_of(self.policy)
         told = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
-        told |= {"pair": id(self.pair)} if self.pair else {}
+        told |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
         told["ends"] = self.stop  # under a name that LangChain does not replace by what a call says
         return told | {name: getattr(self, name) for name in (*SAMPLED, *LIMITS)}
 
@@ -186,7 +186,7 @@ class ChatStepSpec(BaseChatModel):
             structured_output=True,
             reasoning_output=True,
         )
-        pair = self.pair or loaded_pair(self.model, self.draft)
+        pair = self.pair if isinstance(self.pair, Pair) else loaded_pair(self.model, self.draft, self.pair)
         if pair is not None:
             profile["max_input_tokens"] = profile["max_output_tokens"] = pair.target.max_context
         return profile
@@ -196,13 +196,16 @@ class ChatStepSpec(BaseChatModel):
         if self.base_url is not None:
             raise InvalidRequestError("The service does not tell ids. Count by the usage_metadata of its answers.")
         with as_langchain_errors():
-            return (self.pair or shared_pair(self.model, self.draft)).target.tokenizer.encode_text(text)
+            loaded = self.pair if isinstance(self.pair, Pair) else shared_pair(self.model, self.draft, self.pair)
+            return loaded.target.tokenizer.encode_text(text)
 
     def _name(self, model: str | None) -> str:
         """What results call the model."""
         if model is not None:
             return model
-        return self.pair.target.name if self.pair else "embedded" if self.base_url is None else "served"
+        if isinstance(self.pair, Pair):
+            return self.pair.target.name
+        return self.pair or ("embedded" if self.base_url is None else "served")
 
     # Calls. Asynchronous ones run where they are made, synchronous ones in a thread that all chat models share.
 
@@ -447,7 +450,8 @@ class _Call:
         retries, timeout = self._setting("max_retries"), self._setting("timeout")
         retries = RETRIES if retries is None else retries
         wire = (chat.api_key, retries, timeout) if chat.base_url is not None else None
-        key = (chat.base_url, model, draft, id(chat.pair), policy, wire)
+        pair = chat.pair if model == chat.model and draft == chat.draft else None
+        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), policy, wire)
         if key not in chat._sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")
@@ -455,8 +459,9 @@ class _Call:
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
                 chat._sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
             else:
-                pair = chat.pair if model == chat.model and draft == chat.draft else None
-                pair = pair or loaded_pair(model, draft) or await asyncio.to_thread(shared_pair, model, draft)
+                if not isinstance(pair, Pair):
+                    loaded = loaded_pair(model, draft, pair)
+                    pair = loaded or await asyncio.to_thread(shared_pair, model, draft, pair)
                 chat._sessions[key] = StepSpec(policy=self.policy, pair=pair)
         return chat._sessions[key]
 

@@ -5,28 +5,34 @@ import threading
 from functools import cache
 
 from stepspec.loop_thread import LoopThread
+from stepspec.pairs import EMBEDDED_NAME
 from stepspec.session import Pair, load_pair
 
 _loading = threading.Lock()
-_pairs: dict[tuple[str | None, str | None], Pair] = {}
+_pairs: dict[tuple[str | None, str | None, str | None], Pair] = {}
 
 
-def shared_pair(target: str | None, draft: str | None) -> Pair:
-    """The pair of these spec strings, loaded by whoever asks first, which may take minutes.
+def shared_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair:
+    """The models of these spec strings, or the pair of that name, loaded by whoever asks first; it may take minutes.
 
     Raises:
-        UsageError: a spec string is not one, or only the draft is named.
+        UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.
         ModelError: a model cannot be loaded or served.
     """
+    key = _key(target, draft, name)
     with _loading:
-        if (target, draft) not in _pairs:
-            _pairs[target, draft] = load_pair(target, draft, needs_draft=False)
-        return _pairs[target, draft]
+        if key not in _pairs:
+            _pairs[key] = load_pair(target, draft, pair=name, needs_draft=False)
+        return _pairs[key]
 
 
-def loaded_pair(target: str | None, draft: str | None) -> Pair | None:
-    """The pair, if it has been loaded."""
-    return _pairs.get((target, draft))
+def loaded_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair | None:
+    """The same, if it has been loaded."""
+    return _pairs.get(_key(target, draft, name))
+
+
+def _key(target: str | None, draft: str | None, name: str | None) -> tuple[str | None, str | None, str | None]:
+    return (target, draft, name) if (target, draft) != (None, None) else (None, None, name or EMBEDDED_NAME)
 
 
 @cache

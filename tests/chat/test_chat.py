@@ -383,6 +383,11 @@ async def test_a_long_conversation_overflows_as_langchain_knows_it() -> None:
     assert isinstance(caught.value, ContextError)
 
 
+async def test_a_pair_that_is_not_there() -> None:
+    with pytest.raises(ModelInvalidRequestError, match=r"no pair 'smoll'\."):
+        await ChatStepSpec(pair="smoll").ainvoke("How many?")
+
+
 async def test_a_model_that_is_not_there() -> None:
     with pytest.raises(ModelNotFoundError, match="no folder") as caught:
         await ChatStepSpec(model="torch:./nothing").ainvoke("How many?")
@@ -394,7 +399,7 @@ async def test_a_model_that_is_not_there() -> None:
     [
         ({"base_url": "http://localhost:8000/v1", "draft": "torch:x"}, "leave out draft"),
         ({"base_url": "http://localhost:8000/v1", "policy": Policy(version=1, summary="s", family="target")}, "name"),
-        ({"pair": 3}, "stepspec.Pair"),
+        ({"pair": 3}, "name of a pair"),
         ({"pair": following_pair(), "model": "torch:x"}, "either"),
     ],
 )

@@ -38,6 +38,10 @@ async def test_a_chain_says_what_the_python_api_says(spec: StepSpec) -> None:
     assert "".join(pieces) == expected.answer
 
 
+def test_by_its_name_it_is_the_same_pair() -> None:
+    assert shared_pair(None, None, "embedded") is shared_pair(None, None)
+
+
 async def test_what_is_streamed_is_committed_and_in_its_order(spec: StepSpec) -> None:
     expected = await spec.generate(QUESTION)
     chunks = [chunk async for chunk in ChatStepSpec().astream(QUESTION)]

@@ -1,13 +1,14 @@
-"""Measures the embedded pair: `python -m stepspec.mini.measure PART`, where the model card's figures come from.
+"""Measures a pair: `python -m stepspec.mini.measure PART`, where the model cards' figures come from.
 
 - `solutions`: what both models solve, how many of their steps are right, and how long the steps are;
 - `judging`: how well the target tells right steps of the draft from wrong ones, by every score that it can give;
 - `acceptance`: how many of the draft's tokens token-level speculation keeps;
-- `cost`: what a token costs each model, and what it costs the target to read several at once.
+- `cost`: what a token costs each model, and what it costs the target to read several at once;
+- `passes`: what passes over 1 to 128 tokens cost the target, alone and for 16 requests at once.
 
-The oracle says which steps are right. Each part prints JSON, and with `--save` keeps it in `figures.json` beside the
-weights, from which `stepspec.mini.card` makes the tables of the model card. Problems are those of the test split, or
-with `--split calibration` those on which thresholds are chosen.
+The oracle of the problems says which steps are right. Each part prints JSON, and with `--save` keeps it in
+`figures.json` beside the embedded pair's weights, from which `stepspec.mini.card` makes the tables of its model card.
+Problems are those of gsm-mini's test split, or with `--split calibration` those on which thresholds are chosen.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +29,11 @@ import torch
 
 from stepspec.engine import Drafting, Probe, Sampling, Stop, TokenBuffer, collect
 from stepspec.judges.rating import expected_digit
-from stepspec.mini import WEIGHTS
+from stepspec.mini import WEIGHTS, plain
 from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, same_content, step_correctness
+from stepspec.mini.oracle import Oracle, StepOracle, same_content, step_correctness
 from stepspec.mini.problems import Problem, Split, load_split, true_values
+from stepspec.pairs import PAIRS, find_pair
 from stepspec.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
@@ -52,7 +54,41 @@ Figures = dict[str, Any]
 Result = TypeVar("Result")
 TOGETHER = 16  # problems at a time
 MAX_STEPS = 16
+BATCHES, PASS_TOKENS = (1, 16), (1, 2, 4, 8, 16, 32, 64, 128)
 RIGHT_SHARES = (0.85, 0.9, 0.95, 0.98)  # of right steps accepted, where the share of wrong ones accepted is read
+
+
+@dataclass(frozen=True)
+class Source:
+    """Problems whose steps can be checked.
+
+    Attributes:
+        load: the problems of a split; each has `id`, `question` and `answer`.
+        oracle: made for a problem.
+        same: whether two steps of a problem say the same.
+        wrong: a wrong variant of a problem's step at an index, worded as the draft would; None without that step.
+    """
+
+    load: Callable[[Split], Iterable[Any]]
+    oracle: Callable[[Any], StepOracle]
+    same: Callable[[Any, str, str], bool]
+    wrong: Callable[[Any, int, random.Random], str | None]
+
+
+def _wrong_mini(problem: Problem, index: int, rng: random.Random) -> str | None:
+    if index >= len(problem.plan):
+        return None
+    return corrupt_step(problem, index, true_values(problem), rng).word(rng, "draft")
+
+
+def _wrong_plain(problem: plain.PlainProblem, index: int, rng: random.Random) -> str | None:
+    return plain.corrupt_step(rng, problem, index) if index < len(problem.steps) else None
+
+
+SOURCES = {
+    "gsm-mini": Source(load_split, Oracle, same_content, _wrong_mini),
+    "gsm-plain": Source(plain.load_split, plain.PlainOracle, plain.same_content, _wrong_plain),
+}
 
 
 @dataclass
@@ -69,8 +105,9 @@ class Judged:
 class Judge:
     """Asks the target about steps of the draft, with the prompts it was trained on."""
 
-    def __init__(self, target: TorchEngine, draft: TorchEngine) -> None:
+    def __init__(self, target: TorchEngine, draft: TorchEngine, source: Source) -> None:
         self.target = target
+        self.source = source
         self.draft = draft
         self.encode = target.tokenizer.encode
         think_end = think_end_id(target.tokenizer)
@@ -87,13 +124,16 @@ class Judge:
     def _probe(self, prompt: JudgePrompt, labels: tuple[int, ...]) -> Probe:
         return Probe(tuple(self.encode(render_probe(self.target.tokenizer, prompt))), labels)
 
-    async def steps(self, problem: Problem, rng: random.Random, compare: bool) -> AsyncIterator[Judged]:
+    async def steps(self, problem: Any, rng: random.Random, compare: bool) -> AsyncIterator[Judged]:
         """The draft's steps of one problem, up to the first wrong one.
 
         Args:
             compare: whether equivalence and selection are asked as well, which need a step of the target.
         """
-        transcript, oracle = TokenBuffer(encode_request(self.target.tokenizer, problem.question)), Oracle(problem)
+        transcript, oracle = (
+            TokenBuffer(encode_request(self.target.tokenizer, problem.question)),
+            self.source.oracle(problem),
+        )
         for index in range(MAX_STEPS):
             ids = (await collect(self.draft.generate(transcript, Sampling(), self.stop))).ids
             if ids[-1] == self.think_end or ids[-1] in self.target.tokenizer.end_ids:
@@ -119,7 +159,7 @@ class Judge:
             scores[name] = -1.0 if rating is None else rating  # below every digit, as the judge refuses it
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
-    async def _compare(self, problem: Problem, transcript: TokenBuffer, step: str, judged: Judged) -> None:
+    async def _compare(self, problem: Any, transcript: TokenBuffer, step: str, judged: Judged) -> None:
         own = await collect(self.target.generate(transcript, Sampling(), self.stop))
         second = self.target.tokenizer.decode(own.ids)
         if own.ids[-1] == self.think_end:
@@ -127,17 +167,16 @@ class Judge:
         user = EQUIVALENCE_PROMPT.user.format(first=second.strip(), second=step.strip())
         probe = self._probe(replace(EQUIVALENCE_PROMPT, user=user), self.yes_no_labels)
         (law,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
-        judged.equivalent = same_content(problem, second, step)
+        judged.equivalent = self.source.same(problem, second, step)
         judged.equivalence = law[0] - law[1]
 
     async def _select(
-        self, problem: Problem, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
+        self, problem: Any, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
     ) -> None:
         """The draft's step among two wrong variants of the reference's, if there still is a reference step."""
-        if index >= len(problem.plan):
+        candidates = [wrong for _ in range(2) if (wrong := self.source.wrong(problem, index, rng)) is not None]
+        if not candidates:
             return
-        values = true_values(problem)
-        candidates = [corrupt_step(problem, index, values, rng).word(rng, "draft") for _ in range(2)]
         place = rng.randint(0, len(candidates))
         candidates.insert(place, step.strip())
         lines = "\n".join(selection_line(name, each) for name, each in zip(SELECTION_NAMES, candidates, strict=False))
@@ -193,11 +232,11 @@ def _share(count: int, n: int) -> Figures:
     return {"share": count / n, "interval": [round(each, 4) for each in wilson(count, n)]} if n else {"share": None}
 
 
-async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
+async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
     """See the module's docstring."""
-    judge = Judge(target, draft)
+    judge = Judge(target, draft, source)
 
-    async def one(number: int, problem: Problem) -> list[Judged]:
+    async def one(number: int, problem: Any) -> list[Judged]:
         compare = number % 4 == 0  # a quarter: these need a step of the target each
         return [judged async for judged in judge.steps(problem, random.Random(problem.id), compare)]
 
@@ -205,20 +244,20 @@ async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Seq
     return {"problems": len(problems), **judging_figures([judged for steps in found for judged in steps])}
 
 
-async def measure_solutions(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
+async def measure_solutions(
+    target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source
+) -> Figures:
     """See the module's docstring."""
     figures: Figures = {"problems": len(problems)}
     for role, engine in (("target", target), ("draft", draft)):
 
-        async def one(
-            number: int, problem: Problem, engine: TorchEngine = engine
-        ) -> tuple[bool, list[bool], list[int]]:
+        async def one(number: int, problem: Any, engine: TorchEngine = engine) -> tuple[bool, list[bool], list[int]]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
             ids = (await collect(engine.generate(prompt, Sampling(), Stop(700)))).ids
             text = engine.tokenizer.decode(ids)
             steps = [step for step in text.partition("</think>")[0].split("\n\n") if step]
             lengths = [len(engine.tokenizer.encode(step + "\n\n")) for step in steps]
-            return f"\\boxed{{{problem.answer}}}" in text, step_correctness(problem, steps), lengths
+            return f"\\boxed{{{problem.answer}}}" in text, step_correctness(source.oracle(problem), steps), lengths
 
         found = await _all(problems, one)
         verdicts = [verdict for _, each, _ in found for verdict in each]
@@ -233,16 +272,16 @@ async def measure_solutions(target: TorchEngine, draft: TorchEngine, problems: S
     return figures
 
 
-async def measure_acceptance(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
+async def measure_acceptance(
+    target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source
+) -> Figures:
     """See the module's docstring."""
     figures: Figures = {"problems": len(problems)}
     engine = target.drafted_by(draft)
     for temperature, num_tokens in itertools.product((0.0, 0.6, 1.0), (1, 4)):
         drafting = Drafting("draft-model", num_tokens)
 
-        async def one(
-            number: int, problem: Problem, at: float = temperature, by: Drafting = drafting
-        ) -> tuple[int, int]:
+        async def one(number: int, problem: Any, at: float = temperature, by: Drafting = drafting) -> tuple[int, int]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
             chunk = await collect(engine.generate(prompt, Sampling(at, seed=number), Stop(700), by))
             return chunk.accepted, chunk.drafted
@@ -254,7 +293,7 @@ async def measure_acceptance(target: TorchEngine, draft: TorchEngine, problems: 
     return figures
 
 
-async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequence[Problem]) -> Figures:
+async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
     """Milliseconds, medians over problems, the two models in turn: decoding a token, and reading several at once."""
     times: dict[str, list[float]] = {}
     for problem in problems:
@@ -273,11 +312,25 @@ async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequen
     return {"problems": len(problems), "threads": torch.get_num_threads(), "ms": medians, "draft_over_target": ratio}
 
 
-async def _all(problems: Sequence[Problem], one: Callable[[int, Problem], Awaitable[Result]]) -> list[Result]:
+async def measure_passes(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
+    """Milliseconds of the target's passes over several tokens, alone and of several requests at once; medians."""
+    prompts = [TokenBuffer(encode_request(target.tokenizer, problem.question)) for problem in problems[: max(BATCHES)]]
+    rng, num_turns, times = random.Random(0), math.ceil(len(problems) / len(prompts)), dict[str, list[float]]()
+    for _, batch, length in itertools.product(range(num_turns + 1), BATCHES, PASS_TOKENS):
+        # Other tokens each time, as the engine would keep those it has read.
+        ids = [[rng.randrange(target.tokenizer.num_ids) for _ in range(length)] for _ in range(batch)]
+        started = time.perf_counter()
+        await asyncio.gather(*(target.verify(prompt, each) for prompt, each in zip(prompts, ids, strict=False)))
+        times.setdefault(f"{batch} x {length}", []).append(time.perf_counter() - started)
+    medians = {name: round(1000 * statistics.median(each[1:]), 3) for name, each in times.items()}  # the first warms up
+    return {"turns": num_turns, "threads": torch.get_num_threads(), "ms": medians}
+
+
+async def _all(problems: Sequence[Any], one: Callable[[int, Any], Awaitable[Result]]) -> list[Result]:
     """One result a problem, some at a time."""
     places = asyncio.Semaphore(TOGETHER)
 
-    async def placed(number: int, problem: Problem) -> Result:
+    async def placed(number: int, problem: Any) -> Result:
         async with places:
             return await one(number, problem)
 
@@ -289,6 +342,7 @@ PARTS = {
     "judging": (measure_judging, 1400),
     "acceptance": (measure_acceptance, 200),
     "cost": (measure_cost, 30),
+    "passes": (measure_passes, 320),
 }
 """Each part with how many problems it takes by default."""
 
@@ -304,7 +358,13 @@ async def loaded_pair(folder: Path = WEIGHTS) -> AsyncIterator[tuple[TorchEngine
             await engine.aclose()
 
 
-async def measure(part: str, num_problems: int | None = None, folder: Path = WEIGHTS, split: Split = "test") -> Figures:
+async def measure(
+    part: str,
+    num_problems: int | None = None,
+    folder: Path = WEIGHTS,
+    split: Split = "test",
+    benchmark: str = "gsm-mini",
+) -> Figures:
     """The figures of one part.
 
     Args:
@@ -312,32 +372,41 @@ async def measure(part: str, num_problems: int | None = None, folder: Path = WEI
         num_problems: how many problems, from the split's first on (default: the part's own number).
         folder: where the pair lies.
         split: whose problems.
+        benchmark: a name in `SOURCES`.
     """
     function, default = PARTS[part]
-    problems = list(itertools.islice(load_split(split), num_problems or default))
+    source = SOURCES[benchmark]
+    problems = list(itertools.islice(source.load(split), num_problems or default))
     async with loaded_pair(folder) as (target, draft):
-        return await function(target, draft, problems)
+        return await function(target, draft, problems, source)
 
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measures the embedded pair.")
+    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measures a pair.")
     parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("--pair", choices=PAIRS, default="embedded", help="which pair (default: embedded)")
+    parser.add_argument("--benchmark", choices=list(SOURCES), default="gsm-mini", help="whose problems (gsm-mini)")
     parser.add_argument("--problems", type=int, help="how many problems (default: the part's own number)")
-    parser.add_argument("--split", choices=get_args(Split), default="test", help="whose problems (default: test)")
-    parser.add_argument("--pair", type=Path, default=WEIGHTS, help="folder of the two models")
+    parser.add_argument("--split", choices=get_args(Split), default="test", help="of the problems (default: test)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--save", action="store_true", help="keep the figures in figures.json, for the model card")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--save", action="store_true", help="keep the figures for the embedded pair's model card")
     arguments = parser.parse_args()
     if arguments.problems is not None and arguments.problems < 1:
         parser.error("--problems must be at least 1")
-    if arguments.save and arguments.split != "test":
-        parser.error("--save is for the model card, whose figures are those of the test split; leave out --split")
+    of_the_card = (arguments.pair, arguments.benchmark, arguments.split) == ("embedded", "gsm-mini", "test")
+    if arguments.save and not of_the_card:
+        parser.error("--save is for the embedded pair's model card; leave out --pair, --benchmark and --split")
     torch.set_num_threads(arguments.threads)
-    figures = asyncio.run(measure(arguments.part, arguments.problems, arguments.pair, arguments.split))
+    folder = find_pair(arguments.pair)
+    figures = asyncio.run(measure(arguments.part, arguments.problems, folder, arguments.split, arguments.benchmark))
     print(json.dumps(figures, indent=1))
+    if arguments.json is not None:
+        about = {"pair": arguments.pair, "benchmark": arguments.benchmark, "split": arguments.split}
+        arguments.json.write_text(json.dumps({**about, **figures}, indent=1) + "\n")
     if arguments.save:
-        path = arguments.pair / "figures.json"
+        path = folder / "figures.json"
         known: Figures = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(known | {arguments.part: figures}, indent=1) + "\n")
 

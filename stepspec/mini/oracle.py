@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import get_args
+from typing import Protocol, get_args
 
 from stepspec.mini.problems import Kind, Problem, Relation, Scene, true_values
 from stepspec.mini.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
@@ -124,9 +124,20 @@ class Oracle:
         return all(_is_true(left, right) and {*map(int, left[::2]), right} <= seen for left, right in checks)
 
 
-def step_correctness(problem: Problem, steps: Sequence[str]) -> list[bool]:
+class StepOracle(Protocol):
+    """Says whether steps of a problem are right."""
+
+    def judge(self, step: str) -> bool:
+        """Whether all that the step says follows from the problem and the steps that were observed."""
+        ...
+
+    def observe(self, step: str) -> None:
+        """Makes the step a part of the text before."""
+        ...
+
+
+def step_correctness(oracle: StepOracle, steps: Sequence[str]) -> list[bool]:
     """Whether each step is correct in the context of those before it, which may be wrong."""
-    oracle = Oracle(problem)
     verdicts: list[bool] = []
     for step in steps:
         verdicts.append(oracle.judge(step))

@@ -224,6 +224,15 @@ class PlainOracle:
         return {name for name in self._people if name in step}
 
 
+def same_content(problem: PlainProblem, first: str, second: str) -> bool:
+    """Whether two steps compute the same and name the same people; text without an equation never does."""
+    said = [
+        ({_key(each) for each in equations(step)}, {name for name in problem.people if name in step})
+        for step in (first, second)
+    ]
+    return bool(said[0][0]) and said[0] == said[1]
+
+
 def _key(equation: Equation) -> tuple[object, ...]:
     """The same for equations that differ in the order of sums or products alone."""
     numbers: Sequence[Fraction] = equation.numbers

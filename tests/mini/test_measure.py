@@ -71,4 +71,15 @@ def test_drafted_tokens_are_accepted_as_often_as_for_real_pairs() -> None:
 def test_the_card_shows_the_figures_that_were_measured() -> None:
     card = (WEIGHTS / "README.md").read_text(encoding="utf-8")
     assert with_figures(card, WEIGHTS) == card, "python -m stepspec.mini.card"
-    assert json.loads((WEIGHTS / "figures.json").read_text()).keys() == PARTS.keys()
+    assert json.loads((WEIGHTS / "figures.json").read_text()).keys() == PARTS.keys() - {"passes"}
+
+
+def test_other_problems_are_judged_by_their_own_oracle_and_passes_are_timed_at_every_size() -> None:
+    """The embedded pair cannot solve these; that it measures is all that is looked at."""
+    figures = asyncio.run(measure("judging", 8, benchmark="gsm-plain"))
+    assert figures["steps"] >= 8
+    assert figures["right"] < figures["steps"] / 2
+    assert figures["selection"]["n"] > 0
+    times = asyncio.run(measure("passes", 16))["ms"]
+    assert len(times) == 16
+    assert times["16 x 128"] > times["1 x 1"]

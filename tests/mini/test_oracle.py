@@ -70,7 +70,7 @@ def test_every_reference_step_is_correct_in_context_and_without_it(problems: lis
     rng = random.Random(0)
     for problem in problems:
         steps = write_solution(problem, rng, voice)
-        assert all(step_correctness(problem, steps)), (problem.question, steps)
+        assert all(step_correctness(Oracle(problem), steps)), (problem.question, steps)
         assert all(Oracle(problem).judge(step) for step in steps)
 
 
@@ -143,19 +143,19 @@ WRONG = "Next, Ben has 4 more than Ann, and Ann has 8. So 8 + 4 = 13, so Ben has
 
 def test_a_mistake_can_be_put_right_by_deriving_the_value_anew() -> None:
     steps = [WRONG, "Ben has 13.", WRONG, "Ben has 12.", RIGHT, "Ben has 12."]
-    assert step_correctness(ORCHARD, steps) == [False, True, False, False, True, True]
+    assert step_correctness(Oracle(ORCHARD), steps) == [False, True, False, False, True, True]
 
 
 def test_the_last_claim_counts_and_a_misread_quantity_is_a_claim_too() -> None:
     misread = "Next, Ben has 4 more than Ann, and Ann has 9. So 9 + 4 = 13, so Ben has 13."
-    assert step_correctness(ORCHARD, [misread, "Ann has 9.", "Ben has 13."]) == [False, True, True]
-    assert step_correctness(ORCHARD, ["Ann has 9.", "Ann has 8.", RIGHT]) == [False, True, True]
+    assert step_correctness(Oracle(ORCHARD), [misread, "Ann has 9.", "Ben has 13."]) == [False, True, True]
+    assert step_correctness(Oracle(ORCHARD), ["Ann has 9.", "Ann has 8.", RIGHT]) == [False, True, True]
 
 
 def test_nothing_follows_from_half_of_an_odd_number() -> None:
     for half in (6, 7):
         step = f"Next, Cara has half as many as Ben, and Ben has 13. So 13 / 2 = {half}, so Cara has {half}."
-        assert step_correctness(ORCHARD, [WRONG, step])[1] is False
+        assert step_correctness(Oracle(ORCHARD), [WRONG, step])[1] is False
 
 
 CORRECT = [
@@ -287,7 +287,7 @@ PIECES = st.sampled_from([*NAMES, "has", "apples", "apples.", "8", "4", "12", "-
 @example(steps=["Now, Cara has 0. So 0 / 0 = 0, so Ella has 0. Check: 0 / 0 = 0."])
 @settings(max_examples=300, deadline=None)
 def test_no_text_whatever_makes_it_raise(steps: list[str]) -> None:
-    assert len(step_correctness(ORCHARD, steps)) == len(steps)
+    assert len(step_correctness(Oracle(ORCHARD), steps)) == len(steps)
 
 
 LONG = [
@@ -305,5 +305,5 @@ LONG = [
 def test_no_long_text_takes_long(text: str) -> None:
     """Linear reading takes under a second of CPU here, quadratic reading minutes."""
     started = time.process_time()
-    step_correctness(ORCHARD, [text])
+    step_correctness(Oracle(ORCHARD), [text])
     assert time.process_time() - started < 5

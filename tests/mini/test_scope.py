@@ -12,9 +12,10 @@ from stepspec import StepSpec
 from stepspec.errors import EngineError
 from stepspec.mini.problems import load_split
 from stepspec.mini.scope import means
+from stepspec.pairs import EMBEDDED
 from stepspec.rendering import result_html
 from stepspec.scope import PairScope
-from stepspec.session import EMBEDDED, load_pair
+from stepspec.session import load_pair
 from stepspec.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.anyio

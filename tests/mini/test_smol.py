@@ -4,19 +4,20 @@ import asyncio
 import copy
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stepspec.draft_vocabulary import load_draft_vocabulary
+from stepspec.draft_vocabulary import FILE, load_draft_vocabulary
 from stepspec.engine import Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import ModelError
 from stepspec.mini import WEIGHTS, plain
-from stepspec.mini.smol import base, draft, samples, texts
-from stepspec.mini.smol.lora import Adapter, Trunk
+from stepspec.mini.smol import base, build, draft, proposals, samples, texts
+from stepspec.mini.smol.lora import Adapter, Trunk, merge_file
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
 from stepspec.prompts import RATING_PROMPTS, YES_NO_PROMPT
 from stepspec.torch_engine import TorchEngine
@@ -83,6 +84,26 @@ def test_corrupted_steps_are_wrong_and_chats_are_short() -> None:
     assert all(len(answer.split()) < 80 for _, answer in texts.chats())
 
 
+def test_the_draft_proposes_steps_that_the_target_learns_to_judge(maker: TreeMaker, tmp_path: Path) -> None:
+    """The embedded draft knows gsm-mini, which is every fourth problem, and nothing of gsm-plain."""
+    engine, file = TorchEngine.load(str(WEIGHTS / "draft")), tmp_path / texts.PROPOSALS_FILE
+    for count in (8, 12):  # it goes on behind what is there
+        proposals.write_proposals(engine, file, count)
+    asyncio.run(engine.aclose())
+    found = texts.load_proposals(file)
+    assert [each.number for each in found] == [*range(12)]
+    right = {
+        kind: [step[2] for each in found if each.kind == kind for step in each.steps] for kind in ("mini", "plain")
+    }
+    assert sum(right["mini"]) > len(right["mini"]) / 2
+    assert sum(right["plain"]) < len(right["plain"]) / 2
+    told = TreeMaker(maker.tokenizer, found)
+    trees = [told.draw(random.Random(seed)) for seed in range(60)]
+    steps = {text for each in found for _, text, _ in each.steps}
+    judged = [text for tree in trees if any(tree.segments) for text in [maker.tokenizer.decode(tree.ids)]]
+    assert any(step in text for step in steps for text in judged)
+
+
 @pytest.fixture(scope="module")
 def model() -> LlamaForCausalLM:
     config = LlamaConfig(
@@ -131,6 +152,16 @@ def test_training_reads_as_the_merged_model_does(model: LlamaForCausalLM) -> Non
     found = trunk.loss(hidden[learned], row["targets"][learned])
     assert found.item() == pytest.approx(loss_of(merged, row).item(), rel=0.01)
     assert found.item() != pytest.approx(loss_of(model, row).item(), rel=0.02)
+
+
+def test_a_saved_adapter_merges_to_nearly_the_same_weights(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    adapter, direct, kept = changed(model), copy.deepcopy(model), copy.deepcopy(model)
+    adapter.merge_into(direct)
+    adapter.save(tmp_path / "adapter.safetensors")
+    merge_file(tmp_path / "adapter.safetensors", kept, TAGS)
+    for (name, expected), found in zip(direct.named_parameters(), kept.parameters(), strict=True):
+        error, change = (found - expected).norm(), (expected - model.get_parameter(name)).norm()
+        assert error <= 0.02 * change + 1e-6, name
 
 
 def test_gradients_are_those_of_the_merged_weights(model: LlamaForCausalLM) -> None:
@@ -186,7 +217,7 @@ def test_a_missing_or_damaged_base_is_a_sentence(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_draft_learns_from_the_targets_own_texts_and_drafts_within_its_vocabulary(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, maker: TreeMaker, tmp_path: Path
 ) -> None:
     """On the embedded target in the place of `smol`'s."""
     monkeypatch.setattr(draft, "COUNTED", 40)
@@ -204,11 +235,15 @@ def test_the_draft_learns_from_the_targets_own_texts_and_drafts_within_its_vocab
     draft.Trainer(tmp_path, target, 0, 40_000).run()
     losses = [json.loads(line)["loss"] for line in (tmp_path / "draft.jsonl").read_text("utf-8").splitlines()]
     assert losses[-1] < 0.7 * losses[0]
-    made = TorchEngine.load(str(tmp_path / "draft"))
-    vocabulary = load_draft_vocabulary(tmp_path / "draft", 1024)
+    folder = tmp_path / "draft"
+    made = build.draft_of(AutoModelForCausalLM.from_pretrained(target), tmp_path / "draft.safetensors")
+    build.write_model(folder, made, maker.tokenizer)
+    shutil.copyfile(tmp_path / FILE, folder / FILE)
+    vocabulary = load_draft_vocabulary(folder, 1024)
     assert vocabulary is not None
     assert len(vocabulary) == 300
-    assert set(made.tokenizer.encode("0123456789")) <= set(vocabulary)
-    chunk = asyncio.run(collect(made.generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40))))
-    asyncio.run(made.aclose())
+    engine = TorchEngine.load(str(folder))
+    assert set(engine.tokenizer.encode("0123456789")) <= set(vocabulary)
+    chunk = asyncio.run(collect(engine.generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40))))
+    asyncio.run(engine.aclose())
     assert set(chunk.ids) <= set(vocabulary)

@@ -4,12 +4,14 @@ The package is never imported; its file is found by its path and checked by its 
 """
 
 import hashlib
+import json
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from stepspec.errors import ModelError
@@ -109,12 +111,14 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 def with_tags(tokenizer: Any) -> PreTrainedTokenizerFast:
     """The tokenizer with `TAGS` renamed, the chat template set, and nothing put in front of a text."""
-    text = tokenizer.backend_tokenizer.to_str()
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in content["added_tokens"]:
+        if token["content"] in TAGS:  # no special tokens, which decoders leave out of a text
+            token.update(content=TAGS[token["content"]], special=False)
+    vocabulary = content["model"]["vocab"]
     for old, new in TAGS.items():
-        text = text.replace(f'"{old}"', f'"{new}"')
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(text)
+        vocabulary[new] = vocabulary.pop(old)
+    backend = Tokenizer.from_str(json.dumps(content))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|im_end|>",

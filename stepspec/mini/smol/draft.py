@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from stepspec.draft_vocabulary import FILE as VOCABULARY_FILE
@@ -102,7 +103,7 @@ class Trainer:
         return draft_vocabulary(iter([*self.samples, *references]), always, VOCABULARY_SIZE)
 
     def run(self) -> None:
-        """Trains until the budget is used up, then writes the draft's folder."""
+        """Trains until the budget is used up, then writes the draft."""
         saved = started = time.perf_counter()
         while self.tokens < self.budget:
             loss = self._step(self._batch(random.Random(f"{self.seed}/{self.step}")))
@@ -115,12 +116,13 @@ class Trainer:
                 saved = now
                 self._save()
         self._save()
-        self.write(self.work / "draft")
+        self.write(self.work)
 
     def write(self, folder: Path) -> None:
-        """An ordinary model folder, with the draft vocabulary beside the weights."""
-        self.draft.bfloat16().save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        """Writes the draft but for its embedding, which is the target's, and the draft vocabulary."""
+        shared = {"model.embed_tokens.weight", "lm_head.weight"}
+        own = {name: tensor.bfloat16() for name, tensor in self.draft.state_dict().items() if name not in shared}
+        save_file(own, folder / "draft.safetensors")
         content = {"version": 1, "ids": self.vocabulary.tolist()}
         (folder / VOCABULARY_FILE).write_text(json.dumps(content) + "\n", "utf-8")
 

@@ -6,9 +6,11 @@ Activations are bfloat16, the residual stream is float32; base weights need no g
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stepspec.mini.forward import Attend, Gate, Norm, Rotate, rotation
@@ -51,6 +53,38 @@ class Adapter(torch.nn.Module):
                 for weight, part in zip(weights, change.split([len(weight) for weight in weights]), strict=True):
                     weight.add_(part.to(weight.dtype))
         model.model.embed_tokens.weight[self.tag_ids] = self.tags.to(model.model.embed_tokens.weight.dtype)
+
+    def save(self, path: Path) -> None:
+        """Writes a file that `merge_file` reads.
+
+        A product is a sum of outer products; the two vectors of each are kept in 8 bits with a scale.
+        """
+        tensors = {"tags": self.tags.detach().to(LOW)}
+        for name in self.downs:
+            for side, rows in (("down", self.downs[name]), ("up", self.ups[name].t())):
+                scale = rows.detach().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
+                tensors[f"{name}.{side}"] = (rows.detach() / scale).round().to(torch.int8).contiguous()
+                tensors[f"{name}.{side}.scale"] = scale
+        save_file(tensors, path)
+
+
+def merge_file(path: Path, model: Any, tag_ids: Sequence[int]) -> None:
+    """Merges a saved adapter into a model.
+
+    Args:
+        path: the file.
+        model: a `LlamaForCausalLM`, whose weights are changed.
+        tag_ids: ids of the tokens whose rows were trained.
+    """
+    tensors = load_file(path)
+    adapter = Adapter(model, len(tensors["0_qkv.down"]), tag_ids)
+    with torch.no_grad():
+        adapter.tags.copy_(tensors["tags"])
+        for name in adapter.downs:
+            down, up = (tensors[f"{name}.{side}"] * tensors[f"{name}.{side}.scale"] for side in ("down", "up"))
+            adapter.downs[name].copy_(down)
+            adapter.ups[name].copy_(up.t())
+    adapter.merge_into(model)
 
 
 def projections(layer: Any) -> dict[str, list[Tensor]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stepspec.mini.smol.texts import Conversation, draw, load_gsm8k
+from stepspec.mini.smol.texts import Conversation, Proposed, draw, load_gsm8k
 from stepspec.prompts import THINK_END
 
 ROW = 512
@@ -60,10 +60,16 @@ class Tree:
 
 
 class TreeMaker:
-    """Turns conversations into tokens."""
+    """Turns conversations into tokens.
 
-    def __init__(self, tokenizer: Any) -> None:
+    Args:
+        tokenizer: the pair's.
+        proposals: steps of the draft that are judged in some conversations.
+    """
+
+    def __init__(self, tokenizer: Any, proposals: Sequence[Proposed] = ()) -> None:
         self.tokenizer = tokenizer
+        self.proposals = proposals
         self.gsm8k = load_gsm8k("train")
 
     def encode(self, text: str) -> list[int]:
@@ -71,7 +77,7 @@ class TreeMaker:
 
     def draw(self, rng: random.Random) -> Tree:
         """A conversation at random."""
-        return self.tree(draw(rng, self.gsm8k))
+        return self.tree(draw(rng, self.gsm8k, self.proposals))
 
     def tree(self, conversation: Conversation) -> Tree:
         """The conversation's tokens. Steps end with a blank line; the answer ends the turn."""

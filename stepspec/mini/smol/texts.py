@@ -8,20 +8,24 @@ import json
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepspec.files import package_folder
 from stepspec.mini import plain
 from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.oracle import Oracle, StepOracle, same_content
 from stepspec.mini.problems import step_content, train_problem, true_values
 from stepspec.prompts import EQUIVALENCE_PROMPT, PROBLEM_PROMPTS, RATING_PROMPTS, YES_NO_PROMPT, JudgePrompt
 
 SHARES: Mapping[str, float] = {"plain": 0.52, "mini": 0.14, "gsm8k": 0.17, "chat": 0.06, "tools": 0.1, "long": 0.01}
 """Of the conversations."""
+MINI_LEVELS = (3, 5, 10)
+PROPOSED_SHARE = 0.2
+"""Of the conversations in which steps of the draft are judged, once it has written some."""
 JUDGED_SHARE = 0.35
 """Of problems of gsm-plain and gsm-mini whose steps are judged as well."""
 WAIT_SHARE = 0.12
@@ -77,8 +81,40 @@ class Conversation:
     judgements: Sequence[Judgement] = field(default_factory=tuple)
 
 
-def draw(rng: random.Random, gsm8k: Sequence[Solved]) -> Conversation:
-    """One conversation of a kind drawn by `SHARES`."""
+class Proposed(NamedTuple):
+    """The draft's steps of a training problem: the place of each, its text, and whether it is right."""
+
+    kind: str
+    """`plain` or `mini`."""
+    number: int
+    steps: tuple[tuple[int, str, bool], ...]
+
+
+PROPOSALS_FILE = "proposals.jsonl"
+
+
+def load_proposals(path: Path) -> list[Proposed]:
+    """What `python -m stepspec.mini.smol.proposals` wrote."""
+    rows = map(json.loads, path.read_text("utf-8").splitlines())
+    return [Proposed(row["kind"], row["number"], tuple(map(tuple, row["steps"]))) for row in rows]
+
+
+def problem_of(kind: str, number: int) -> Any:
+    """A training problem of gsm-plain or gsm-mini."""
+    if kind == "plain":
+        return plain.problem_at("train", number)
+    return train_problem(number, MINI_LEVELS[number % len(MINI_LEVELS)])
+
+
+def oracle_of(problem: Any) -> StepOracle:
+    """Its oracle."""
+    return plain.PlainOracle(problem) if isinstance(problem, plain.PlainProblem) else Oracle(problem)
+
+
+def draw(rng: random.Random, gsm8k: Sequence[Solved], proposals: Sequence[Proposed] = ()) -> Conversation:
+    """One conversation of a kind drawn by `SHARES`; where the draft's steps are at hand, some are judged."""
+    if proposals and rng.random() < PROPOSED_SHARE:
+        return _from_proposals(rng, rng.choice(proposals))
     (kind,) = rng.choices([*SHARES], [*SHARES.values()])
     match kind:
         case "mini":
@@ -133,6 +169,20 @@ def _from_plain(rng: random.Random) -> Conversation:
     return _reasoned(rng, problem.question, problem.steps, problem.answer, wrong)
 
 
+def _from_proposals(rng: random.Random, proposed: Proposed) -> Conversation:
+    """A training problem, each step of which the draft had proposed too."""
+    problem = problem_of(proposed.kind, proposed.number)
+    judgements: list[Judgement] = []
+    for place, step, right in proposed.steps:
+        asked, reference = _asked(rng), problem.steps[place]
+        if asked == "equivalence":
+            same = plain.same_content if proposed.kind == "plain" else same_content
+            judgements.append(_compared(place, reference, step, same=same(problem, reference, step)))
+        else:
+            judgements.append(_rated(asked, place, step, right=right))
+    return _reasoned(rng, problem.question, problem.steps, str(problem.answer), judgements=judgements)
+
+
 def _judged_plain(rng: random.Random, problem: plain.PlainProblem, place: int) -> Judgement:
     step = problem.steps[place]
     return judgement(rng, place, step, _in_other_words(rng, step), plain.corrupt_step(rng, problem, place))
@@ -149,18 +199,29 @@ def _in_other_words(rng: random.Random, step: str) -> str:
 
 def judgement(rng: random.Random, place: int, right: str, again: str, wrong: str) -> Judgement:
     """A question about the step at a place: a right one, the same in other words, or a wrong one."""
-    asked, good = rng.choices([*ASKED], [*ASKED.values()])[0], rng.random() < 0.5
+    asked, good = _asked(rng), rng.random() < 0.5
     if asked == "equivalence":
-        first, second = (right, again) if good else rng.choice([(right, wrong), (wrong, right)])
-        prompt = JudgePrompt(EQUIVALENCE_PROMPT.user.format(first=first, second=second), EQUIVALENCE_PROMPT.prefill)
-        return Judgement(place, "", prompt, " yes" if good else " no")
+        return _compared(place, *((right, again) if good else rng.choice([(right, wrong), (wrong, right)])), same=good)
+    return _rated(asked, place, right if good else wrong, right=good)
+
+
+def _asked(rng: random.Random) -> str:
+    return rng.choices([*ASKED], [*ASKED.values()])[0]
+
+
+def _compared(place: int, first: str, second: str, *, same: bool) -> Judgement:
+    prompt = replace(EQUIVALENCE_PROMPT, user=EQUIVALENCE_PROMPT.user.format(first=first, second=second))
+    return Judgement(place, "", prompt, " yes" if same else " no")
+
+
+def _rated(asked: str, place: int, step: str, *, right: bool) -> Judgement:
     if asked == "yes_no":
-        return Judgement(place, right if good else wrong, YES_NO_PROMPT, " yes" if good else " no")
-    return Judgement(place, right if good else wrong, RATING_PROMPTS[asked], "9" if good else "0")
+        return Judgement(place, step, YES_NO_PROMPT, " yes" if right else " no")
+    return Judgement(place, step, RATING_PROMPTS[asked], "9" if right else "0")
 
 
 def _from_mini(rng: random.Random) -> Conversation:
-    problem = train_problem(rng.randrange(1 << 40), rng.choice((3, 5, 10)))
+    problem = train_problem(rng.randrange(1 << 40), rng.choice(MINI_LEVELS))
     values = true_values(problem)
     wordings = random.Random(rng.random())
 

@@ -1,5 +1,6 @@
 """Trains the adapter of the pair `smol`: `python -m stepspec.mini.smol.train --work FOLDER`.
 
+If the folder has steps of the draft (`stepspec.mini.smol.proposals`), the target learns to judge those as well.
 A killed run goes on from its checkpoint; every draw depends on the seed and the number of its pool alone. Loss is on
 what the model writes. Learning rate: a short warm-up, then a straight line to zero at the end of the budget.
 """
@@ -8,14 +9,16 @@ import argparse
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stepspec.mini.smol.base import TAGS, find_base, load_base, load_tokenizer
-from stepspec.mini.smol.lora import Adapter, Trunk
+from stepspec.mini.smol.lora import Adapter, Trunk, merge_file
 from stepspec.mini.smol.sequences import TreeMaker, rows
+from stepspec.mini.smol.texts import PROPOSALS_FILE, load_proposals
 
 RANK = 40
 RATE = 1e-3
@@ -27,14 +30,18 @@ SAVE_SECONDS = 120
 class Trainer:
     """Trains for a number of tokens, prompts included."""
 
-    def __init__(self, work: Path, seed: int, budget: int) -> None:
+    def __init__(self, work: Path, seed: int, budget: int, parts: Sequence[Path]) -> None:
         torch.manual_seed(seed)
         path = find_base()
         self.work, self.seed, self.budget = work, seed, budget
         self.tokenizer: Any = load_tokenizer(path)
-        self.maker = TreeMaker(self.tokenizer)
+        proposals = work / PROPOSALS_FILE
+        self.maker = TreeMaker(self.tokenizer, load_proposals(proposals) if proposals.exists() else ())
+        tag_ids = self.tokenizer.convert_tokens_to_ids([*TAGS.values()])
         model = load_base(path)
-        self.adapter = Adapter(model, RANK, [self.tokenizer.convert_tokens_to_ids(tag) for tag in TAGS.values()])
+        for part in parts:
+            merge_file(part, model, tag_ids)
+        self.adapter = Adapter(model, RANK, tag_ids)
         self.trunk = Trunk(model, self.adapter)
         self.optimizer = torch.optim.AdamW(self.adapter.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
         self.step, self.tokens, self.pool, self.row, self.seconds = 0, 0, 0, 0, 0.0
@@ -43,7 +50,12 @@ class Trainer:
             self._restore()
 
     def run(self) -> None:
-        """Trains until the budget is used up."""
+        """Trains until the budget is used up, then writes `adapter.safetensors`."""
+        if self.tokens < self.budget:
+            self._train()
+        self.adapter.save(self.work / "adapter.safetensors")
+
+    def _train(self) -> None:
         batch: list[dict[str, torch.Tensor]] = []
         saved = started = time.perf_counter()
         for pool in rows(self.maker, f"{self.seed}", self.pool):
@@ -111,9 +123,17 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="Folder for the checkpoint and the log.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=4_000_000, help="Training tokens, prompts included.")
+    parser.add_argument(
+        "--on",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="An adapter to train on top of, repeatable.",
+    )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    Trainer(arguments.work, arguments.seed, arguments.tokens).run()
+    Trainer(arguments.work, arguments.seed, arguments.tokens, arguments.on).run()
 
 
 if __name__ == "__main__":

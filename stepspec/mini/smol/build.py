@@ -1,0 +1,143 @@
+"""Builds the pair `smol`: two model folders from the base model and from the weights that ship with stepspec.
+
+They are written to a folder of their own beside the place of the pair, and renamed when they are whole.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from stepspec import draft_vocabulary
+from stepspec.errors import ModelError
+from stepspec.mini.smol.base import CONTEXT, TAGS, find_base, load_base, load_tokenizer
+from stepspec.mini.smol.lora import merge_file
+from stepspec.pairs import MANIFEST, SMOL, SMOL_WEIGHTS, Manifest, built_folder, damage_of
+from stepspec.scope import FILE as SCOPE_FILE
+
+NUM_BYTES = 700_000_000
+"""Free space that a build asks for: twice what it writes."""
+
+UNFINISHED = ".unfinished-"
+"""How names of folders begin that are being written."""
+
+
+def build_smol(tell: Callable[[str], None]) -> Path:
+    """Builds the pair if it is not there or is damaged, and returns its folder.
+
+    A second build at the same time waits for the first.
+
+    Args:
+        tell: takes sentences about what is going on.
+
+    Raises:
+        ModelError: the base is missing or damaged, or the folder cannot be written.
+    """
+    folder = built_folder("smol")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.parent / "smol.lock", tell):
+            if folder.exists() and damage_of(folder) is None:
+                tell("It has been built already.")
+            else:
+                _build(folder, find_base())
+    except OSError as error:
+        raise ModelError(
+            f"The pair smol cannot be written to {folder.parent}: {error.strerror or error}. Make room or give access "
+            "there, or choose another cache folder with the environment variable XDG_CACHE_HOME."
+        ) from error
+    return folder
+
+
+def _locked(file: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
+    """Takes the lock, which the system frees when a process is killed."""
+    lock = filelock.FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        tell("Another process is building it; waiting until it is done.")
+        lock.acquire()
+    return lock
+
+
+def _build(folder: Path, base: Path) -> None:
+    for left in folder.parent.glob(f"{UNFINISHED}*"):  # by builds that were killed: only one build holds the lock
+        shutil.rmtree(left)
+    free = shutil.disk_usage(folder.parent).free
+    if free < NUM_BYTES:
+        raise ModelError(
+            f"The pair smol needs {NUM_BYTES // 1_000_000} MB of free space in {folder.parent}; there are "
+            f"{free // 1_000_000} MB."
+        )
+    work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
+    try:
+        write_pair(work, base, SMOL_WEIGHTS)
+        (work / MANIFEST).write_text(Manifest.of(work).model_dump_json(indent=2) + "\n", "utf-8")
+        if folder.exists():
+            shutil.rmtree(folder)
+        work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def write_pair(folder: Path, base: Path, weights: Path) -> None:
+    """Writes `target`, `draft` and `pair.json` into a folder.
+
+    Args:
+        folder: it exists.
+        base: the base's GGUF file.
+        weights: the folder of what ships with stepspec.
+    """
+    tokenizer = load_tokenizer(base)
+    target = merged_target(base, sorted(weights.glob("adapter-*.safetensors")))
+    write_model(folder / "target", target, tokenizer)
+    write_model(folder / "draft", draft_of(target, weights / "draft.safetensors"), tokenizer)
+    shutil.copyfile(weights / draft_vocabulary.FILE, folder / "draft" / draft_vocabulary.FILE)
+    shutil.copyfile(weights / SCOPE_FILE, folder / SCOPE_FILE)
+
+
+def merged_target(base: Path, adapters: list[Path]) -> LlamaForCausalLM:
+    """The base with adapters merged into it one after the other, in float32."""
+    original: Any = load_base(base)
+    tag_ids: Any = load_tokenizer(base).convert_tokens_to_ids([*TAGS.values()])
+    for adapter in adapters:
+        merge_file(adapter, original, tag_ids)
+    # A model that comes from a GGUF cannot be saved as another one; its weights can, in a model of the same shape.
+    target = LlamaForCausalLM(_shaped(original.config, original.config.num_hidden_layers))
+    target.load_state_dict(original.state_dict())
+    return target
+
+
+def draft_of(target: Any, file: Path) -> LlamaForCausalLM:
+    """The draft: its layers and last norm from a file, its embedding from the target."""
+    trained = load_file(file)
+    num_layers = len({name.split(".")[2] for name in trained if name.startswith("model.layers.")})
+    draft = LlamaForCausalLM(_shaped(target.config, num_layers))
+    embedding = {"model.embed_tokens.weight": target.model.embed_tokens.weight}
+    embedding["lm_head.weight"] = embedding["model.embed_tokens.weight"]
+    draft.load_state_dict({name: tensor.float() for name, tensor in trained.items()} | embedding)
+    return draft
+
+
+def _shaped(config: Any, num_layers: int) -> LlamaConfig:
+    """A configuration of the same shape, without the traces of the GGUF."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names += ("max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "eos_token_id")
+    return LlamaConfig(
+        **{name: getattr(config, name) for name in names}, num_hidden_layers=num_layers, bos_token_id=None
+    )
+
+
+def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    """An ordinary model folder in bfloat16, with the pair's model card."""
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.max_length = CONTEXT
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    shutil.copyfile(SMOL / "README.md", folder / "README.md")

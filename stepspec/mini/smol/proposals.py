@@ -1,0 +1,72 @@
+"""Has the draft of the pair `smol` propose steps of training problems: `python -m stepspec.mini.smol.proposals`.
+
+Each step follows the reference's steps before it, and the problem's oracle says whether it is right. The target learns
+to judge these steps besides corrupted ones. Greedy and sampled steps take turns. A killed run goes on behind the last
+problem that it wrote.
+"""
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+from stepspec.engine import Sampling, Stop, TokenBuffer, collect
+from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, oracle_of, problem_of
+from stepspec.prompts import encode_request, think_end_id
+from stepspec.torch_engine import TorchEngine
+
+TEMPERATURES = (0.0, 0.8)
+MINI_EVERY = 4
+"""One problem in so many is of gsm-mini, the others are of gsm-plain."""
+
+MAX_STEP_TOKENS = 80
+CONCURRENCY = 32
+
+
+async def proposed(engine: TorchEngine, number: int) -> Proposed:
+    """The draft's step at every place of the training problem of that number."""
+    kind = "plain" if number % MINI_EVERY else "mini"
+    problem, temperature = problem_of(kind, number), TEMPERATURES[number // MINI_EVERY % len(TEMPERATURES)]
+    think_end = think_end_id(engine.tokenizer)
+    assert think_end is not None
+    ends = {think_end, *engine.tokenizer.end_ids}
+    stop = Stop(MAX_STEP_TOKENS, ("\n\n",), frozenset({think_end}))
+    transcript, oracle = TokenBuffer(encode_request(engine.tokenizer, problem.question)), oracle_of(problem)
+    found: list[tuple[int, str, bool]] = []
+    for place, reference in enumerate(problem.steps):
+        chunk = await collect(engine.generate(transcript, Sampling(temperature, seed=number + place), stop))
+        step = engine.tokenizer.decode([id for id in chunk.ids if id not in ends]).strip()
+        if step:
+            found.append((place, step, oracle.judge(step)))
+        oracle.observe(reference)
+        transcript.append(engine.tokenizer.encode(f"{reference}\n\n"))
+    return Proposed(kind, number, tuple(found))
+
+
+async def _several(engine: TorchEngine, numbers: range) -> list[Proposed]:
+    return await asyncio.gather(*(proposed(engine, number) for number in numbers))
+
+
+def write_proposals(engine: TorchEngine, path: Path, count: int) -> None:
+    """Writes the draft's steps of problems until there are so many problems."""
+    first = len(path.read_bytes().splitlines()) if path.exists() else 0
+    with path.open("a", encoding="utf-8") as output:
+        for start in range(first, count, CONCURRENCY):
+            rows = asyncio.run(_several(engine, range(start, min(start + CONCURRENCY, count))))
+            output.writelines(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in rows)
+            output.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="Folder for the steps.")
+    parser.add_argument("--draft", type=Path, required=True, help="Folder of the draft.")
+    parser.add_argument("--count", type=int, default=4_000, help="Problems in all.")
+    arguments = parser.parse_args()
+    engine = TorchEngine.load(str(arguments.draft))
+    write_proposals(engine, arguments.work / PROPOSALS_FILE, arguments.count)
+    asyncio.run(engine.aclose())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The pair `smol` is built whole or not at all, and is checked when it is loaded."""
+
+import errno
+import multiprocessing
+import shutil
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from stepspec import pairs
+from stepspec.errors import ModelError
+from stepspec.mini.smol import build
+
+Say = list[str]
+
+
+def write_small(folder: Path, *_: object) -> None:
+    """In the place of the models, which take longer."""
+    for role in ("target", "draft"):
+        (folder / role).mkdir()
+        (folder / role / "model.safetensors").write_text(role)
+    (folder / "pair.json").write_text("{}")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache folder of the test's own, and a recipe that is quick."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(pairs, "PAIRS", ("embedded", "smol"))
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "draft.safetensors").write_text("the draft's layers")
+    monkeypatch.setattr(pairs, "SMOL_WEIGHTS", weights)
+    monkeypatch.setattr(build, "write_pair", write_small)
+    monkeypatch.setattr(build, "find_base", lambda: tmp_path / "base.gguf")
+    return tmp_path / "stepspec"
+
+
+def test_it_is_built_once_and_found_by_its_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match="stepspec pair build smol"):
+        pairs.find_pair("smol")
+    folder = build.build_smol(print)
+    assert pairs.find_pair("smol") == folder
+    assert folder.parent == cache
+    assert sorted(pairs.Manifest.of(folder).sha256) == [
+        "draft/model.safetensors",
+        "pair.json",
+        "target/model.safetensors",
+    ]
+    assert capsys.readouterr().out == ""
+    build.build_smol(print)
+    assert "already" in capsys.readouterr().out
+
+
+def test_other_weights_make_another_folder() -> None:
+    first = build.build_smol(print)
+    (pairs.SMOL_WEIGHTS / "draft.safetensors").write_text("others")
+    assert build.build_smol(print) != first
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "manifest"])
+def test_a_damaged_pair_is_refused_and_built_again(damage: str) -> None:
+    folder = build.build_smol(print)
+    file = folder / ("manifest.json" if damage == "manifest" else "target/model.safetensors")
+    file.unlink() if damage == "missing" else file.write_text("x")
+    with pytest.raises(ModelError, match=r"is damaged: .*(manifest|target/model).*stepspec pair build smol"):
+        pairs.find_pair("smol")
+    assert build.build_smol(print) == folder
+    assert pairs.find_pair("smol") == folder
+
+
+def test_a_build_that_fails_leaves_nothing_and_says_why(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def fills_the_disk(folder: Path, *_: object) -> None:
+        write_small(folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(build, "write_pair", fills_the_disk)
+    with pytest.raises(ModelError, match=r"No space left on device\. Make room"):
+        build.build_smol(print)
+    assert [path.name for path in cache.iterdir()] == ["smol.lock"]
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(5_000_000))
+    with pytest.raises(ModelError, match=r"needs 700 MB of free space in .*; there are 5 MB"):
+        build.build_smol(print)
+
+
+def test_no_folder_can_be_made_where_a_file_lies(cache: Path) -> None:
+    cache.write_text("no folder")
+    with pytest.raises(ModelError, match="cannot be written"):
+        build.build_smol(print)
+
+
+def test_after_a_build_was_killed_it_is_built_anew(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    def hangs(folder: Path, *_: object) -> None:
+        write_small(folder)
+        time.sleep(600)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "write_pair", hangs)
+        process = multiprocessing.get_context("fork").Process(target=build.build_smol, args=(print,))
+        process.start()
+        while not list(cache.glob(".unfinished-*/pair.json")):
+            time.sleep(0.01)
+        process.kill()
+        process.join()
+    with pytest.raises(ModelError, match="has not been built"):
+        pairs.find_pair("smol")
+    folder = build.build_smol(print)
+    assert pairs.find_pair("smol") == folder
+    assert {path.name for path in cache.iterdir()} == {"smol.lock", folder.name}
+
+
+def test_of_two_builds_at_once_the_second_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, told, built = threading.Event(), Say(), list[Path]()
+
+    def waits(folder: Path, *_: object) -> None:
+        assert goes_on.wait(60)
+        write_small(folder)
+
+    monkeypatch.setattr(build, "write_pair", waits)
+    both = [threading.Thread(target=lambda: built.append(build.build_smol(told.append))) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    while not told:
+        time.sleep(0.01)
+    goes_on.set()
+    for thread in both:
+        thread.join()
+    assert told == ["Another process is building it; waiting until it is done.", "It has been built already."]
+    assert built[0] == built[1] == pairs.find_pair("smol")

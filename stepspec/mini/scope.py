@@ -1,6 +1,6 @@
-"""Sets the bound below which a prompt is unlike the embedded pair's problems: `python -m stepspec.mini.scope`.
+"""Sets the bound below which a prompt is unlike what a pair has learned: `python -m stepspec.mini.scope`.
 
-It is a low quantile of the target's mean log-probability over prompts of gsm-mini's calibration split.
+It is a low quantile of the target's mean log-probability over prompts of the kinds that the pair was trained on.
 """
 
 import argparse
@@ -12,15 +12,35 @@ from pathlib import Path
 import numpy as np
 
 from stepspec.engine import TokenBuffer
-from stepspec.mini import WEIGHTS
+from stepspec.mini import WEIGHTS, plain
 from stepspec.mini.problems import load_split
 from stepspec.prompts import checked_messages, encode_messages
 from stepspec.scope import FILE, PairScope, mean_logprob
 from stepspec.torch_engine import TorchEngine
 
-NUM_PROBLEMS, QUANTILE = 4_000, 0.0025
+NUM_PROMPTS, QUANTILE = 4_000, 0.0025
 TOGETHER = 16
 """Prompts that share passes."""
+
+
+def gsm_mini_questions() -> tuple[list[str], str]:
+    """What the embedded pair is asked, and what that is."""
+    problems = itertools.islice(load_split("calibration"), NUM_PROMPTS)
+    return [problem.question for problem in problems], "gsm-mini's calibration split"
+
+
+def smol_questions() -> tuple[list[str], str]:
+    """What the pair `smol` is asked, and what that is."""
+    from stepspec.mini.smol import texts
+
+    found = [each.question for each in itertools.islice(plain.load_split("calibration"), NUM_PROMPTS // 2)]
+    found += [problem.question for problem in itertools.islice(load_split("calibration"), NUM_PROMPTS // 4)]
+    found += [question for question, _ in texts.chats()]
+    found += [question for question, _, _ in texts.load_gsm8k("train")[: NUM_PROMPTS - len(found)]]
+    return found, "the calibration splits of gsm-plain and gsm-mini, GSM8K's training split and general questions"
+
+
+QUESTIONS = {"embedded": gsm_mini_questions, "smol": smol_questions}
 
 
 async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
@@ -35,13 +55,15 @@ async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=WEIGHTS, help="Of the pair.")
-    folder: Path = parser.parse_args().folder
-    questions = [problem.question for problem in itertools.islice(load_split("calibration"), NUM_PROBLEMS)]
+    parser.add_argument("--pair", choices=list(QUESTIONS), default="embedded", help="Whose questions are asked.")
+    parser.add_argument("--folder", type=Path, default=WEIGHTS, help=f"Of the pair, with its {FILE}.")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    questions, origin = QUESTIONS[arguments.pair]()
     engine = TorchEngine.load(str(folder / "target"))
     bound = round(float(np.quantile(asyncio.run(means(engine, questions)), QUANTILE)), 3)
     asyncio.run(engine.aclose())
-    measured = f"the {QUANTILE:.2%} quantile over {NUM_PROBLEMS:,} prompts of gsm-mini's calibration split"
+    measured = f"the {QUANTILE:.2%} quantile over {len(questions):,} prompts of {origin}"
     scope = PairScope.load(folder).model_copy(update={"least_logprob": bound, "measured": measured})
     (folder / FILE).write_text(json.dumps(scope.model_dump(), indent=2) + "\n", "utf-8")
 

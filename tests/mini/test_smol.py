@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stepspec.draft_vocabulary import FILE, load_draft_vocabulary
 from stepspec.engine import Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import ModelError
 from stepspec.mini import WEIGHTS, plain
-from stepspec.mini.smol import base, build, draft, proposals, samples, texts
+from stepspec.mini.smol import base, build, draft, proposals, reward, samples, texts
 from stepspec.mini.smol.lora import Adapter, Trunk, merge_file
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
 from stepspec.prompts import RATING_PROMPTS, YES_NO_PROMPT
@@ -102,6 +103,32 @@ def test_the_draft_proposes_steps_that_the_target_learns_to_judge(maker: TreeMak
     steps = {text for each in found for _, text, _ in each.steps}
     judged = [text for tree in trees if any(tree.segments) for text in [maker.tokenizer.decode(tree.ids)]]
     assert any(step in text for step in steps for text in judged)
+
+
+def test_the_reward_head_tells_right_steps_from_wrong_ones(maker: TreeMaker, tmp_path: Path) -> None:
+    """On the embedded target and problems that it knows, whose right steps are the references."""
+    target = AutoModelForCausalLM.from_pretrained(WEIGHTS / "target", dtype=torch.float32).eval()
+    proposed = [
+        texts.Proposed("mini", number, tuple((place, step, True) for place, step in enumerate(problem.steps)))
+        for number in range(60)
+        for problem in [texts.problem_of("mini", number)]
+    ]
+    area = reward.fit_head(target, maker, proposed, tmp_path / reward.FILE)
+    assert area is not None
+    assert area > 0.7
+    assert load_file(tmp_path / reward.FILE)["score.weight"].shape == (1, target.config.hidden_size)
+
+
+def test_a_step_is_read_for_its_reward_as_if_it_stood_alone_behind_its_prefix(maker: TreeMaker) -> None:
+    target = AutoModelForCausalLM.from_pretrained(WEIGHTS / "target", dtype=torch.float32).eval()
+    problem = texts.problem_of("mini", 0)
+    states = reward.states_of(target, reward.tree_of(maker, problem, [(0, "One.", True), (1, "Two.", True)]))
+    for state, text in zip(states, ("One.\n\n", f"{problem.steps[0]}\n\nTwo.\n\n"), strict=True):
+        ids = reward.tree_of(maker, problem, []).ids
+        prompt = ids[: len(ids) - sum(len(maker.encode(f"{step}\n\n")) for step in problem.steps)]
+        with torch.no_grad():
+            expected = target.model(torch.tensor([prompt + maker.encode(text)])).last_hidden_state[0, -1]
+        assert torch.nn.functional.cosine_similarity(state, expected, 0) > 0.999
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def test_a_build_that_fails_leaves_nothing_and_says_why(monkeypatch: pytest.Monk
     assert [path.name for path in cache.iterdir()] == ["smol.lock"]
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(5_000_000))
-    with pytest.raises(ModelError, match=r"needs 700 MB of free space in .*; there are 5 MB"):
+    with pytest.raises(ModelError, match=r"needs 1200 MB of free space in .*; there are 5 MB"):
         build.build_smol(print)
 
 

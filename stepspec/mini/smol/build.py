@@ -12,7 +12,7 @@ from typing import Any
 import filelock
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from stepspec import draft_vocabulary
 from stepspec.errors import ModelError
@@ -21,7 +21,7 @@ from stepspec.mini.smol.lora import merge_file
 from stepspec.pairs import MANIFEST, SMOL, SMOL_WEIGHTS, Manifest, built_folder, damage_of
 from stepspec.scope import FILE as SCOPE_FILE
 
-NUM_BYTES = 700_000_000
+NUM_BYTES = 1_200_000_000
 """Free space that a build asks for: twice what it writes."""
 
 UNFINISHED = ".unfinished-"
@@ -87,7 +87,7 @@ def _build(folder: Path, base: Path) -> None:
 
 
 def write_pair(folder: Path, base: Path, weights: Path) -> None:
-    """Writes `target`, `draft` and `pair.json` into a folder.
+    """Writes `target`, `draft`, `reward` and `pair.json` into a folder.
 
     Args:
         folder: it exists.
@@ -98,6 +98,7 @@ def write_pair(folder: Path, base: Path, weights: Path) -> None:
     target = merged_target(base, sorted(weights.glob("adapter-*.safetensors")))
     write_model(folder / "target", target, tokenizer)
     write_model(folder / "draft", draft_of(target, weights / "draft.safetensors"), tokenizer)
+    write_model(folder / "reward", reward_of(target, weights / "reward.safetensors"), tokenizer)
     shutil.copyfile(weights / draft_vocabulary.FILE, folder / "draft" / draft_vocabulary.FILE)
     shutil.copyfile(weights / SCOPE_FILE, folder / SCOPE_FILE)
 
@@ -123,6 +124,16 @@ def draft_of(target: Any, file: Path) -> LlamaForCausalLM:
     embedding["lm_head.weight"] = embedding["model.embed_tokens.weight"]
     draft.load_state_dict({name: tensor.float() for name, tensor in trained.items()} | embedding)
     return draft
+
+
+def reward_of(target: Any, file: Path) -> LlamaForSequenceClassification:
+    """The reward model: the target with the head in a file."""
+    config = _shaped(target.config, target.config.num_hidden_layers)
+    config.num_labels = 1
+    reward = LlamaForSequenceClassification(config)
+    reward.model.load_state_dict(target.model.state_dict())
+    reward.score.load_state_dict({"weight": load_file(file)["score.weight"]})
+    return reward
 
 
 def _shaped(config: Any, num_layers: int) -> LlamaConfig:

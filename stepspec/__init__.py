@@ -1,11 +1,11 @@
 """Speculation on reasoning: a draft model proposes tokens and whole steps, the target model verifies and judges."""
 
-from stepspec.blocking import SyncStepSpec
-from stepspec.engine import Sampling
+from stepspec.api.blocking import SyncStepSpec
+from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
-from stepspec.policy import Policy, load_policy
-from stepspec.session import Pair, StepSpec, load_pair
-from stepspec.step import (
+from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.step import (
     AnswerDelta,
     Counts,
     Done,

@@ -13,14 +13,15 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Unpack
 
-from stepspec.engine import Sampling
+from stepspec.api.session import Options, one_conversation
+from stepspec.base.extras import from_extra
+from stepspec.base.keywords import known_options
+from stepspec.base.workers import off_the_loop
+from stepspec.chat.prompts import Message
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
-from stepspec.extras import from_extra
-from stepspec.keywords import known_options
-from stepspec.options import check_options, check_patience
-from stepspec.prompts import Message
-from stepspec.session import Options, one_conversation
-from stepspec.step import (
+from stepspec.loop.options import check_options, check_patience
+from stepspec.loop.step import (
     AnswerDelta,
     Counts,
     Done,
@@ -33,12 +34,11 @@ from stepspec.step import (
     ToolCallDelta,
     ToolCalled,
 )
-from stepspec.workers import off_the_loop
 
 with from_extra("remote", "stepspec.client"):
-    from stepspec.remote.address import Address
-    from stepspec.remote.client import Wire
-    from stepspec.remote.problems import nonsense, refused
+    from stepspec.engines.remote.address import Address
+    from stepspec.engines.remote.client import Wire
+    from stepspec.engines.remote.problems import nonsense, refused
 
 UNSAID = Sampling()
 
@@ -63,7 +63,7 @@ class RemoteStepSpec:
         """Nothing is asked yet.
 
         Args:
-            base_url: address of the service, with the options of `stepspec.remote.address` if need be.
+            base_url: address of the service, with the options of `stepspec.engines.remote.address` if need be.
             model: None is whatever is served.
             policy: name of one that the service knows; None is its own.
             api_key: None is looked for in the environment.

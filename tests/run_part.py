@@ -9,10 +9,10 @@ from pathlib import Path
 
 from scripted_runs import POLICIES, make_result, make_run
 
-from stepspec.engine import Sampling
-from stepspec.evaluate import EvalProblem, Keeping, Part, evaluate
-from stepspec.grade import Grading
-from stepspec.step import Result
+from stepspec.engines.protocol import Sampling
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.running import EvalProblem, Keeping, Part, evaluate
+from stepspec.loop.step import Result
 
 
 class Expanding:

@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 import jinja2
 from transformers.utils.chat_parsing import ResponseParser
 
-from stepspec.controller import Controller
-from stepspec.engine import (
+from stepspec.chat.prompts import think_end_id
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import (
     CALL_DRAFTERS,
     EVERYTHING,
     Ability,
@@ -30,14 +31,13 @@ from stepspec.engine import (
     TokenBuffer,
     Verification,
 )
+from stepspec.engines.stops import StopWatch
 from stepspec.errors import ContextError, StepSpecError, UsageError
-from stepspec.judges import Panel
-from stepspec.ledger import Ledger
-from stepspec.metrics import Metrics
-from stepspec.policy import Policy
-from stepspec.prompts import think_end_id
-from stepspec.step import AnswerDelta, Done, Event, Result, StepCommitted
-from stepspec.stops import StopWatch
+from stepspec.loop.controller import Controller
+from stepspec.loop.judges import Panel
+from stepspec.loop.ledger import Ledger
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import AnswerDelta, Done, Event, Result, StepCommitted
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages -%}

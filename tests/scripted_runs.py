@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepspec.engine import Sampling
-from stepspec.evaluate import Keeping, System, evaluate
-from stepspec.evaluate.problems import EvalProblem
-from stepspec.evaluate.running import WARM_UP_QUESTION
-from stepspec.grade import GraderKind, Grading
-from stepspec.records import PolicyKind, PolicyRecord, Row, RunRecord, Summary
-from stepspec.step import Counts, Result, Step, Times
+from stepspec.engines.protocol import Sampling
+from stepspec.evaluation.grade import GraderKind, Grading
+from stepspec.evaluation.records import PolicyKind, PolicyRecord, Row, RunRecord, Summary
+from stepspec.evaluation.running import Keeping, System, evaluate
+from stepspec.evaluation.running.problems import EvalProblem
+from stepspec.evaluation.running.running import WARM_UP_QUESTION
+from stepspec.loop.step import Counts, Result, Step, Times
 
 POLICIES = ("target", "token", "stepspec")
 KINDS: Mapping[str, PolicyKind] = {"target": "target", "token": "token"}

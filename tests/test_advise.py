@@ -14,28 +14,38 @@ import typer
 from scripted import ScriptedEngine, WordTokenizer
 from typer.core import TyperGroup
 
-from stepspec.advise import Findings, advised_text, choose_prompts, read_prompts
-from stepspec.advise.candidates import make_candidates, token_policy
-from stepspec.advise.findings import Advice, Asked, Candidate, Load, LoadCosts, Memory, ModelCosts, Reason, Trial
-from stepspec.advise.formula import Costs, best_num_tokens, ideal_speedup, needed_acceptance, speedup
-from stepspec.advise.loads import make_load
-from stepspec.advise.references import NO_ANSWER, Agreement, ask_target
-from stepspec.advise.rule import Choice, choose, pays, reasons
-from stepspec.advise.words import sentences
+from stepspec.api.session import Pair, load_pair
+from stepspec.base.files import package_folder
 from stepspec.cli import app
 from stepspec.cli.advising import advise, settling_command
 from stepspec.cli.running import answer_question
-from stepspec.engine import Sampling
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
-from stepspec.evaluate import EvalProblem
-from stepspec.evaluate.summary import summarise
-from stepspec.files import package_folder
-from stepspec.mini.problems import load_split
-from stepspec.policy import load_policy
-from stepspec.records import Percentiles, TimeRecord
-from stepspec.runs import iter_rows, read_run
-from stepspec.session import Pair, load_pair
-from stepspec.step import Counts, Result, Times
+from stepspec.evaluation.advise import Findings, advised_text, choose_prompts, read_prompts
+from stepspec.evaluation.advise.candidates import make_candidates, token_policy
+from stepspec.evaluation.advise.findings import (
+    Advice,
+    Asked,
+    Candidate,
+    Load,
+    LoadCosts,
+    Memory,
+    ModelCosts,
+    Reason,
+    Trial,
+)
+from stepspec.evaluation.advise.formula import Costs, best_num_tokens, ideal_speedup, needed_acceptance, speedup
+from stepspec.evaluation.advise.loads import make_load
+from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, ask_target
+from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
+from stepspec.evaluation.advise.words import sentences
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.evaluation.records import Percentiles, TimeRecord
+from stepspec.evaluation.running import EvalProblem
+from stepspec.evaluation.running.summary import summarise
+from stepspec.evaluation.runs import iter_rows, read_run
+from stepspec.loop.policy import load_policy
+from stepspec.loop.step import Counts, Result, Times
 
 ONE_WIDTH = {1: 1.0, 8: 1.0, 64: 1.0}
 """Passes that cost the same however wide they are, as the paper assumes."""

@@ -20,13 +20,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from stepspec.benchmark import Benchmark, asked, wording_version
+from stepspec.base.files import list_data_files
+from stepspec.chat.prompts import problem_prompt, prompt_version
 from stepspec.errors import UsageError
-from stepspec.evaluate import load_benchmark, load_problems
-from stepspec.evaluate.data import SUFFIXES, content_line
-from stepspec.evaluate.reading import ProblemSet
-from stepspec.files import list_data_files
-from stepspec.prompts import problem_prompt, prompt_version
+from stepspec.evaluation.benchmark import Benchmark, asked, wording_version
+from stepspec.evaluation.running import load_benchmark, load_problems
+from stepspec.evaluation.running.data import SUFFIXES, content_line
+from stepspec.evaluation.running.reading import ProblemSet
 
 ROOT = Path(__file__).parents[1]
 GSM8K = ROOT / "evals" / "data" / "gsm8k-test.jsonl.gz"
@@ -441,7 +441,7 @@ def test_answers_of_aime_lose_their_leading_zeros(tmp_path: Path) -> None:
 PROGRAM = """
 import sys
 from stepspec.errors import UsageError
-from stepspec.evaluate import load_benchmark, load_problems
+from stepspec.evaluation.running import load_benchmark, load_problems
 try:
     loaded = load_problems(load_benchmark(sys.argv[1])[1], None, 2)
     print(len(loaded.problems), loaded.sha256)

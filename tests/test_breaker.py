@@ -1,6 +1,6 @@
 """The breaker: open after failures in a row, one trial when the time of recovery is over."""
 
-from stepspec.breaker import Breaker
+from stepspec.loop.breaker import Breaker
 
 
 class Clock:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepspec.files import package_folder
-from stepspec.policy import Policy, load_policy
-from stepspec.session import Pair, StepSpec, load_pair
+from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.base.files import package_folder
+from stepspec.loop.policy import Policy, load_policy
 
 pytestmark = pytest.mark.anyio
 

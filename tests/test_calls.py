@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import WordTokenizer
 
-from stepspec.answer import AnswerReader
-from stepspec.calls import CallReader, ListedCalls, WrittenCalls
-from stepspec.step import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
-from stepspec.tools import FORMATS, call_format
+from stepspec.chat.answer import AnswerReader
+from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
+from stepspec.chat.tools import FORMATS, call_format
+from stepspec.loop.step import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 
 TOKENIZER = WordTokenizer()
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}

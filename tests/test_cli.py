@@ -16,9 +16,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from stepspec import __version__
+from stepspec.base.files import list_data_files
 from stepspec.cli import app
 from stepspec.cli.progress import columns
-from stepspec.files import list_data_files
 
 QUESTION = "What is 1 + 1?"
 

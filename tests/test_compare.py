@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from stepspec.cli.comparing import compare_runs
-from stepspec.compare import Comparison, PolicyComparison, compare
-from stepspec.compare.tables import differences_table, policy_table
 from stepspec.errors import UsageError
-from stepspec.records import EngineRecord, PolicyRecord, Row, RunRecord, TimeRecord, TokenRecord
+from stepspec.evaluation.compare import Comparison, PolicyComparison, compare
+from stepspec.evaluation.compare.tables import differences_table, policy_table
+from stepspec.evaluation.records import EngineRecord, PolicyRecord, Row, RunRecord, TimeRecord, TokenRecord
 
 POLICIES = ("target", "stepspec")
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PROMPT, Opinion, Reply, Stage, shape
 
-from stepspec.controller import DRAFT_SEED
-from stepspec.engine import Drafting
+from stepspec.engines.protocol import Drafting
 from stepspec.errors import ContextError, EngineError, TargetError
-from stepspec.policy import Policy
-from stepspec.step import Done, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.controller import DRAFT_SEED
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import Done, StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
 

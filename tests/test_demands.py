@@ -8,9 +8,9 @@ from following import THOUGHTS, asked_of, following_pair
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Result, StepSpec, TargetError
-from stepspec.engine import EVERYTHING
+from stepspec.engines.protocol import EVERYTHING
 from stepspec.errors import EngineError, UsageError
-from stepspec.step import AnswerDelta, Done, StepCommitted, ToolCallDelta, ToolCalled
+from stepspec.loop.step import AnswerDelta, Done, StepCommitted, ToolCallDelta, ToolCalled
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.records import Row, RunRecord, Summary
+from stepspec.evaluation.records import Row, RunRecord, Summary
 
 QUESTION = (
     "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.energy import EnergyCounter, EnergyMeter, package_counters
+from stepspec.evaluation.energy import EnergyCounter, EnergyMeter, package_counters
 
 
 def zone(folder: Path, name: str, microjoules: int) -> Path:

@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 from scripted_runs import POLICIES, Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
+from stepspec.base.files import list_data_files
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
-from stepspec.evaluate import (
+from stepspec.evaluation.grade import Grade, Grading
+from stepspec.evaluation.records import RunRecord, Summary, Trace
+from stepspec.evaluation.running import (
     Keeping,
     Part,
     RunFolder,
@@ -28,13 +31,10 @@ from stepspec.evaluate import (
     load_problems,
     merge,
 )
-from stepspec.evaluate.running import MAX_FAILURES_IN_A_ROW, WARM_UP_QUESTION
-from stepspec.evaluate.schedule import balanced_orders, schedule, seed_of
-from stepspec.files import list_data_files
-from stepspec.grade import Grade, Grading
-from stepspec.records import RunRecord, Summary, Trace
-from stepspec.runs import iter_blocks, iter_failures, iter_traces, read_run, says
-from stepspec.step import Result, Step
+from stepspec.evaluation.running.running import MAX_FAILURES_IN_A_ROW, WARM_UP_QUESTION
+from stepspec.evaluation.running.schedule import balanced_orders, schedule, seed_of
+from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_traces, read_run, says
+from stepspec.loop.step import Result, Step
 
 # The order.
 

@@ -16,8 +16,8 @@ import pytest
 
 from stepspec.cli.exporting import export_run
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.export import export
-from stepspec.records import (
+from stepspec.evaluation.export import export
+from stepspec.evaluation.records import (
     Block,
     EngineRecord,
     PolicyRecord,
@@ -30,7 +30,7 @@ from stepspec.records import (
     Trace,
     Usage,
 )
-from stepspec.runs import output_sha256
+from stepspec.evaluation.runs import output_sha256
 
 POLICIES = ("target", "step_spec")
 PROBLEMS = ("line-2", "line-10", "line-1")

@@ -6,20 +6,20 @@ import sys
 
 import pytest
 
+from stepspec.base.extras import from_extra
 from stepspec.errors import MissingExtraError, StepSpecError
-from stepspec.extras import from_extra
 
 MODULES = {
     "stepspec.langchain": "langchain",
     "stepspec.serve": "serve",
-    "stepspec.remote": "remote",
+    "stepspec.engines.remote": "remote",
     "stepspec.client": "remote",
-    "stepspec.torch_engine": "torch",
-    "stepspec.vllm_engine": "vllm",
-    "stepspec.stats": "eval",
-    "stepspec.evaluate": "eval",
-    "stepspec.advise": "eval",
-    "stepspec.compare": "eval",
+    "stepspec.engines.torch_engine": "torch",
+    "stepspec.engines.vllm_engine": "vllm",
+    "stepspec.evaluation.stats": "eval",
+    "stepspec.evaluation.running": "eval",
+    "stepspec.evaluation.advise": "eval",
+    "stepspec.evaluation.compare": "eval",
 }
 COMMANDS = {
     "run What? --target torch:x --policy target": "torch",

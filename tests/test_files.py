@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from stepspec.base.files import data_folder, find_data_file, list_data_files
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.files import data_folder, find_data_file, list_data_files
 
 CHECKOUT = Path(__file__).parent.parent
 BUILT_FROM = ["pyproject.toml", "README.md", "LICENSE", ".gitignore", "stepspec", "policies", "evals"]

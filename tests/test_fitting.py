@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from scripted import ScriptedEngine, WordTokenizer
 
-from stepspec.engine import DrafterName
+from stepspec.api.session import Pair, StepSpec, fit_policy
+from stepspec.engines.protocol import DrafterName
 from stepspec.errors import UsageError
-from stepspec.evaluate import fit_policies, load_policies
-from stepspec.evaluate.policies import kind_of
-from stepspec.policy import Policy, load_policy
-from stepspec.session import Pair, StepSpec, fit_policy
+from stepspec.evaluation.running import fit_policies, load_policies
+from stepspec.evaluation.running.policies import kind_of
+from stepspec.loop.policy import Policy, load_policy
 
 OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
 NGRAM = "ngram, 3 tokens"

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import WordTokenizer
 
-from stepspec.engine import Verification
+from stepspec.engines.protocol import Verification
 from stepspec.errors import ModelError
-from stepspec.judges import Panel
-from stepspec.judges.likelihood import LikelihoodJudge
-from stepspec.judges.rating import RatingJudge, expected_digit
-from stepspec.policy import LikelihoodSpec, RatingSpec
+from stepspec.loop.judges import Panel
+from stepspec.loop.judges.likelihood import LikelihoodJudge
+from stepspec.loop.judges.rating import RatingJudge, expected_digit
+from stepspec.loop.policy import LikelihoodSpec, RatingSpec
 
 TOKENIZER = WordTokenizer()
 

@@ -12,8 +12,8 @@ import pytest
 from run_part import make_expansions
 from scripted_runs import POLICIES
 
-from stepspec.evaluate import merge
-from stepspec.runs import iter_rows, iter_traces, part_files
+from stepspec.evaluation.running import merge
+from stepspec.evaluation.runs import iter_rows, iter_traces, part_files
 
 NUM_PROBLEMS = 200
 NUM_PARTS = 2

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from stepspec.engine import Chunk
-from stepspec.ledger import Ledger
-from stepspec.step import Counts
+from stepspec.engines.protocol import Chunk
+from stepspec.loop.ledger import Ledger
+from stepspec.loop.step import Counts
 
 
 def test_the_fates_of_tokens_keep_the_identities() -> None:

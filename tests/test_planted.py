@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runs import make_problems, make_run
 
-from stepspec.evaluate import summarise
-from stepspec.records import Row, Summary, TimeRecord, TokenRecord
-from stepspec.report import markdown_report
+from stepspec.evaluation.records import Row, Summary, TimeRecord, TokenRecord
+from stepspec.evaluation.report import markdown_report
+from stepspec.evaluation.running import summarise
 
 NUM_RUNS = 80
 

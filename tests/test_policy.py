@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from stepspec.benchmark import Benchmark
+from stepspec.base.file_problems import first_problem
+from stepspec.base.files import list_data_files
+from stepspec.chat.prompts import rating_prompt
 from stepspec.errors import UsageError
-from stepspec.file_problems import first_problem
-from stepspec.files import list_data_files
-from stepspec.policy import FileModel, Policy, RatingSpec, load_policy
-from stepspec.prompts import rating_prompt
-from stepspec.report.prices import Prices
+from stepspec.evaluation.benchmark import Benchmark
+from stepspec.evaluation.report.prices import Prices
+from stepspec.loop.policy import FileModel, Policy, RatingSpec, load_policy
 
 NAMES = list(list_data_files("policies"))
 EMULATED = {"specreason": "arXiv:2504.07891", "token": "arXiv:2211.17192"}

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from scripted import PLAIN_TEMPLATE, THINKING_TEMPLATE, WordTokenizer
 
-from stepspec.errors import UsageError
-from stepspec.prompts import (
+from stepspec.chat.prompts import (
     PROBLEM_PROMPTS,
     RATING_PROMPTS,
     checked_messages,
@@ -19,6 +18,7 @@ from stepspec.prompts import (
     render_probe,
     think_end_id,
 )
+from stepspec.errors import UsageError
 
 NEWLINE_TEMPLATE = THINKING_TEMPLATE.replace("<think>{% endif", "<think>\n{% endif")
 # Trims every turn and shows of an answer only what follows its thinking, as reasoning models' templates do.

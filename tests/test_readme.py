@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from stepspec.report import read_results, read_speeds, speeds_block, with_block, with_results
+from stepspec.evaluation.report import read_results, read_speeds, speeds_block, with_block, with_results
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.records import Row, StepRecord, Summary, TimeRecord, TokenRecord, Trace
-from stepspec.runs import (
+from stepspec.evaluation.records import Row, StepRecord, Summary, TimeRecord, TokenRecord, Trace
+from stepspec.evaluation.runs import (
     TraceIndex,
     find_runs,
     has_gone_on,

@@ -8,10 +8,10 @@ import pytest
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, Sampling, StepSpec, SyncStepSpec, load_pair
+from stepspec.api.pairs import EMBEDDED
+from stepspec.api.scope import PairScope
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError
-from stepspec.pairs import EMBEDDED
-from stepspec.scope import PairScope
-from stepspec.step import Done, Event
+from stepspec.loop.step import Done, Event
 
 pytestmark = pytest.mark.anyio
 

@@ -95,7 +95,7 @@ async def test_leaving_ends_the_span(spans: InMemorySpanExporter) -> None:
 
 
 async def test_without_a_listener_there_are_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepspec import tracing
+    from stepspec.loop import tracing
 
     with_spans = [event.type async for event in StepSpec(pair=following_pair()).stream("How many?")]
     monkeypatch.setattr(tracing, "_api", lambda: None)

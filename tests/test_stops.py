@@ -2,8 +2,8 @@
 
 import pytest
 
-from stepspec.engine import Stop
-from stepspec.stops import StopWatch
+from stepspec.engines.protocol import Stop
+from stepspec.engines.stops import StopWatch
 
 PIECES = ["a", "\n", "\n\n", ".\n\n", "\n\nb", "<end>", "x<s", "tep", ">", "\ufffd"]
 END = PIECES.index("<end>")

@@ -9,9 +9,9 @@ from scripted_runs import Script, answer_right, make_problems, make_result, make
 
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError
-from stepspec.evaluate import summarise
-from stepspec.records import Failure
-from stepspec.step import Result
+from stepspec.evaluation.records import Failure
+from stepspec.evaluation.running import summarise
+from stepspec.loop.step import Result
 
 
 def test_the_summary_follows_its_definitions(tmp_path: Path) -> None:

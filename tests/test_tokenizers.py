@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import TokenizersBackend
 
-from stepspec.files import package_folder
-from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer, most_bytes
-from stepspec.workers import off_the_loop
+from stepspec.base.files import package_folder
+from stepspec.base.workers import off_the_loop
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, most_bytes
 
 EMBEDDED = load_tokenizer(str(package_folder() / "mini" / "weights" / "target"))
 MARKED = st.lists(st.sampled_from(["<|end|>", "</think>", "<", "|", "think", "a b", "12", "é漢😀", "\n\n", " "])).map(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from scripted import PLAIN_TEMPLATE, WordTokenizer
 
+from stepspec.chat.prompts import checked_messages, encode_messages
+from stepspec.chat.tools import FORMATS, Toolbox, call_format, schema_text
 from stepspec.errors import UsageError
-from stepspec.prompts import checked_messages, encode_messages
-from stepspec.tools import FORMATS, Toolbox, call_format, schema_text
 
 
 def tool(name: str, **parameters: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import WordTokenizer
 
-from stepspec.answer import AnswerReader
-from stepspec.engine import Stop
-from stepspec.step import AnswerDelta, StepCommitted
-from stepspec.transcript import Transcript
+from stepspec.chat.answer import AnswerReader
+from stepspec.engines.protocol import Stop
+from stepspec.loop.step import AnswerDelta, StepCommitted
+from stepspec.loop.transcript import Transcript
 
 TOKENIZER = WordTokenizer()
 PROMPT = TOKENIZER.encode("<|user|>é<|end|><|assistant|><think>")

@@ -7,10 +7,10 @@ import pytest
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, StepSpec
-from stepspec.engine import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
 from stepspec.errors import UsageError
-from stepspec.step import Result
-from stepspec.translation import TranslatedDraft
+from stepspec.loop.step import Result
+from stepspec.loop.translation import TranslatedDraft
 
 pytestmark = pytest.mark.anyio
 

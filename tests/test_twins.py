@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stepspec.evaluate import token_policy
-from stepspec.evaluate.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
-from stepspec.files import list_data_files
-from stepspec.records import Row
-from stepspec.session import Pair, load_pair
+from stepspec.api.session import Pair, load_pair
+from stepspec.base.files import list_data_files
+from stepspec.bench.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
+from stepspec.evaluation.records import Row
+from stepspec.evaluation.running import token_policy
 
 pytestmark = pytest.mark.anyio
 

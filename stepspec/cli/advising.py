@@ -26,12 +26,12 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
-from stepspec.engine import Sampling
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.advise import Findings, Plan
-    from stepspec.session import Pair
+    from stepspec.api.session import Pair
+    from stepspec.evaluation.advise import Findings, Plan
 
 TABLE_WIDTH = 140
 """Of tables where there is no terminal to fit them to."""
@@ -67,8 +67,8 @@ def advise(
 ) -> None:
     """Measure on your own prompts whether speculation pays, and write the policy to use."""
     require_extras()
-    from stepspec.advise import no_prompts, read_prompts, refuse_strangers
-    from stepspec.session import load_pair
+    from stepspec.api.session import load_pair
+    from stepspec.evaluation.advise import no_prompts, read_prompts, refuse_strangers
 
     plan = _plan(concurrency, temperature, max_tokens, seed, limit)
     _check_file(policy_file, force)
@@ -93,7 +93,7 @@ def advise(
 
 
 def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> "Plan":
-    from stepspec.advise import Plan
+    from stepspec.evaluation.advise import Plan
 
     loads = sorted(numbers("--concurrency", concurrency, int))
     if loads[0] < 1:
@@ -120,8 +120,8 @@ def _check_file(file: Path, force: bool) -> None:
 
 async def _found(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
     """The whole experiment; frees the models at the end."""
-    from stepspec.advise import Watcher, choose_prompts
-    from stepspec.advise import advise as find_advice
+    from stepspec.evaluation.advise import Watcher, choose_prompts
+    from stepspec.evaluation.advise import advise as find_advice
 
     try:
         with make_meter() as meter:
@@ -132,7 +132,7 @@ async def _found(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: Pat
 
 
 def _policy_text(findings: "Findings") -> str:
-    from stepspec.advise import advised_text
+    from stepspec.evaluation.advise import advised_text
 
     told = [f"Advised by stepspec on {findings.started[:10]}, for {_models(findings)}.", *findings.advice.sentences]
     lines = [line for sentence in told for line in textwrap.wrap(sentence, COMMENT_WIDTH)]
@@ -144,7 +144,7 @@ def _models(findings: "Findings") -> str:
 
 
 def _print_report(findings: "Findings", folder: Path, policy_file: Path, json_file: Path | None) -> None:
-    from stepspec.advise.tables import costs_table, policies_table
+    from stepspec.evaluation.advise.tables import costs_table, policies_table
 
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
     console.print(costs_table(findings))

@@ -15,18 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.cli.completing import one_of
-from stepspec.cli.help import WholeHelp
-from stepspec.cli.options import DraftOption, PairOption, TargetOption
-from stepspec.cli.progress import make_meter
-from stepspec.engine import CALL_DRAFTERS
-from stepspec.errors import UsageError, unknown_name
-from stepspec.extras import from_extra
-from stepspec.metrics import Metrics
-from stepspec.pairs import EMBEDDED_NAME, find_pair
-from stepspec.records import Record
-from stepspec.session import StepSpec, choose_models, load_pair
-from stepspec.speed import (
+from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.api.session import StepSpec, choose_models, load_pair
+from stepspec.base.extras import from_extra
+from stepspec.bench.speed import (
     ChatCosts,
     ContextCosts,
     ControllerCosts,
@@ -39,10 +31,18 @@ from stepspec.speed import (
     speeds_table,
     wire_table,
 )
+from stepspec.cli.completing import one_of
+from stepspec.cli.help import WholeHelp
+from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.progress import make_meter
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import CALL_DRAFTERS
+from stepspec.errors import UsageError, unknown_name
+from stepspec.evaluation.records import Record
 
 if TYPE_CHECKING:
-    from stepspec.evaluate.twins import TwinRuns
-    from stepspec.torch_engine.bench import Subject
+    from stepspec.bench.engine import Subject
+    from stepspec.bench.twins import TwinRuns
 
 TABLE_WIDTH = 140
 DTYPES = ("float32", "bfloat16", "float16")
@@ -154,7 +154,7 @@ def bench_controller(
     json_file: JsonOption = None,
 ) -> None:
     """Time the controller itself over an engine that answers at once, and apart from it the writing of requests."""
-    from stepspec.overhead import POLICY, controller_cost
+    from stepspec.bench.controller import POLICY, controller_cost
 
     tokenizer, transport = _embedded_tokenizer(), _http_transport()
     conditions = _conditions()
@@ -176,9 +176,9 @@ def bench_langchain(
     json_file: JsonOption = None,
 ) -> None:
     """Time what LangChain's chat model adds to the controller, and many calls at once on one engine."""
-    from stepspec.mini.problems import load_split
+    from stepspec.evaluation.generators.gsm_mini import load_split
 
-    overhead = importlib.import_module("stepspec.langchain.overhead")
+    overhead = importlib.import_module("stepspec.bench.langchain")
     question = next(iter(load_split("test"))).question
     conditions = _conditions()
     with asyncio.Runner() as runner:
@@ -201,7 +201,7 @@ def bench_aa(
     json_file: JsonOption = None,
 ) -> None:
     """Run every policy twice, under two names, and check that each is as fast as itself."""
-    from stepspec.evaluate.twins import (
+    from stepspec.bench.twins import (
         NUM_PROBLEMS,
         SEED,
         TEMPERATURES,
@@ -255,9 +255,9 @@ def bench_wire(
     json_file: JsonOption = None,
 ) -> None:
     """Compare SpecReason's published procedure with the policy `specreason` on the same two vLLM servers."""
-    from stepspec.mini.problems import load_split
+    from stepspec.evaluation.generators.gsm_mini import load_split
 
-    published = importlib.import_module("stepspec.remote.published")
+    published = importlib.import_module("stepspec.bench.published")
     problems = list(islice(load_split("test"), limit))
     conditions = _conditions()
     with asyncio.Runner() as runner:
@@ -295,8 +295,8 @@ def bench_wire(
 def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[str, Any]) -> WireCosts:
     import numpy
 
-    from stepspec.grade import grade_integer
-    from stepspec.stats import ratio_of_sums
+    from stepspec.evaluation.grade import grade_integer
+    from stepspec.evaluation.stats import ratio_of_sums
 
     count, results = len(answers), list[WireCost]()
     for way in ways:
@@ -321,13 +321,15 @@ def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[
 
 def _embedded_tokenizer() -> Any:
     with from_extra("torch", "The embedded tokenizer"):
-        return importlib.import_module("stepspec.hugging_face").load_tokenizer(str(find_pair(EMBEDDED_NAME) / "target"))
+        return importlib.import_module("stepspec.engines.hugging_face").load_tokenizer(
+            str(find_pair(EMBEDDED_NAME) / "target")
+        )
 
 
 def _http_transport() -> Any:
     """How the remote engine writes a request, by tokenizer."""
-    conversation = importlib.import_module("stepspec.remote.conversation").Conversation
-    address = importlib.import_module("stepspec.remote.address").Address("http://localhost/v1")
+    conversation = importlib.import_module("stepspec.engines.remote.conversation").Conversation
+    address = importlib.import_module("stepspec.engines.remote.address").Address("http://localhost/v1")
 
     def of(tokenizer: Any) -> Any:
         def begin(buffer: Any) -> Any:
@@ -341,7 +343,7 @@ def _http_transport() -> Any:
 
 def _bench() -> Any:
     """The module of the torch engine that measures it; loaded by name, as that library is no part of the core."""
-    return importlib.import_module("stepspec.torch_engine.bench")
+    return importlib.import_module("stepspec.bench.engine")
 
 
 def _load(target: str | None, draft: str | None, pair: str | None, shape: str | None, dtype: str | None) -> "Subject":
@@ -369,7 +371,7 @@ def _folder_of(model: str) -> str:
 
 def _conditions() -> dict[str, Any]:
     """Where and when; before anything is measured, as files may change while it is."""
-    from stepspec.machine import commit, hardware, versions
+    from stepspec.evaluation.machine import commit, hardware, versions
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
@@ -385,8 +387,8 @@ async def _measured(engine: Any, found: Awaitable[Any]) -> tuple[Any, Metrics]:
 
 def _prompts(subject: "Subject", count: int) -> list[list[int]]:
     """Problems of gsm-mini, or as many random ids."""
-    from stepspec.mini.problems import load_split
-    from stepspec.prompts import encode_request
+    from stepspec.chat.prompts import encode_request
+    from stepspec.evaluation.generators.gsm_mini import load_split
 
     if subject.synthetic:
         rng = random.Random(0)

@@ -11,7 +11,7 @@ from rich.text import Text
 from stepspec.errors import StepSpecError, UsageError
 
 if TYPE_CHECKING:
-    from stepspec.compare import Comparison
+    from stepspec.evaluation.compare import Comparison
 
 TABLE_WIDTH = 120
 """Where there is no terminal to fit the tables to."""
@@ -33,8 +33,8 @@ def compare_runs(
     ] = None,
 ) -> None:
     """Compare two runs problem by problem: accuracy beside speed, and what differs between them."""
-    from stepspec.compare import compare
-    from stepspec.runs import iter_rows, read_run
+    from stepspec.evaluation.compare import compare
+    from stepspec.evaluation.runs import iter_rows, read_run
 
     a, b = _one_run(a), _one_run(b)
     run_a, run_b = read_run(a), read_run(b)
@@ -45,7 +45,7 @@ def compare_runs(
 
 
 def _one_run(folder: Path) -> Path:
-    from stepspec.runs import find_runs
+    from stepspec.evaluation.runs import find_runs
 
     runs = find_runs(folder)
     if len(runs) > 1:
@@ -61,7 +61,7 @@ def _write(file: Path, comparison: "Comparison") -> None:
 
 
 def _show(comparison: "Comparison", a: Path, b: Path) -> None:
-    from stepspec.compare.tables import differences_table, policy_table
+    from stepspec.evaluation.compare.tables import differences_table, policy_table
 
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
     if comparison.warning:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+from stepspec.base.files import DataKind, list_data_files
 from stepspec.errors import StepSpecError
-from stepspec.files import DataKind, list_data_files
 
 
 def names_of(kind: DataKind) -> Callable[[str], Sequence[str]]:

@@ -25,15 +25,15 @@ from stepspec.cli.options import (
 )
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
-from stepspec.engine import Sampling
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.benchmark import Benchmark
-    from stepspec.evaluate import Keeping, LoadedPolicy, ProblemSet, Settings
-    from stepspec.grade import Grading
-    from stepspec.records import Summary
-    from stepspec.session import Pair
+    from stepspec.api.session import Pair
+    from stepspec.evaluation.benchmark import Benchmark
+    from stepspec.evaluation.grade import Grading
+    from stepspec.evaluation.records import Summary
+    from stepspec.evaluation.running import Keeping, LoadedPolicy, ProblemSet, Settings
 
 DEFAULT_POLICIES = ("target", "token", "specreason", "stepspec")
 TABLE_WIDTH = 160
@@ -79,7 +79,8 @@ def evaluate_policies(
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
-    from stepspec.evaluate import (
+    from stepspec.api.session import load_pair
+    from stepspec.evaluation.running import (
         Keeping,
         Part,
         RunFolder,
@@ -88,7 +89,6 @@ def evaluate_policies(
         load_policies,
         load_problems,
     )
-    from stepspec.session import load_pair
 
     name, spec = load_benchmark(benchmark)
     settings, own_part = _settings(spec, concurrency, temperature, seed, max_tokens, repeats), Part.parse(part)
@@ -120,8 +120,8 @@ def require_extras() -> None:
     Raises:
         MissingExtraError: a package is missing.
     """
-    import stepspec.grade  # pyright: ignore[reportUnusedImport]
-    import stepspec.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    import stepspec.evaluation.grade  # pyright: ignore[reportUnusedImport]
+    import stepspec.evaluation.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 
 def _settings(
@@ -133,7 +133,7 @@ def _settings(
     repeats: int | None,
 ) -> "list[Settings]":
     """One for every combination of what was given several times."""
-    from stepspec.evaluate import Settings
+    from stepspec.evaluation.running import Settings
 
     loads = numbers("--concurrency", concurrency, int)
     if min(loads) < 1:
@@ -164,7 +164,7 @@ class _Task:
 
     async def run_all(self, runs: "Sequence[tuple[Settings, Keeping]]", meter: Meter) -> "list[Summary]":
         """One run after the other; frees the models at the end."""
-        from stepspec.grade import Grading
+        from stepspec.evaluation.grade import Grading
 
         try:
             with Grading(self.benchmark.grader, last_number=self.benchmark.last_number) as grading:
@@ -173,10 +173,10 @@ class _Task:
             await self.pair.aclose()
 
     async def _run(self, setting: "Settings", keeping: "Keeping", grading: "Grading", meter: Meter) -> "Summary":
-        from stepspec.benchmark import asked
-        from stepspec.energy import EnergyMeter
-        from stepspec.evaluate import Gauges, conditions, evaluate
-        from stepspec.session import StepSpec
+        from stepspec.api.session import StepSpec
+        from stepspec.evaluation.benchmark import asked
+        from stepspec.evaluation.energy import EnergyMeter
+        from stepspec.evaluation.running import Gauges, conditions, evaluate
 
         engines = {"target": self.pair.target, "draft": self.pair.draft}
         run = conditions(self.name, self.benchmark, self.problems, self.policies, engines, self.pair.hash, setting)
@@ -195,7 +195,7 @@ class _Task:
 
 def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -> None:
     """The tables of runs that have so many rows each when they are whole."""
-    from stepspec.report import closing_table
+    from stepspec.evaluation.report import closing_table
 
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for summary in summaries:
@@ -215,8 +215,8 @@ def merge_runs(
 ) -> None:
     """Put the parts of a run together that several machines have done."""
     require_extras()
-    from stepspec.evaluate import merge
-    from stepspec.runs import read_run
+    from stepspec.evaluation.running import merge
+    from stepspec.evaluation.runs import read_run
 
     summary, run = merge(parts, output), read_run(output)
     _print_tables([summary], output, run.num_problems * len(run.policies) * run.num_repeats)

@@ -15,8 +15,8 @@ def export_run(
     output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; RUN/FORMAT if left out.")] = None,
 ) -> None:
     """Write a run as logs of lm-evaluation-harness or inspect_ai, one model for each policy."""
-    from stepspec.export import export
-    from stepspec.runs import find_runs
+    from stepspec.evaluation.export import export
+    from stepspec.evaluation.runs import find_runs
 
     runs = find_runs(run)
     for each in runs:

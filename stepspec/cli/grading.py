@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 
+from stepspec.base.strict_json import read_json
 from stepspec.cli.completing import one_of
 from stepspec.cli.evaluating import require_extras
 from stepspec.errors import UsageError, unknown_name
-from stepspec.strict_json import read_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stepspec.grade import Grade, GraderKind, Grading
+    from stepspec.evaluation.grade import Grade, GraderKind, Grading
 
 KINDS: tuple["GraderKind", ...] = ("integer", "number", "math")
 PREDICTION_KEYS = ("prediction", "output", "response", "text")
@@ -55,7 +55,7 @@ def grade_file(
     require_extras()
     from rich.console import Console
 
-    from stepspec.grade import Grading
+    from stepspec.evaluation.grade import Grading
 
     if grader not in KINDS:
         raise UsageError(unknown_name("grader", grader, KINDS))
@@ -182,7 +182,7 @@ class _Tally:
         from rich import box
         from rich.table import Table
 
-        from stepspec.grade import Status
+        from stepspec.evaluation.grade import Status
 
         table = Table(box=box.SIMPLE)
         for title in ("", "rows", "share"):
@@ -198,7 +198,7 @@ class _Tally:
 
     def sentence(self, seconds: float) -> str:
         """Accuracy, and how fast it was known."""
-        from stepspec.stats import Share
+        from stepspec.evaluation.stats import Share
 
         problems = list(self._rows)
         share = Share.pooled([self._correct[each] for each in problems], [self._rows[each] for each in problems])

@@ -4,29 +4,29 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepspec.benchmark import Benchmark
+    from stepspec.evaluation.benchmark import Benchmark
 
 
 def list_policies() -> None:
     """List the policies that come with stepspec."""
-    from stepspec.files import list_data_files
-    from stepspec.policy import Policy, load_toml
+    from stepspec.base.files import list_data_files
+    from stepspec.loop.policy import Policy, load_toml
 
     _print((name, load_toml(path, Policy)[0].summary) for name, path in list_data_files("policies").items())
 
 
 def list_benchmarks() -> None:
     """List the benchmarks that come with stepspec: how many problems, where from, and what they are."""
-    from stepspec.benchmark import Benchmark
-    from stepspec.files import list_data_files
-    from stepspec.policy import load_toml
+    from stepspec.base.files import list_data_files
+    from stepspec.evaluation.benchmark import Benchmark
+    from stepspec.loop.policy import load_toml
 
     loaded = {name: load_toml(path, Benchmark)[0] for name, path in list_data_files("evals").items()}
     _print((name, _size(each), _source(each), each.summary) for name, each in loaded.items())
 
 
 def _size(benchmark: "Benchmark") -> str:
-    from stepspec.benchmark import RowsTable
+    from stepspec.evaluation.benchmark import RowsTable
 
     data = benchmark.data
     size = data.rows if isinstance(data, RowsTable) else benchmark.default_limit

@@ -5,9 +5,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from stepspec.api.pairs import PAIRS
 from stepspec.cli.completing import names_of, one_of
 from stepspec.errors import UsageError
-from stepspec.pairs import PAIRS
 
 N = TypeVar("N", int, float)
 

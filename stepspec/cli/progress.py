@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Column
 
 if TYPE_CHECKING:
-    from stepspec.records import Row
+    from stepspec.evaluation.records import Row
 
 SECONDS_BETWEEN_LINES = 10.0
 NARROW, WIDE = 60, 100

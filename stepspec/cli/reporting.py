@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from stepspec.base.extras import from_extra
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.extras import from_extra
 
 if TYPE_CHECKING:
-    from stepspec.records import Summary
-    from stepspec.report.source import Source
+    from stepspec.evaluation.records import Summary
+    from stepspec.evaluation.report.source import Source
 
 TABLE_WIDTH = 160
 """Of the tables where there is no terminal to fit them to."""
@@ -38,8 +38,8 @@ def report_runs(
 ) -> None:
     """Show what runs came to: a table here, Markdown, and one page to look at."""
     _require_extras()
-    from stepspec.report.page import make_page
-    from stepspec.report.tables import full_table
+    from stepspec.evaluation.report.page import make_page
+    from stepspec.evaluation.report.tables import full_table
 
     reports = {folder: _read(folder, prices, traces) for folder in dict.fromkeys(runs)}
     everything = [source for sources in reports.values() for source in sources]
@@ -65,10 +65,10 @@ def _require_extras() -> None:
 
 
 def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
-    from stepspec.policy import load_toml
-    from stepspec.report.prices import Prices
-    from stepspec.report.source import read_source
-    from stepspec.runs import find_runs
+    from stepspec.evaluation.report.prices import Prices
+    from stepspec.evaluation.report.source import read_source
+    from stepspec.evaluation.runs import find_runs
+    from stepspec.loop.policy import load_toml
 
     table = None if prices is None else load_toml(prices, Prices)[0]
     summaries = {run: _summary_of(run) for run in find_runs(folder)}
@@ -82,8 +82,8 @@ def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
 
 def _summary_of(folder: Path) -> "Summary":
     """The summary that is there; of a run that is not finished, or has gone on since, one made from its rows."""
-    from stepspec.evaluate import summarise
-    from stepspec.runs import has_gone_on, iter_blocks, iter_failures, iter_rows, read_run, read_summary
+    from stepspec.evaluation.running import summarise
+    from stepspec.evaluation.runs import has_gone_on, iter_blocks, iter_failures, iter_rows, read_run, read_summary
 
     summary = read_summary(folder)
     if summary is None or has_gone_on(folder, summary):
@@ -93,13 +93,13 @@ def _summary_of(folder: Path) -> "Summary":
 
 
 def _settings(sources: "Sequence[Source]") -> list[str]:
-    from stepspec.report.source import settings_of
+    from stepspec.evaluation.report.source import settings_of
 
     return settings_of([source.run for source in sources], [source.folder for source in sources])
 
 
 def _markdown(sources: "Sequence[Source]") -> list[str]:
-    from stepspec.report.markdown import markdown_report
+    from stepspec.evaluation.report.markdown import markdown_report
 
     return [
         markdown_report(source.run, source.summary, setting=setting, extras=source.extras)

@@ -20,9 +20,9 @@ from stepspec.cli.options import (
     TargetOption,
     TemperatureOption,
 )
-from stepspec.engine import Sampling
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-from stepspec.step import AnswerDelta, Done, Event, Origin, Result, StepCommitted
+from stepspec.loop.step import AnswerDelta, Done, Event, Origin, Result, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
@@ -49,7 +49,7 @@ def answer_question(
     """Answer one question, step by step."""
     text = _read_question(question)
     sampling = Sampling(temperature=temperature, seed=seed)
-    from stepspec.session import StepSpec
+    from stepspec.api.session import StepSpec
 
     async def answer() -> None:
         async with StepSpec(target, draft, policy, pair=pair) as spec:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from stepspec.base.extras import from_extra
+from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption
 from stepspec.errors import UsageError
-from stepspec.extras import from_extra
-from stepspec.strict_json import MAX_BODY_BYTES
 
 logger = logging.getLogger("stepspec.serve")
 
@@ -43,8 +43,8 @@ def serve_models(
         from uvicorn.config import LOGGING_CONFIG
 
         from stepspec.serve import create_app
-    from stepspec.policy import load_policy
-    from stepspec.session import load_pair
+    from stepspec.api.session import load_pair
+    from stepspec.loop.policy import load_policy
 
     class Server(uvicorn.Server):
         """Logs its addresses, and exits at the second Ctrl-C without waiting for requests."""

@@ -5,7 +5,7 @@ from stepspec.langchain import ChatStepSpec
 model = ChatStepSpec(model="vllm:Qwen/Qwen3-32B", draft="vllm:Qwen/Qwen3-0.6B")
 """
 
-from stepspec.extras import from_extra
+from stepspec.base.extras import from_extra
 
 with from_extra("langchain", "stepspec.langchain"):
     from stepspec.langchain.chat import ChatStepSpec

@@ -33,18 +33,18 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.engine import Sampling
+from stepspec.api.session import Options, Pair, StepSpec
+from stepspec.base.keywords import check_known
+from stepspec.base.workers import off_the_loop
+from stepspec.chat.tools import chosen, schema_of
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import EngineError, UsageError, unknown_name
-from stepspec.keywords import check_known
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
-from stepspec.options import check_patience
-from stepspec.policy import Policy
-from stepspec.session import Options, Pair, StepSpec
-from stepspec.step import Done, Event, StepCommitted
-from stepspec.tools import chosen, schema_of
-from stepspec.workers import off_the_loop
+from stepspec.loop.options import check_patience
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import Done, Event, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event of a step, where there is a run around the model to tell it to."""

@@ -15,8 +15,8 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import tool_call_chunk
 
-from stepspec.calls import Nesting
-from stepspec.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.calls import Nesting
+from stepspec.loop.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0

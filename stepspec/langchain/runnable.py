@@ -19,7 +19,7 @@ from stepspec.langchain.chat import ChatStepSpec
 from stepspec.langchain.errors import InvalidRequestError
 from stepspec.langchain.messages import chunk_of, last_chunk
 from stepspec.langchain.sharing import loop_thread
-from stepspec.step import Done, Event, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
 
 State = Mapping[str, Any]
 """A graph's state, or any mapping with `messages`."""

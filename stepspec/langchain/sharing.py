@@ -4,9 +4,9 @@ served."""
 import threading
 from functools import cache
 
-from stepspec.loop_thread import LoopThread
-from stepspec.pairs import EMBEDDED_NAME
-from stepspec.session import Pair, load_pair
+from stepspec.api.pairs import EMBEDDED_NAME
+from stepspec.api.session import Pair, load_pair
+from stepspec.base.loop_thread import LoopThread
 
 _loading = threading.Lock()
 _pairs: dict[tuple[str | None, str | None, str | None], Pair] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from stepspec.mini.problems import NAMES
+from stepspec.evaluation.generators.gsm_mini import NAMES
 from stepspec.mini.recipes import Stage
 from stepspec.mini.sequences import NOT_LEARNED, SequenceMaker, TreeSequence
 

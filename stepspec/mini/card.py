@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stepspec.evaluation.report import with_block
 from stepspec.mini import WEIGHTS
-from stepspec.report import with_block
 
 Figures = dict[str, Any]
 

@@ -27,14 +27,8 @@ from typing import Any, TypeVar, get_args
 
 import torch
 
-from stepspec.engine import Drafting, Probe, Sampling, Stop, TokenBuffer, collect
-from stepspec.judges.rating import expected_digit
-from stepspec.mini import WEIGHTS, plain
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, StepOracle, same_content, step_correctness
-from stepspec.mini.problems import Problem, Split, load_split, true_values
-from stepspec.pairs import PAIRS, find_pair
-from stepspec.prompts import (
+from stepspec.api.pairs import PAIRS, find_pair
+from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
     SELECTION_NAMES,
@@ -47,8 +41,15 @@ from stepspec.prompts import (
     selection_line,
     think_end_id,
 )
-from stepspec.stats import wilson
-from stepspec.torch_engine import TorchEngine
+from stepspec.engines.protocol import Drafting, Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine import TorchEngine
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.generators.gsm_mini import Problem, Split, load_split, true_values
+from stepspec.evaluation.stats import wilson
+from stepspec.loop.judges.rating import expected_digit
+from stepspec.mini import WEIGHTS
+from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.oracle import Oracle, StepOracle, same_content, step_correctness
 
 Figures = dict[str, Any]
 Result = TypeVar("Result")

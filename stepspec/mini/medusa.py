@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads
 from stepspec.mini.batches import PART, Batches
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.recipes import Stage
 from stepspec.mini.sequences import NOT_LEARNED, SequenceMaker
 from stepspec.mini.tokenizer import load_tokenizer
-from stepspec.torch_engine.drafters.medusa import FILE, MedusaHeads
 
 NUM_HEADS = 4
 LEARNING_RATE = 2e-3

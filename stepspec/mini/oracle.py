@@ -1,7 +1,7 @@
 """Says whether a step is correct: whether all that it says follows from the problem and the text before.
 
 It knows the problem's graph, so it is for tests, training and calibration only: a judge that asked it at run
-time would be told the answer. It reads a step as a row of clauses, which are those of `stepspec.mini.wording`, in any
+time would be told the answer. It reads a step as a row of clauses, which are those of `generators.wording`, in any
 order; a true sentence in other words counts as incorrect.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol, get_args
 
-from stepspec.mini.problems import Kind, Problem, Relation, Scene, true_values
-from stepspec.mini.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
+from stepspec.evaluation.generators.gsm_mini import Kind, Problem, Relation, Scene, true_values
+from stepspec.evaluation.generators.wording import FRACTIONS, REASONS, RESULT_OF_SUBJECT, RESULTS, phrasings
 
 _NAME = "[A-Z][a-z]{0,20}"
 _NUMBER = "[0-9]{1,6}"

@@ -11,8 +11,8 @@ import torch
 from rich.progress import track
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from stepspec.evaluation.generators.gsm_mini import step_content, train_problem, true_values
 from stepspec.mini.oracle import Oracle
-from stepspec.mini.problems import step_content, train_problem, true_values
 from stepspec.mini.sequences import VOICES, Proposals
 from stepspec.mini.tokenizer import load_tokenizer, opening
 

@@ -12,7 +12,7 @@ could be told out of order and ask for totals of three.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepspec.mini.wording import Voice
+from stepspec.evaluation.generators.wording import Voice
 
 
 @dataclass(frozen=True)

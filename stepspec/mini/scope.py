@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from stepspec.engine import TokenBuffer
-from stepspec.mini import WEIGHTS, plain
-from stepspec.mini.problems import load_split
-from stepspec.prompts import checked_messages, encode_messages
-from stepspec.scope import FILE, PairScope, mean_logprob
-from stepspec.torch_engine import TorchEngine
+from stepspec.api.scope import FILE, PairScope, mean_logprob
+from stepspec.chat.prompts import checked_messages, encode_messages
+from stepspec.engines.protocol import TokenBuffer
+from stepspec.engines.torch_engine import TorchEngine
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.mini import WEIGHTS
 
 NUM_PROMPTS, QUANTILE = 4_000, 0.0025
 TOGETHER = 16

@@ -7,18 +7,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerFast
 
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.problems import (
-    Content,
-    Problem,
-    step_content,
-    step_slots,
-    train_problem,
-    true_values,
-)
-from stepspec.mini.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
-from stepspec.mini.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
-from stepspec.prompts import (
+from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     PROBLEM_PROMPTS,
     RATING_PROMPTS,
@@ -29,6 +18,17 @@ from stepspec.prompts import (
     JudgePrompt,
     selection_line,
 )
+from stepspec.evaluation.generators.gsm_mini import (
+    Content,
+    Problem,
+    step_content,
+    step_slots,
+    train_problem,
+    true_values,
+)
+from stepspec.evaluation.generators.wording import CHOICE, CHOSEN, EQUATIONS, LEADS, REASONS, Voice
+from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
 
 SYSTEM_SHARE = 0.1
 PROPOSED_SHARE = 0.6  # of judged problems, those of which there are steps that the draft wrote

@@ -35,16 +35,16 @@ import torch
 from rich.progress import Progress
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.evaluation.generators.wording import Voice
 from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import PART, Batches
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.medusa import train_heads
-from stepspec.mini.problems import load_split
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
 from stepspec.mini.sequences import SequenceMaker
 from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer, opening
-from stepspec.mini.wording import Voice
 
 LOG_EVERY, SAVE_EVERY = 25, 250
 NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps

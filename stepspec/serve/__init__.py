@@ -1,6 +1,6 @@
 """The service: a pair of models behind OpenAI's chat completions, with what speculation did beside each answer."""
 
-from stepspec.extras import from_extra
+from stepspec.base.extras import from_extra
 
 with from_extra("serve", "The service"):
     from stepspec.serve.app import create_app

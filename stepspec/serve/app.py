@@ -17,8 +17,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from stepspec import __version__
+from stepspec.api.session import Pair, StepSpec
+from stepspec.base.files import list_data_files
+from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
-from stepspec.files import list_data_files
+from stepspec.loop.step import Done, Event, Result
 from stepspec.serve.answers import Answering
 from stepspec.serve.bodies import TooLargeError, read_chat
 from stepspec.serve.choices import unquoted
@@ -26,9 +29,6 @@ from stepspec.serve.document import CHAT_BODY, CHAT_RESPONSES, MODEL_RESPONSES, 
 from stepspec.serve.log import RequestLog, noted
 from stepspec.serve.requests import ChatRequest, RefusedError
 from stepspec.serve.schemas import ModelCard, ModelList
-from stepspec.session import Pair, StepSpec
-from stepspec.step import Done, Event, Result
-from stepspec.strict_json import MAX_BODY_BYTES
 
 logger = logging.getLogger(__name__)
 

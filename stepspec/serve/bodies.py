@@ -2,8 +2,8 @@
 
 from fastapi import Request
 
+from stepspec.base.workers import off_the_loop
 from stepspec.serve.requests import ChatRequest, RefusedError
-from stepspec.workers import off_the_loop
 
 
 class TooLargeError(RefusedError):

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from stepspec.step import AnswerDelta, Done, Event
+from stepspec.loop.step import AnswerDelta, Done, Event
 
 
 async def unquoted(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepspec.step import Done, Event
+from stepspec.loop.step import Done, Event
 
 logger = logging.getLogger("stepspec.serve")
 

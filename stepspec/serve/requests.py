@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 from pydantic.config import JsonDict
 
-from stepspec.engine import Sampling
+from stepspec.api.session import Options
+from stepspec.base.strict_json import read_json
+from stepspec.chat.tools import ANYTHING, chosen, schema_of
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
 from stepspec.serve.refused import refused_properties, why_refused
-from stepspec.session import Options
-from stepspec.strict_json import read_json
-from stepspec.tools import ANYTHING, chosen, schema_of
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from following import FollowingEngine, following_pair
 
-from stepspec import session
+from stepspec.api import session
 
 MODULE = "following_by_name"
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from stepspec.api.session import Pair
 from stepspec.serve import create_app
-from stepspec.session import Pair
 
 
 @contextmanager

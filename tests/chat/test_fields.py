@@ -12,11 +12,11 @@ from openai.types.chat import completion_create_params
 from service import serving
 
 from stepspec import Sampling, StepSpec, SyncStepSpec, UsageError
+from stepspec.api.session import Options
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 from stepspec.serve.refused import REFUSED
 from stepspec.serve.requests import ChatRequest
-from stepspec.session import Options
 
 ASK = [{"role": "user", "content": "How many?"}]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -20,7 +20,7 @@ from stepspec import Pair, Result, StepSpec
 from stepspec.client import RemoteStepSpec
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
-from stepspec.step import Done, Event, StepJudged, StepProposed
+from stepspec.loop.step import Done, Event, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessageChunk
 from service import serving
 
+from stepspec.api.session import StepSpec
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec
 from stepspec.langchain.messages import chunk_of
-from stepspec.session import StepSpec
-from stepspec.step import Event, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.loop.step import Event, ToolCall, ToolCallDelta, ToolCalled
 
 pytestmark = pytest.mark.anyio
 

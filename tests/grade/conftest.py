@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepspec.grade import Grading
+from stepspec.evaluation.grade import Grading
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 import pytest
 
 from stepspec.errors import UsageError
-from stepspec.grade import GraderKind, Grading
-from stepspec.grade.compare import compare
+from stepspec.evaluation.grade import GraderKind, Grading
+from stepspec.evaluation.grade.compare import compare
 
 READ: list[tuple[str, str]] = [
     (r"\frac{3}{4}", "0.75"),

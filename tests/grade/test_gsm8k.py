@@ -4,7 +4,7 @@ import gzip
 import json
 from pathlib import Path
 
-from stepspec.grade import Grading
+from stepspec.evaluation.grade import Grading
 
 DATA = Path(__file__).parents[2] / "evals" / "data" / "gsm8k-test.jsonl.gz"
 

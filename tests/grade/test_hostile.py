@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.grade import MAX_ANSWER_CHARS, Grading, Limits
-from stepspec.grade.caps import refusal
-from stepspec.grade.hostile import CODE, FAMILIES, hostile_texts
-from stepspec.grade.latex import cleaned
+from stepspec.bench.hostile import CODE, FAMILIES, hostile_texts
+from stepspec.evaluation.grade import MAX_ANSWER_CHARS, Grading, Limits
+from stepspec.evaluation.grade.caps import refusal
+from stepspec.evaluation.grade.latex import cleaned
 
 GOLDS = ("12", r"x^2+\sqrt{2}", r"\left(\frac{\pi}{2}, 3\right)", r"\text{no}")
 LATEX = st.text(alphabet="\\{}()[]$^_&%#~!|=<>+-*/.,;:' \n0123456789xyabeoxfrcsqt", max_size=200)
@@ -180,7 +180,7 @@ def test_programs_are_not_executed_even_by_a_worker_that_gets_them(tmp_path: Pat
     questions = [program.format(file) for program in CODE] + [rf"\text{{{program.format(file)}}}" for program in CODE]
     program = f"""
 import sys
-from stepspec.grade import worker
+from stepspec.evaluation.grade import worker
 algebra = worker._Algebra()
 import sympy
 for question in {questions!r}:

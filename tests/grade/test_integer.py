@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.errors import UsageError
-from stepspec.grade import MAX_ANSWER_CHARS, canonical_integer, extract_answer, grade_integer
+from stepspec.evaluation.grade import MAX_ANSWER_CHARS, canonical_integer, extract_answer, grade_integer
 
 
 @pytest.mark.parametrize(

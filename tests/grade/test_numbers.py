@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.errors import UsageError
-from stepspec.grade import Grading
-from stepspec.grade.number import read_number
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.grade.number import read_number
 
 WAYS = {
     "1234.5": [

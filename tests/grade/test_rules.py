@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepspec.errors import UsageError
-from stepspec.grade import GraderKind, Grading, extract_answer, grade_integer, grading
-from stepspec.grade.compare import compare
-from stepspec.grade.vocabulary import CANONICAL_UNIT, CHANGES_BEHIND, GLUED_UNITS, SHORT_UNITS
+from stepspec.evaluation.grade import GraderKind, Grading, extract_answer, grade_integer, grading
+from stepspec.evaluation.grade.compare import compare
+from stepspec.evaluation.grade.vocabulary import CANONICAL_UNIT, CHANGES_BEHIND, GLUED_UNITS, SHORT_UNITS
 
 KINDS: tuple[GraderKind, ...] = get_args(GraderKind)
 FOLDER = Path(__file__).parent

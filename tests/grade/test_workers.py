@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import StepSpecError
-from stepspec.grade import Grade, Grading, Limits
-from stepspec.grade.compare import Question
-from stepspec.grade.workers import WorkerPool
+from stepspec.evaluation.grade import Grade, Grading, Limits
+from stepspec.evaluation.grade.compare import Question
+from stepspec.evaluation.grade.workers import WorkerPool
 
 HANGS = Question(("x+1",), (r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}",))
 """More than the caps let through: what a worker does with it is what is tested here."""
@@ -180,7 +180,7 @@ def test_workers_start_only_for_formulas() -> None:
 
 ASKS = """
 import sys, time
-from stepspec.grade import Grading
+from stepspec.evaluation.grade import Grading
 grading = Grading("math")
 grading.grade(r"\\boxed{x+1}", "1+x")
 print(*grading.worker_ids(), flush=True)
@@ -203,7 +203,8 @@ def test_workers_take_no_module_of_the_folder_they_are_started_in(tmp_path: Path
     for name in ("sympy", "json", "math_verify", "random"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was imported')", "utf-8")
     program = (
-        "from stepspec.grade import Grading\nwith Grading('math') as g: print(g.grade(r'\\boxed{x+1}', '1+x').status)"
+        "from stepspec.evaluation.grade import Grading\n"
+        "with Grading('math') as g: print(g.grade(r'\\boxed{x+1}', '1+x').status)"
     )
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

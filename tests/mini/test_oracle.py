@@ -9,9 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, step_correctness
-from stepspec.mini.problems import (
+from stepspec.evaluation.generators.gsm_mini import (
     NAMES,
     SCENES,
     Content,
@@ -22,7 +20,9 @@ from stepspec.mini.problems import (
     true_values,
     write_solution,
 )
-from stepspec.mini.wording import COMPUTATIONS, CONCLUSIONS, JOINS, LEADS, REASONS, Voice
+from stepspec.evaluation.generators.wording import COMPUTATIONS, CONCLUSIONS, JOINS, LEADS, REASONS, Voice
+from stepspec.mini.corrupt import corrupt_step
+from stepspec.mini.oracle import Oracle, step_correctness
 
 VOICES: tuple[Voice, ...] = ("target", "draft")
 APPLES = SCENES[0]

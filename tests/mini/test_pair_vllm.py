@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
-from stepspec.mini.problems import load_split
 
 pytest.importorskip("vllm")
 

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from stepspec.grade import Grading
-from stepspec.mini import plain
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.grade import Grading
 
 CONSTANTS = set(map(Fraction, (1, 2, 3, 4, 7, 10, 12, 25, 60, 100)))
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from stepspec import StepSpec
+from stepspec.api.pairs import EMBEDDED
+from stepspec.api.scope import PairScope
+from stepspec.api.session import load_pair
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
-from stepspec.mini.problems import load_split
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.loop.rendering import result_html
 from stepspec.mini.scope import means
-from stepspec.pairs import EMBEDDED
-from stepspec.rendering import result_html
-from stepspec.scope import PairScope
-from stepspec.session import load_pair
-from stepspec.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.anyio
 

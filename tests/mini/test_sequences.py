@@ -8,14 +8,7 @@ from dataclasses import replace
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from stepspec.hugging_face import HuggingFaceTokenizer
-from stepspec.mini import WEIGHTS
-from stepspec.mini.batches import collate
-from stepspec.mini.oracle import Oracle
-from stepspec.mini.problems import NAMES, Problem, step_content, train_problem, true_values
-from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
-from stepspec.mini.tokenizer import load_tokenizer
-from stepspec.prompts import (
+from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
     SELECTION_NAMES,
@@ -23,6 +16,13 @@ from stepspec.prompts import (
     YES_NO_PROMPT,
     render_probe,
 )
+from stepspec.engines.hugging_face import HuggingFaceTokenizer
+from stepspec.evaluation.generators.gsm_mini import NAMES, Problem, step_content, train_problem, true_values
+from stepspec.mini import WEIGHTS
+from stepspec.mini.batches import collate
+from stepspec.mini.oracle import Oracle
+from stepspec.mini.sequences import LONG_ENOUGH, NOT_LEARNED, SequenceMaker, TreeSequence
+from stepspec.mini.tokenizer import load_tokenizer
 
 NUM_PROBLEMS = 60
 

@@ -13,15 +13,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stepspec.draft_vocabulary import FILE, load_draft_vocabulary
-from stepspec.engine import Sampling, Stop, TokenBuffer, collect
+from stepspec.chat.prompts import RATING_PROMPTS, YES_NO_PROMPT
+from stepspec.engines.draft_vocabulary import FILE, load_draft_vocabulary
+from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import ModelError
-from stepspec.mini import WEIGHTS, plain
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.mini import WEIGHTS
 from stepspec.mini.smol import base, build, draft, proposals, reward, samples, texts
 from stepspec.mini.smol.lora import Adapter, Trunk, merge_file
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
-from stepspec.prompts import RATING_PROMPTS, YES_NO_PROMPT
-from stepspec.torch_engine import TorchEngine
 
 TAGS = (5, 6)
 

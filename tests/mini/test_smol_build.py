@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec import pairs
+from stepspec.api import pairs
 from stepspec.errors import ModelError
 from stepspec.mini.smol import build
 

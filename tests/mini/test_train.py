@@ -11,10 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
+from stepspec.engines.torch_engine.model import CausalModel, load_network
+from stepspec.evaluation.generators.gsm_mini import NAMES, train_problem
 from stepspec.mini import WEIGHTS, train
 from stepspec.mini.batches import Batches, collate
 from stepspec.mini.medusa import NUM_HEADS, loss_of, train_heads
-from stepspec.mini.problems import NAMES, train_problem
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
 from stepspec.mini.sequences import NOT_LEARNED
@@ -28,8 +30,6 @@ from stepspec.mini.train import (
     losses_of,
     totals_of,
 )
-from stepspec.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
-from stepspec.torch_engine.model import CausalModel, load_network
 
 SMALL = Recipe(
     width=32,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from stepspec.records import (
+from stepspec.evaluation.records import (
     Block,
     EngineRecord,
     PolicyKind,
@@ -22,7 +22,7 @@ from stepspec.records import (
     Trace,
     Usage,
 )
-from stepspec.runs import output_sha256
+from stepspec.evaluation.runs import output_sha256
 
 TEXT = (
     "so the number of each box then is what remains after she gives some away which leaves total cost per day "

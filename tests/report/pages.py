@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from make_runs import MadeRun
 
-from stepspec.evaluate import summarise
-from stepspec.report.page import make_page
-from stepspec.report.source import read_source
+from stepspec.evaluation.report.page import make_page
+from stepspec.evaluation.report.source import read_source
+from stepspec.evaluation.running import summarise
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

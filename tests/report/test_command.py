@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluate import summarise
+from stepspec.evaluation.running import summarise
 
 KEPT = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 POLICIES = ["target", "token", "stepspec"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from make_runs import MadeRun, make_run
 
-from stepspec.report.embedding import Embedded, by_interest, embed
-from stepspec.report.tally import RunTally
-from stepspec.runs import TraceIndex, iter_rows
+from stepspec.evaluation.report.embedding import Embedded, by_interest, embed
+from stepspec.evaluation.report.tally import RunTally
+from stepspec.evaluation.runs import TraceIndex, iter_rows
 
 
 def unpack(text: str) -> Any:

@@ -3,8 +3,8 @@
 from make_runs import POLICIES, make_run
 from test_tables import STEPSPEC, SUMMARY, TARGET
 
-from stepspec.records import Matched, PolicyRecord, Summary
-from stepspec.report.findings import differing_conditions, findings, is_exact, kind_of
+from stepspec.evaluation.records import Matched, PolicyRecord, Summary
+from stepspec.evaluation.report.findings import differing_conditions, findings, is_exact, kind_of
 
 RUN = make_run(2).run
 

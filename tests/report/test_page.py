@@ -8,10 +8,10 @@ import pytest
 from make_runs import MadeRun, make_run
 from pages import Window, chromium, needs_chromium, page_of
 
-from stepspec.report.page import make_page
-from stepspec.report.readme import read_results
-from stepspec.report.source import read_source
-from stepspec.runs import find_runs
+from stepspec.evaluation.report.page import make_page
+from stepspec.evaluation.report.readme import read_results
+from stepspec.evaluation.report.source import read_source
+from stepspec.evaluation.runs import find_runs
 
 pytestmark = needs_chromium
 KEPT = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"

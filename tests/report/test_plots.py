@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from make_runs import make_run
 
-from stepspec.evaluate import summarise
-from stepspec.records import Row, StepRecord, Summary, TokenRecord
-from stepspec.report.colours import PALETTE, series
-from stepspec.report.plots import Plot, plot_sections, sweep_plots
-from stepspec.report.plots.flow import fates
-from stepspec.report.plots.judging import places_accepted
-from stepspec.report.plots.tradeoff import pareto_front
-from stepspec.report.readme import read_results
-from stepspec.report.tally import RunTally
-from stepspec.stats import wilson
+from stepspec.evaluation.records import Row, StepRecord, Summary, TokenRecord
+from stepspec.evaluation.report.colours import PALETTE, series
+from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
+from stepspec.evaluation.report.plots.flow import fates
+from stepspec.evaluation.report.plots.judging import places_accepted
+from stepspec.evaluation.report.plots.tradeoff import pareto_front
+from stepspec.evaluation.report.readme import read_results
+from stepspec.evaluation.report.tally import RunTally
+from stepspec.evaluation.running import summarise
+from stepspec.evaluation.stats import wilson
 
 NASTY = "$x_1$ </text><script>"
 KEPT = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"

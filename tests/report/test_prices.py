@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import UsageError
-from stepspec.policy import load_toml
-from stepspec.records import Block, Usage
-from stepspec.report.prices import Cost, Prices, cost_figure, costs
+from stepspec.evaluation.records import Block, Usage
+from stepspec.evaluation.report.prices import Cost, Prices, cost_figure, costs
+from stepspec.loop.policy import load_toml
 
 TABLE = """
 currency = "EUR"

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from stepspec.errors import UsageError
-from stepspec.records import EngineRecord, PolicySummary, RunRecord, Summary, TimeRecord, TokenRecord
-from stepspec.report import (
+from stepspec.evaluation.records import EngineRecord, PolicySummary, RunRecord, Summary, TimeRecord, TokenRecord
+from stepspec.evaluation.report import (
     COLUMNS,
     UNKNOWN,
     closing_table,
@@ -222,7 +222,7 @@ def test_a_readme_without_the_markers_is_refused(text: str) -> None:
 
 
 def report_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepspec.report", *map(str, arguments)]
+    command = [sys.executable, "-m", "stepspec.evaluation.report", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

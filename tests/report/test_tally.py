@@ -2,8 +2,8 @@
 
 from make_runs import make_run
 
-from stepspec.records import StepRecord
-from stepspec.report.tally import RunTally
+from stepspec.evaluation.records import StepRecord
+from stepspec.evaluation.report.tally import RunTally
 
 RUN = make_run(1)
 ROW = next(row for row in RUN.rows if row.policy == "stepspec")

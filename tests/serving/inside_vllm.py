@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.vllm_engine import VllmEngine
 from stepspec.errors import StepSpecError
-from stepspec.vllm_engine import VllmEngine
 
 OPTIONS = "devices=0&dtype=float32&max_model_len=1024&max_num_seqs=16&enforce_eager=true"
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from proxy import Call, Fault, Proxy, serving
 
 from stepspec import StepSpec, load_pair
-from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
+from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.remote import RemoteEngine
+from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.server import Server
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
-from stepspec.hugging_face import HuggingFaceTokenizer, load_tokenizer
 from stepspec.mini import WEIGHTS
-from stepspec.remote import RemoteEngine
-from stepspec.remote.address import Address
-from stepspec.remote.server import Server
 
 pytestmark = pytest.mark.anyio
 

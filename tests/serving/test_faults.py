@@ -12,16 +12,16 @@ from proxy import Call, Fault, Proxy, serving
 from servers import needs_vllm
 
 from stepspec import Pair, StepSpec, load_pair
-from stepspec.breaker import Breaker
-from stepspec.engine import TokenBuffer
+from stepspec.chat.prompts import encode_request
+from stepspec.engines.protocol import TokenBuffer
+from stepspec.engines.remote import RemoteEngine
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, TargetError
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.loop.breaker import Breaker
+from stepspec.loop.policy import load_policy
+from stepspec.loop.step import Result
 from stepspec.mini import WEIGHTS
-from stepspec.mini.problems import load_split
-from stepspec.policy import load_policy
-from stepspec.prompts import encode_request
-from stepspec.remote import RemoteEngine
-from stepspec.step import Result
-from stepspec.torch_engine import TorchEngine
 
 pytestmark = [pytest.mark.anyio, needs_vllm]
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from servers import VLLM_PYTHON, environment, needs_vllm
 
-from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.chat.prompts import encode_request
+from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine import TorchEngine
+from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
-from stepspec.mini.problems import load_split
-from stepspec.prompts import encode_request
-from stepspec.torch_engine import TorchEngine
 
 pytestmark = [pytest.mark.anyio, needs_vllm]
 

@@ -15,16 +15,16 @@ from proxy import Call, Fault, Proxy, serving
 from servers import needs_vllm, transformers_server
 
 from stepspec import Pair, StepSpec, load_pair
-from stepspec.draft_vocabulary import FILE
-from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.chat.prompts import encode_request
+from stepspec.engines.draft_vocabulary import FILE
+from stepspec.engines.hugging_face import HuggingFaceTokenizer
+from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.remote import RemoteEngine
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, UsageError
-from stepspec.hugging_face import HuggingFaceTokenizer
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.loop.policy import Policy
 from stepspec.mini import WEIGHTS
-from stepspec.mini.problems import load_split
-from stepspec.policy import Policy
-from stepspec.prompts import encode_request
-from stepspec.remote import RemoteEngine
-from stepspec.torch_engine import TorchEngine
 
 pytestmark = [pytest.mark.anyio, needs_vllm]
 

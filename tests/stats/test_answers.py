@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.stats import Answered
+from stepspec.evaluation.stats import Answered
 
 COUNT = st.integers(0, 400)
 

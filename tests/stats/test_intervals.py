@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from stepspec.stats import Paired, wilson, z_value
-from stepspec.stats.intervals import least_n, spread_known, tango
+from stepspec.evaluation.stats import Paired, wilson, z_value
+from stepspec.evaluation.stats.intervals import least_n, spread_known, tango
 
 COUNTS = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 TABLES = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 500)).filter(any)

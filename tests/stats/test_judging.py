@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.stats import MIN_CLASS, auc, reliability, wilson
+from stepspec.evaluation.stats import MIN_CLASS, auc, reliability, wilson
 
 RNG = np.random.default_rng
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 20)), min_size=2, max_size=60)

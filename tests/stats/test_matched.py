@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepspec.stats import Candidate, Paired, corrected_confidence, fastest
+from stepspec.evaluation.stats import Candidate, Paired, corrected_confidence, fastest
 
 GOOD, BAD, UNKNOWN = Paired(20, 10, 1000), Paired(10, 60, 1000), Paired(0, 0, 50)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from stepspec.stats import Paired, mcnemar_p
+from stepspec.evaluation.stats import Paired, mcnemar_p
 
 RNG = np.random.default_rng
 BITS = st.integers(0, 1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepspec.stats import (
+from stepspec.evaluation.stats import (
     MIN_FOR_BOOTSTRAP,
     Percentiles,
     Resamples,

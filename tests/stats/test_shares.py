@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.stats import Share, wilson
+from stepspec.evaluation.stats import Share, wilson
 
 REPEATS = st.integers(1, 5).flatmap(
     lambda k: st.lists(st.lists(st.integers(0, 1), min_size=k, max_size=k), min_size=2, max_size=40)

@@ -9,16 +9,16 @@ from tiny_models import piece
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer
-from stepspec.metrics import Metrics
-from stepspec.stops import StopWatch
-from stepspec.torch_engine.decode import Rounds
-from stepspec.torch_engine.drafters import Drafter
-from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.row import Row
-from stepspec.torch_engine.sampling import edited, samplers
-from stepspec.torch_engine.sampling import laws as laws_of
-from stepspec.torch_engine.slots import Slot
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
+from stepspec.engines.stops import StopWatch
+from stepspec.engines.torch_engine.decode import Rounds
+from stepspec.engines.torch_engine.drafters import Drafter
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.sampling import edited, samplers
+from stepspec.engines.torch_engine.sampling import laws as laws_of
+from stepspec.engines.torch_engine.slots import Slot
 
 FALSE_ALARM = 1e-6
 """Probability that a right sampler fails, over the choice of seeds; as they are fixed, it always or never does."""

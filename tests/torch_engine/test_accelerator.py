@@ -20,8 +20,8 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import Drafting, Sampling, TokenBuffer
-from stepspec.torch_engine.model import CausalModel
+from stepspec.engines.protocol import Drafting, Sampling, TokenBuffer
+from stepspec.engines.torch_engine.model import CausalModel
 
 pytestmark = [
     pytest.mark.accelerator,

@@ -19,9 +19,9 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import Chunk, DrafterName, Drafting, Sampling, TokenBuffer
-from stepspec.torch_engine.drafters.medusa import MedusaHeads
-from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
+from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, TokenBuffer
+from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
+from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
 pytestmark = pytest.mark.anyio
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tiny_models import FAMILIES, make_config, make_model, make_network, random_ids, slow_logits
 from transformers import PreTrainedModel
 
+from stepspec.engines.torch_engine.attention import runs_of_like_length
+from stepspec.engines.torch_engine.cache import FIRST_CAPACITY
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import UsageError
-from stepspec.torch_engine.attention import runs_of_like_length
-from stepspec.torch_engine.cache import FIRST_CAPACITY
-from stepspec.torch_engine.model import CausalModel
 
 ROUNDING = 2e-4
 """Between passes of different shapes, for logits of size 10 in float32."""
@@ -103,7 +103,7 @@ def test_ragged_rows_give_what_each_gives_alone(network: PreTrainedModel, model:
 def test_rows_of_very_different_lengths_give_what_each_gives_alone(
     network: PreTrainedModel, model: CausalModel, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepspec.torch_engine.model.CALL_BYTES", 600)
+    monkeypatch.setattr("stepspec.engines.torch_engine.model.CALL_BYTES", 600)
     lengths = [3, 90, 5, 4, 70, 71]
     assert len(model.runs_of(lengths)) == 4
     texts = [random_ids(length + count, length) for length in lengths]

@@ -13,12 +13,12 @@ import torch
 from scipy.stats import chi2_contingency
 
 from stepspec import Pair, Sampling, StepSpec, load_pair
-from stepspec.engine import Chunk, DrafterName, Drafting, Stop, TokenBuffer, collect
+from stepspec.chat.tools import Toolbox, schema_text
+from stepspec.engines.hugging_face import load_tokenizer
+from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.constraint import Grammars, allowed_tokens
 from stepspec.errors import EngineError, UsageError
-from stepspec.hugging_face import load_tokenizer
 from stepspec.mini import WEIGHTS
-from stepspec.tools import Toolbox, schema_text
-from stepspec.torch_engine.constraint import Grammars, allowed_tokens
 
 pytestmark = pytest.mark.anyio
 

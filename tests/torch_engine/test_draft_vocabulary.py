@@ -21,12 +21,12 @@ from tiny_models import (
     slow_logits,
 )
 
-from stepspec.draft_vocabulary import FILE, load_draft_vocabulary
-from stepspec.engine import Sampling
+from stepspec.engines.draft_vocabulary import FILE, load_draft_vocabulary
+from stepspec.engines.hugging_face import weights_hash
+from stepspec.engines.protocol import Sampling
+from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError
-from stepspec.hugging_face import weights_hash
-from stepspec.torch_engine.drafters.draft_model import DraftModel
-from stepspec.torch_engine.model import CausalModel
 
 pytestmark = pytest.mark.anyio
 

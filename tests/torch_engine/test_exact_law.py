@@ -7,14 +7,14 @@ from tiny_models import llama_config, make_model, make_network, noisy_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stepspec.engine import Sampling
-from stepspec.torch_engine.drafters import Drafter
-from stepspec.torch_engine.drafters.draft_model import DraftModel, EarlyExit
-from stepspec.torch_engine.drafters.lookup import PromptLookup
-from stepspec.torch_engine.drafters.medusa import Medusa, MedusaHeads
-from stepspec.torch_engine.drafters.suffix import Suffix
-from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.sampling import acceptance, residual
+from stepspec.engines.protocol import Sampling
+from stepspec.engines.torch_engine.drafters import Drafter
+from stepspec.engines.torch_engine.drafters.draft_model import DraftModel, EarlyExit
+from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
+from stepspec.engines.torch_engine.drafters.medusa import Medusa, MedusaHeads
+from stepspec.engines.torch_engine.drafters.suffix import Suffix
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.sampling import acceptance, residual
 
 PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that there is something to look up, and likely
 NUM_TEXTS = 6000

@@ -20,7 +20,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import DrafterName, Drafting, Sampling
+from stepspec.engines.protocol import DrafterName, Drafting, Sampling
 
 pytestmark = pytest.mark.anyio
 

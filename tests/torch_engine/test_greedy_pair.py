@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from stepspec.engine import CALL_DRAFTERS, Drafting, Sampling, Stop, TokenBuffer, collect
-from stepspec.hugging_face import load_tokenizer
+from stepspec.engines.hugging_face import load_tokenizer
+from stepspec.engines.protocol import CALL_DRAFTERS, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine import TorchEngine
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
-from stepspec.mini.problems import load_split
-from stepspec.torch_engine import TorchEngine
-from stepspec.torch_engine.model import CausalModel
 
 pytestmark = pytest.mark.anyio
 

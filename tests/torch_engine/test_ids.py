@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB_SIZE, generate, llama_config, make_model, make_network, make_tokenizer
 
-from stepspec.engine import Probe, Sampling, Stop, TokenBuffer, check_ids
+from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, check_ids
+from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.errors import UsageError
-from stepspec.torch_engine.engine import TorchEngine
 
 PLACES = ["prompt", "committed", "hint", "bias", "allowed", "continuation", "probe", "label"]
 WRONG = st.integers(max_value=-1) | st.integers(min_value=VOCAB_SIZE)

@@ -20,10 +20,10 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
-from stepspec.engine import Chunk, DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
+from stepspec.engines.torch_engine.model import CausalModel, Places
 from stepspec.errors import EngineError, ModelError, UsageError
-from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
-from stepspec.torch_engine.model import CausalModel, Places
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec.torch_engine import matrix
-from stepspec.torch_engine.matrix import FEW_PRODUCTS, SMALL_MODEL, Matrix, packing_pays
+from stepspec.engines.torch_engine import matrix
+from stepspec.engines.torch_engine.matrix import FEW_PRODUCTS, SMALL_MODEL, Matrix, packing_pays
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 

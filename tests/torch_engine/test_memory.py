@@ -3,8 +3,8 @@
 import pytest
 from tiny_models import EXPERTS, GROUPED, make_config, make_model, make_network
 
+from stepspec.engines.torch_engine.memory import Room, fitting
 from stepspec.errors import ModelError
-from stepspec.torch_engine.memory import Room, fitting
 
 POSITION = 100_000
 

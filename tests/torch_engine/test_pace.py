@@ -15,17 +15,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, piece, slow_greedy
 
-from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer
-from stepspec.metrics import Metrics
-from stepspec.stops import StopWatch
-from stepspec.torch_engine.decode import Rounds
-from stepspec.torch_engine.drafters import Draft
-from stepspec.torch_engine.drafters.draft_model import DraftModel
-from stepspec.torch_engine.model import CausalModel, Places
-from stepspec.torch_engine.pace import LONGEST_RUN, MARGIN, MAX_TOKENS, PRIOR_ACCEPTANCE, Pacer, Round, best_count
-from stepspec.torch_engine.row import Row
-from stepspec.torch_engine.sampling import Samplers
-from stepspec.torch_engine.slots import Slot
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer
+from stepspec.engines.stops import StopWatch
+from stepspec.engines.torch_engine.decode import Rounds
+from stepspec.engines.torch_engine.drafters import Draft
+from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
+from stepspec.engines.torch_engine.model import CausalModel, Places
+from stepspec.engines.torch_engine.pace import (
+    LONGEST_RUN,
+    MARGIN,
+    MAX_TOKENS,
+    PRIOR_ACCEPTANCE,
+    Pacer,
+    Round,
+    best_count,
+)
+from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.sampling import Samplers
+from stepspec.engines.torch_engine.slots import Slot
 
 NUM_SEEDS = 100
 

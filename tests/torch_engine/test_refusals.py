@@ -33,11 +33,11 @@ from transformers import (
     ViTConfig,
 )
 
-from stepspec import hugging_face
+from stepspec.engines import hugging_face
+from stepspec.engines.hugging_face import load_tokenizer, template_problem, weights_hash
+from stepspec.engines.torch_engine.engine import TorchEngine
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError
-from stepspec.hugging_face import load_tokenizer, template_problem, weights_hash
-from stepspec.torch_engine.engine import TorchEngine
-from stepspec.torch_engine.model import CausalModel
 
 SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 TRAINED = {"initializer_range": 0.3}  # weights so large that attention matters, as in a trained model
@@ -256,7 +256,7 @@ def test_a_template_whose_trial_fails_is_refused(tmp_path: Path, monkeypatch: py
     ):
         trial = tmp_path / f"{number}.py"
         trial.write_text(program, "utf-8")
-        monkeypatch.setattr("stepspec.hugging_face.TRIAL", trial)
+        monkeypatch.setattr("stepspec.engines.hugging_face.TRIAL", trial)
         assert (template_problem(f"{{{{ {number} }}}}") or "").startswith(said)
 
 

@@ -8,8 +8,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stepspec.engine import Sampling
-from stepspec.torch_engine.sampling import (
+from stepspec.engines.protocol import Sampling
+from stepspec.engines.torch_engine.sampling import (
     ACCEPT,
     DRAFT,
     RESAMPLE,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import llama_config, make_model, make_network, random_ids, slow_logits
 
-from stepspec.engine import TokenBuffer
-from stepspec.torch_engine.slots import Slot, SlotTable
+from stepspec.engines.protocol import TokenBuffer
+from stepspec.engines.torch_engine.slots import Slot, SlotTable
 
 
 @pytest.fixture

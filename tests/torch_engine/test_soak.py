@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_models import VOCAB_SIZE, llama_config, make_heads, make_model, make_network, noisy_copy, serving, slow_greedy
 
-from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer, collect
-from stepspec.torch_engine.engine import MAX_SLOTS, TorchEngine
+from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
 pytestmark = pytest.mark.anyio
 

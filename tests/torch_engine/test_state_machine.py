@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from tiny_models import llama_config, make_heads, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
 
-from stepspec.engine import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification, collect
-from stepspec.torch_engine.engine import TorchEngine
+from stepspec.engines.protocol import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification, collect
+from stepspec.engines.torch_engine.engine import TorchEngine
 
 T = TypeVar("T")
 

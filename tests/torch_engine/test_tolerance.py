@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny_models import generate, llama_config, make_model, make_network, noisy_copy, random_ids, serving, slow_greedy
 
-from stepspec.engine import Drafting, Sampling
+from stepspec.engines.protocol import Drafting, Sampling
+from stepspec.engines.torch_engine.sampling import overrides, samplers
 from stepspec.errors import UsageError
-from stepspec.torch_engine.sampling import overrides, samplers
 
 PROMPT = random_ids(12, seed=3)
 CPU = torch.device("cpu")

@@ -16,8 +16,8 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
-from stepspec.torch_engine.engine import TorchEngine
+from stepspec.engines.protocol import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.engine import TorchEngine
 
 pytestmark = pytest.mark.anyio
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from tiny_models import FAMILIES, make_config, make_heads, make_model, make_network, noisy_copy, random_ids
 
-from stepspec.engine import Drafting, Sampling
-from stepspec.torch_engine.decode import verify_and_accept
-from stepspec.torch_engine.drafters.base import Draft
-from stepspec.torch_engine.drafters.draft_model import draft_loop
-from stepspec.torch_engine.drafters.medusa import guess
-from stepspec.torch_engine.frames import frame
-from stepspec.torch_engine.model import CausalModel
-from stepspec.torch_engine.sampling import Samplers, samplers
+from stepspec.engines.protocol import Drafting, Sampling
+from stepspec.engines.torch_engine.decode import verify_and_accept
+from stepspec.engines.torch_engine.drafters.base import Draft
+from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
+from stepspec.engines.torch_engine.drafters.medusa import guess
+from stepspec.engines.torch_engine.frames import frame
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.sampling import Samplers, samplers
 
 LENGTHS = (9, 4)
 NUM_TOKENS = 3

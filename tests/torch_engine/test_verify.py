@@ -21,7 +21,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engine import Probe, TokenBuffer, Verification
+from stepspec.engines.protocol import Probe, TokenBuffer, Verification
 from stepspec.errors import ContextError, UsageError
 
 pytestmark = pytest.mark.anyio

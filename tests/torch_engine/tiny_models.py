@@ -25,11 +25,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from stepspec.engine import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
-from stepspec.hugging_face import HuggingFaceTokenizer
-from stepspec.torch_engine.drafters.medusa import MedusaHeads
-from stepspec.torch_engine.engine import TorchEngine
-from stepspec.torch_engine.model import CausalModel
+from stepspec.engines.hugging_face import HuggingFaceTokenizer
+from stepspec.engines.protocol import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
+from stepspec.engines.torch_engine.engine import TorchEngine
+from stepspec.engines.torch_engine.model import CausalModel
 
 VOCAB_SIZE = 48
 CONTEXT = 512

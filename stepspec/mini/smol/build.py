@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from stepspec import draft_vocabulary
+from stepspec.api.pairs import MANIFEST, SMOL, SMOL_WEIGHTS, Manifest, built_folder, damage_of
+from stepspec.api.scope import FILE as SCOPE_FILE
+from stepspec.engines import draft_vocabulary
 from stepspec.errors import ModelError
 from stepspec.mini.smol.base import CONTEXT, TAGS, find_base, load_base, load_tokenizer
 from stepspec.mini.smol.lora import merge_file
-from stepspec.pairs import MANIFEST, SMOL, SMOL_WEIGHTS, Manifest, built_folder, damage_of
-from stepspec.scope import FILE as SCOPE_FILE
 
 NUM_BYTES = 1_200_000_000
 """Free space that a build asks for: twice what it writes."""

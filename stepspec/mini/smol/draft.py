@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from stepspec.draft_vocabulary import FILE as VOCABULARY_FILE
+from stepspec.chat.prompts import checked_messages
+from stepspec.engines.draft_vocabulary import FILE as VOCABULARY_FILE
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.smol.samples import FILE as SAMPLES_FILE
 from stepspec.mini.smol.sequences import ROW, Tree, TreeMaker, collate
-from stepspec.prompts import checked_messages
 
 LAYERS = (0, -1)
 """Of the target, which the draft begins with."""

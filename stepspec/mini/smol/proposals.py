@@ -10,10 +10,10 @@ import asyncio
 import json
 from pathlib import Path
 
-from stepspec.engine import Sampling, Stop, TokenBuffer, collect
+from stepspec.chat.prompts import encode_request, think_end_id
+from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, oracle_of, problem_of
-from stepspec.prompts import encode_request, think_end_id
-from stepspec.torch_engine import TorchEngine
 
 TEMPERATURES = (0.0, 0.8)
 MINI_EVERY = 4

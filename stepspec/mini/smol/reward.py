@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stepspec.mini import plain
+from stepspec.chat.prompts import checked_messages
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.generators.gsm_mini import true_values
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.measure import roc_area
-from stepspec.mini.problems import true_values
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate
 from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, load_proposals, problem_of
-from stepspec.prompts import checked_messages
 
 FILE = "reward.safetensors"
 CORRUPTED_SHARE = 0.5

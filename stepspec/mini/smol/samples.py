@@ -11,10 +11,10 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stepspec.engine import Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.chat.prompts import checked_messages, encode_messages
+from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.smol import texts
-from stepspec.prompts import checked_messages, encode_messages
-from stepspec.torch_engine import TorchEngine
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 MAX_TOKENS = 320

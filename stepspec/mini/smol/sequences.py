@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from stepspec.chat.prompts import THINK_END
 from stepspec.mini.smol.texts import Conversation, Proposed, draw, load_gsm8k
-from stepspec.prompts import THINK_END
 
 ROW = 512
 """Tokens of a row; longer conversations get a row of their own length."""

@@ -14,12 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stepspec.files import package_folder
-from stepspec.mini import plain
+from stepspec.base.files import package_folder
+from stepspec.chat.prompts import EQUIVALENCE_PROMPT, PROBLEM_PROMPTS, RATING_PROMPTS, YES_NO_PROMPT, JudgePrompt
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.generators.gsm_mini import step_content, train_problem, true_values
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.oracle import Oracle, StepOracle, same_content
-from stepspec.mini.problems import step_content, train_problem, true_values
-from stepspec.prompts import EQUIVALENCE_PROMPT, PROBLEM_PROMPTS, RATING_PROMPTS, YES_NO_PROMPT, JudgePrompt
 
 SHARES: Mapping[str, float] = {"plain": 0.52, "mini": 0.14, "gsm8k": 0.17, "chat": 0.06, "tools": 0.1, "long": 0.01}
 """Of the conversations."""

@@ -1,0 +1,66 @@
+"""SyncStepSpec: the Python API for code that does not await, notebooks with a running loop among it.
+
+with SyncStepSpec() as spec:
+    print(spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?").answer)
+"""
+
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Unpack
+
+from stepspec.api.session import Options, Pair, StepSpec
+from stepspec.base.keywords import known_options
+from stepspec.base.loop_thread import LoopThread
+from stepspec.chat.prompts import Message
+from stepspec.errors import UsageError
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import Event, Result
+
+
+class SyncStepSpec:
+    """What `StepSpec` does, with its arguments and errors, in an event loop and a thread of its own."""
+
+    @known_options
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        policy: str | Policy = "stepspec",
+        *,
+        pair: Pair | str | None = None,
+    ) -> None:
+        self._spec = StepSpec(target, draft, policy, pair=pair)
+        self._loop = LoopThread("stepspec")
+        self._closed = False
+
+    def __enter__(self) -> "SyncStepSpec":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread, and frees the models if this session loaded them."""
+        if not self._closed:
+            self._closed = True
+            self._loop.run(self._spec.aclose())
+            self._loop.close()
+
+    def _opened(self) -> LoopThread:
+        if self._closed:
+            raise UsageError("The session was closed. Open a new one.")
+        return self._loop
+
+    def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
+        """Answers a question; see `StepSpec.stream`."""
+        return self._opened().run(self._spec.generate(question, **options))
+
+    def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
+        """Answers questions at the same time; see `StepSpec.batch`."""
+        return self._opened().run(self._spec.batch(questions, **options))
+
+    def stream(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Generator[Event]:
+        """Answers a question, event by event; see `StepSpec.stream`. Leaving the iterator cancels the request."""
+        return self._opened().iterate(self._spec.stream(question, **options))

@@ -1,0 +1,52 @@
+"""The scope of a pair of models: what it was trained on, and whether a question is like that.
+
+A model that was trained on one kind of text answers other questions with nonsense. A pair that ships with stepspec
+has a description, `pair.json`, with a lower bound on the target's mean log-probability of a prompt's tokens. The check
+runs after the answer, so it delays no token. Other models have no description.
+"""
+
+from pathlib import Path
+
+from stepspec.engines.protocol import Engine, TokenBuffer
+from stepspec.loop.policy import FileModel, Version
+
+FILE = "pair.json"
+
+
+class PairScope(FileModel):
+    """The description of a pair."""
+
+    version: Version
+    knows: str
+    """One sentence that says what the pair has learned and what to do about other questions."""
+    least_logprob: float
+    """Prompts below this mean are unlike what the pair has learned."""
+    measured: str
+    """How the bound was found."""
+
+    @classmethod
+    def load(cls, folder: Path) -> "PairScope":
+        """The description in the folder of a pair."""
+        return cls.model_validate_json((folder / FILE).read_bytes())
+
+    async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
+        """Return the sentence for a prompt below the bound, else None.
+
+        Raises:
+            EngineError: the target failed.
+        """
+        mean = await mean_logprob(target, prompt)
+        return None if mean is None or mean >= self.least_logprob else self.knows
+
+
+async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
+    """Compute the mean log-probability, in nats, of a prompt's tokens after the first; None if the engine gives none.
+
+    Raises:
+        EngineError: the target failed.
+    """
+    ids = prompt.since(0)
+    if len(ids) < 2 or "scores" not in target.abilities:
+        return None
+    logprobs = (await target.verify(TokenBuffer(ids[:1]), ids[1:])).logprobs
+    return sum(logprobs) / len(logprobs) if logprobs else None

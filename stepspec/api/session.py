@@ -1,0 +1,579 @@
+"""StepSpec, the async Python API: a pair of models, a policy, and questions.
+
+    async with StepSpec() as spec:                      # the embedded pair, the policy `stepspec`
+        result = await spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?")
+        print(result.answer)
+
+Engines are found by the name in front of the colon of their spec string, so that heavy libraries load only when used.
+"""
+
+import asyncio
+import hashlib
+import importlib
+import logging
+import reprlib
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
+
+from stepspec.api.pairs import EMBEDDED_NAME, find_pair
+from stepspec.api.scope import PairScope
+from stepspec.base.extras import from_extra
+from stepspec.base.keywords import known_options
+from stepspec.base.workers import off_the_loop
+from stepspec.chat.answer import AnswerReader
+from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
+from stepspec.chat.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
+from stepspec.chat.tools import HERMES, Tool, Toolbox, call_format, call_marks, schema_text
+from stepspec.engines.protocol import DrafterName, Engine, Sampling, TokenBuffer, check_range, side_by_side
+from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
+from stepspec.loop.breaker import Breaker
+from stepspec.loop.controller import Controller, Demands
+from stepspec.loop.judges import Panel
+from stepspec.loop.ledger import Ledger
+from stepspec.loop.options import check_options
+from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.step import Done, Event, Result
+from stepspec.loop.tracing import Asked, traced
+from stepspec.loop.translation import TranslatedDraft
+
+logger = logging.getLogger(__name__)
+
+REMOTE = ("stepspec.engines.remote", "RemoteEngine", "remote")
+ENGINES: Mapping[str, tuple[str, str, str]] = {
+    "torch": ("stepspec.engines.torch_engine", "TorchEngine", "torch"),
+    "vllm": ("stepspec.engines.vllm_engine", "VllmEngine", "vllm"),
+    "http": REMOTE,
+    "https": REMOTE,
+}
+"""Engine kinds: module, class, and the extra that installs what it needs."""
+
+NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The models, loaded once and shared by any number of sessions."""
+
+    target: Engine
+    draft: Engine | None
+    one_vocabulary: bool = True
+    """Whether the two give every token the same id."""
+    breaker: Breaker = field(default_factory=Breaker)
+    """Keeps a draft that has died out of the way of all sessions."""
+    scope: PairScope | None = None
+    """What the models have learned, where that is known: questions unlike it get a note."""
+
+    @property
+    def hash(self) -> str:
+        """One short hash for both models' weights, or their names where the weights are not at hand."""
+        described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
+        parts = [engine.get("weights") or engine.get("name") for engine in described]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    async def forget(self) -> None:
+        """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        self.breaker.worked()
+        await self.target.forget()
+        if self.draft is not None:
+            await self.draft.forget()
+
+    async def aclose(self) -> None:
+        """Frees both models."""
+        await self.target.aclose()
+        if self.draft is not None:
+            await self.draft.aclose()
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models are to be loaded, as `choose_models` finds out.
+
+    Attributes:
+        target: spec string of the target.
+        draft: spec string of the draft, if there is one.
+        titles: what results call the two; None stands for a model's own name.
+        folder: of the pair that they are, where it has a name.
+    """
+
+    target: str
+    draft: str | None
+    titles: tuple[str | None, str | None] = (None, None)
+    folder: Path | None = None
+
+
+def choose_models(target: str | None, draft: str | None, pair: str | None = None) -> Models:
+    """Decides on models by spec strings or by the name of a pair; without any of them it is the embedded pair.
+
+    Raises:
+        UsageError: only the draft is named, both models and a pair, or a pair that there is not.
+        ModelError: the pair has to be built first, or is damaged.
+    """
+    if pair is not None and (target is not None or draft is not None):
+        raise UsageError(f"The pair {pair!r} has its own target and draft. Name either a pair or the models.")
+    if target is not None:
+        return Models(target, draft)
+    if draft is not None:
+        raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
+    name = EMBEDDED_NAME if pair is None else pair
+    folder = find_pair(name)
+    return Models(
+        f"torch:{folder / 'target'}", f"torch:{folder / 'draft'}", (f"{name} target", f"{name} draft"), folder
+    )
+
+
+def load_pair(
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    pair: str | None = None,
+    needs_draft: bool = True,
+    notes: bool = True,
+) -> Pair:
+    """Loads target and draft by spec string, or a pair by its name; the embedded pair if nothing is named.
+
+    A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME` or the address of a server, `http://HOST:PORT/v1#MODEL`.
+    One is loaded after the other, as the second may have to fit into what the first leaves of a device.
+
+    Args:
+        target: spec string of the target.
+        draft: spec string of the draft.
+        pair: name of a pair, instead of the two.
+        needs_draft: whether a draft has to be named with the target.
+        notes: whether results note questions that are unlike what a pair of ours has learned. That takes another
+            pass over the prompt after the answer, so measurements leave it out.
+
+    Raises:
+        UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.
+        ModelError: a model cannot be loaded or served.
+    """
+    models = choose_models(target, draft, pair)
+    scope = PairScope.load(models.folder) if notes and models.folder is not None else None
+    for spec in filter(None, (models.target, models.draft)):
+        check_spec(spec)
+    if models.draft is None and needs_draft:
+        raise UsageError(NO_DRAFT)
+    target_engine = _load_engine(models.target, models.titles[0])
+    draft_engine = _load_engine(models.draft, models.titles[1]) if models.draft is not None else None
+    if draft_engine is None:
+        return Pair(target_engine, None)
+    one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
+    if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
+        target_engine = target_engine.drafted_by(draft_engine)
+    return Pair(target_engine, draft_engine, one_vocabulary, scope=scope)
+
+
+def check_spec(spec: str) -> None:
+    """Whether a spec string names a model, as far as that can be seen without loading one.
+
+    Raises:
+        UsageError: it does not.
+        ModelError: it names a folder that is not there.
+    """
+    kind, separator, name = spec.partition(":")
+    if not separator or not name:
+        raise UsageError(f"{spec!r} does not name a model. Write KIND:NAME, for instance torch:path/to/folder.")
+    if kind not in ENGINES:
+        raise UsageError(unknown_name("engine kind", kind, ENGINES))
+    path = name.partition("?")[0]
+    # The hub has no such names, but would be asked for them, and that again and again without a network.
+    if ENGINES[kind] is not REMOTE and path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
+        raise ModelError(f"There is no folder {path} to load a model from.")
+
+
+def _load_engine(spec: str, title: str | None = None) -> Any:
+    check_spec(spec)
+    kind, _, name = spec.partition(":")
+    module, engine, extra = ENGINES[kind]
+    name = spec if ENGINES[kind] is REMOTE else name  # of an address the scheme is a part
+    with from_extra(extra, f"The {kind} engine"):
+        return getattr(importlib.import_module(module), engine).load(name, title=title)
+
+
+def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
+    """The policy as these engines carry it out, and a sentence for the user where "auto" did not get the draft model.
+
+    Raises:
+        UsageError: they cannot carry it out; the message says what to change.
+    """
+    note = None
+    if policy.token.drafter == "auto":
+        drafter, note = _best_drafter(pair)
+        policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
+    _check_judging(policy, pair.target)
+    _check_drafting(policy, pair)
+    return policy, note
+
+
+def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:
+    """What "auto" stands for, with a sentence if it is not the draft model."""
+    target = pair.target
+    if "draft-model" in target.drafters:
+        return "draft-model", None
+    if "engine" in target.drafters:
+        how = {None: "it does not say how", "none": "not at all"}.get(target.own_speculation, target.own_speculation)
+        return "engine", f"{target.name} drafts tokens as its engine was started to ({how}), not by the draft model."
+    drafter: DrafterName = "prompt-lookup" if "prompt-lookup" in target.drafters else "none"
+    return drafter, f"Tokens are drafted by {drafter!r}{_why_not_by_draft(pair)}."
+
+
+def _why_not_by_draft(pair: Pair) -> str:
+    if pair.draft is None:
+        return ", since no draft is loaded"
+    why = "is not served by the engine of" if pair.one_vocabulary else "has another vocabulary than"
+    return f": the draft {why} the target"
+
+
+def _check_judging(policy: Policy, target: Engine) -> None:
+    """Refuses a policy whose judges or salvage need what the target does not give."""
+    if policy.family == "score" and policy.needs_scores and "scores" not in target.abilities:
+        raise UsageError(
+            f"The policy judges or salvages by the log-probabilities of proposed tokens, which {target.name} does not "
+            "give. Choose a policy with a rating judge alone, such as 'specreason', or serve the target with vLLM."
+        )
+    if policy.needs_label_laws and "label laws" not in target.abilities:
+        raise UsageError(
+            f"The policy rates by the expected digit, but {target.name} gives no log-probabilities. "
+            'Set readout = "greedy" in its rating judge.'
+        )
+
+
+def _check_drafting(policy: Policy, pair: Pair) -> None:
+    """Refuses a `[token]` table that the target's engine would not carry out."""
+    target, table = pair.target, policy.token
+    if policy.family == "draft":
+        return  # the target writes nothing, and the draft without token-level speculation of ours
+    if table.drafter == "none" and target.own_speculation not in (None, "none"):
+        raise UsageError(
+            f"The policy drafts no tokens, but {target.name} drafts by itself ({target.own_speculation}). Set "
+            "drafter = \"engine\" in its [token] table, choose the policy 'engine', or start the engine without."
+        )
+    if table.drafter == "engine" and (table.tolerance or table.num_tokens != "auto"):
+        raise UsageError(
+            f"The policy sets num_tokens or tolerance, which {target.name} decides by itself. Leave them out of its "
+            "[token] table."
+        )
+    if table.drafter not in ("none", "engine", *target.drafters):
+        why = _why_not_by_draft(pair) if table.drafter == "draft-model" and pair.draft is not None else ""
+        raise UsageError(
+            f"The policy drafts tokens by {table.drafter!r}, but {target.name} can do so only by "
+            f"{', '.join(map(repr, target.drafters)) or 'nothing'}{why}. Choose another drafter in its [token] table, "
+            'or "auto".'
+        )
+
+
+class Options(TypedDict, total=False):
+    """How a question is to be answered; see `StepSpec.stream`."""
+
+    prompt: str
+    sampling: Sampling
+    max_tokens: int | None
+    max_thinking_tokens: int | None
+    deadline_s: float | None
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    json_schema: Mapping[str, Any] | None
+    tools: Sequence[Tool]
+    tool_choice: str
+    parallel_tool_calls: bool
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A request as the loop takes it."""
+
+    toolbox: Toolbox
+    demands: Demands
+    ids: list[int]
+    draft: Engine | None
+
+
+class StepSpec:
+    """A session: requests under one policy. Requests made at the same time share the models' passes."""
+
+    @known_options
+    def __init__(
+        self,
+        target: str | None = None,
+        draft: str | None = None,
+        policy: str | Policy = "stepspec",
+        *,
+        pair: Pair | str | None = None,
+    ) -> None:
+        """Takes a loaded pair, or loads one and then closes it too.
+
+        Args:
+            target: spec string of the target.
+            draft: spec string of the draft.
+            policy: a policy's name, file or value.
+            pair: a loaded pair, or the name of one, instead of target and draft.
+
+        Raises:
+            UsageError: the policy does not exist, or needs a draft that is missing, or a model cannot serve.
+        """
+        wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
+        self.policy_name = "a policy of one's own" if isinstance(policy, Policy) else policy
+        self._owns_pair = not isinstance(pair, Pair)
+        self.pair = (
+            pair if isinstance(pair, Pair) else load_pair(target, draft, pair=pair, needs_draft=wanted.needs_draft)
+        )
+        if wanted.needs_draft and self.pair.draft is None:
+            raise UsageError(NO_DRAFT)
+        try:
+            self.policy, note = fit_policy(wanted, self.pair)
+        except UsageError:
+            if self._owns_pair:  # nobody else can free what was loaded here
+                thread = threading.Thread(target=asyncio.run, args=(self.pair.aclose(),))
+                thread.start()
+                thread.join()
+            raise
+        if note is not None:
+            logger.warning("%s", note)
+        self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)
+
+    async def __aenter__(self) -> "StepSpec":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def forget(self) -> None:
+        """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        await self.pair.forget()
+
+    async def aclose(self) -> None:
+        """Frees the models if this session loaded them."""
+        if self._owns_pair:
+            await self.pair.aclose()
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the target thinks apart from its answer; if not, its steps are the answer."""
+        return think_end_id(self.pair.target.tokenizer) is not None
+
+    @known_options
+    async def stream(
+        self,
+        question: str | Sequence[Message],
+        *,
+        prompt: str = "bare",
+        sampling: Sampling = Sampling(),
+        max_tokens: int | None = None,
+        max_thinking_tokens: int | None = None,
+        deadline_s: float | None = None,
+        stop: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        json_schema: Mapping[str, Any] | None = None,
+        tools: Sequence[Tool] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+    ) -> AsyncGenerator[Event, None]:
+        """Answers a question, event by event; the last event is `Done` with the result.
+
+        Args:
+            question: the problem's text, or a conversation: turns with `role` and `content`, the last one to be
+                answered. What an earlier answer was thought through goes as `reasoning_content` or between think tags.
+            prompt: which wording a problem's text is put in, a name in `stepspec.chat.prompts.PROBLEM_PROMPTS`.
+            sampling: how both models draw their tokens.
+            max_tokens: most tokens of thinking and answer together; None for as many as the context has room for. What
+                speculation generates in vain does not count; it has a bound of its own, see `Ledger.may_waste`.
+            max_thinking_tokens: after so many the thinking is ended, and the target answers.
+            deadline_s: the same after so many seconds; where a model does not think apart, its text is ended.
+            stop: strings of which the first to come ends the answer and is no part of it. Thinking has no part in this.
+            stop_token_ids: tokens of the target's that end the answer as its end token does, and are no part of it.
+            json_schema: what the answer has to be; the target is held to it token by token.
+            tools: what the target may call, each `{"type": "function", "function": {...}}`; calls come as events of
+                their own and are never the draft's.
+            tool_choice: "auto", "none", "required", or the name of the tool that has to be called.
+            parallel_tool_calls: whether several calls may come at once.
+
+        Raises:
+            UsageError: an option has a wrong type, the prompt's name is unknown, there is nothing to answer, a turn
+                holds something else than text, a tool is described wrongly, or the settings contradict each other
+                or what the engine can do.
+            ContextError: the question does not fit the target's context.
+            TargetError: the target failed; the error carries what was committed.
+        """
+        options = Options(
+            prompt=prompt,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            max_thinking_tokens=max_thinking_tokens,
+            deadline_s=deadline_s,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            json_schema=json_schema,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+        )
+        check_options(options)
+        # Without a limit the context is full before this many are committed, since the prompt takes some of it.
+        ledger = Ledger(self.pair.target.max_context if max_tokens is None else max_tokens)
+        stop = [stop] if isinstance(stop, str) else stop
+
+        def prepare() -> _Prepared:
+            messages = one_conversation(question, prompt)
+            toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
+            demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s, stop_token_ids)
+            try:
+                return self._prepared(messages, toolbox, demands)
+            except RecursionError:
+                raise UsageError("A turn or a tool is nested too deeply.") from None
+
+        with ledger.time("controller"):
+            prepared = await off_the_loop((question, tools, json_schema, stop_token_ids), prepare)
+            if prepared.demands.json_schema is not None:
+                with ledger.time("target"):
+                    await self._answering.check_schema(prepared.demands.json_schema)
+            controller = self._controller(prepared, sampling, stop, ledger)
+        asked = Asked(self.pair.target.name, self.policy_name, sampling, max_tokens, tuple(stop))
+        async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
+            async for event in events:
+                yield Done(await self._noted(event.result, prepared.ids)) if isinstance(event, Done) else event
+
+    async def _noted(self, result: Result, prompt: Sequence[int]) -> Result:
+        """The result, with a note if the question is unlike what the pair has learned."""
+        if self.pair.scope is None:
+            return result
+        try:
+            note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
+        except EngineError:  # the answer is there all the same
+            return result
+        return replace(result, note=note)
+
+    def _controller(self, prepared: _Prepared, sampling: Sampling, stop: Sequence[str], ledger: Ledger) -> Controller:
+        target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
+        in_json = demands.json_schema is not None
+        return Controller(
+            policy=self.policy,
+            target=target,
+            draft=prepared.draft,
+            panel=self._panel,
+            think_end=think_end_id(target.tokenizer),
+            sampling=sampling,
+            ledger=ledger,
+            breaker=self.pair.breaker,
+            demands=demands,
+            answer=AnswerReader(
+                stop,
+                self._call_reader(toolbox, listed=in_json),
+                only_call=not toolbox.parallel,
+                marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
+            ),
+        )
+
+    def _demands(
+        self,
+        toolbox: Toolbox,
+        json_schema: Mapping[str, Any] | None,
+        max_thinking_tokens: int | None,
+        deadline_s: float | None,
+        stop_token_ids: Sequence[int],
+    ) -> Demands:
+        """What is asked of the answer.
+
+        Raises:
+            UsageError: it contradicts itself, or what the models can do.
+        """
+        if max_thinking_tokens is not None and not self.thinks:
+            raise UsageError(
+                f"{self.pair.target.name} does not think apart from its answer, so max_thinking_tokens means "
+                "nothing to it. Set max_tokens."
+            )
+        if toolbox.forced and json_schema is not None:
+            raise UsageError(
+                f"A tool has to be called (tool_choice {toolbox.choice!r}), but the answer has to be JSON of another "
+                "form. Leave out json_schema, or let tool_choice be 'auto'."
+            )
+        if toolbox.tools and json_schema is not None and json_schema.get("type") == "array":
+            raise UsageError("Beside tools the answer's form cannot be a list, as calls are one. Wrap it in an object.")
+        schema: str | None = None
+        if toolbox.forced:
+            schema = schema_text(toolbox.schema())
+        elif json_schema is not None:
+            schema = schema_text(json_schema, toolbox)
+        if schema is not None and "json schema" not in self._answering.abilities:
+            raise UsageError(
+                f"{self._answering.name} cannot be held to a JSON schema, which json_schema and a tool_choice other "
+                "than 'auto' and 'none' need. Serve it with the torch engine or vLLM, or describe the form in words."
+            )
+        opener = None
+        if toolbox.tools and not self.thinks:
+            opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
+        self._check_stop_ids(stop_token_ids)
+        return Demands(schema, opener, max_thinking_tokens, deadline_s, frozenset(stop_token_ids))
+
+    def _check_stop_ids(self, stop_token_ids: Sequence[int]) -> None:
+        """Checks that the target has these tokens, where its tokenizer says how many there are."""
+        target = self.pair.target
+        if stop_token_ids and target.tokenizer.num_ids is not None:
+            try:
+                check_range(stop_token_ids, target.tokenizer.num_ids, target.name)
+            except UnknownIdError as error:
+                raise UnknownIdError(f"stop_token_ids: {error}") from None
+
+    def _prepared(self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands) -> _Prepared:
+        """The request in ids, each model's encoded once.
+
+        Raises:
+            UsageError: the target's chat template refuses the conversation.
+            ContextError: it does not fit the target's context.
+        """
+        target, draft, shown = self.pair.target, self.pair.draft, list(toolbox.tools.values())
+        ids = encode_messages(target.tokenizer, messages, shown, Room(target.max_context, target.name))
+        if draft is not None and not self.pair.one_vocabulary:
+            own = encode_messages(draft.tokenizer, messages, shown)
+            draft = TranslatedDraft(draft, own, target.tokenizer, len(ids))
+        return _Prepared(toolbox, demands, ids, draft)
+
+    @property
+    def _answering(self) -> Engine:
+        """The engine that writes answers."""
+        return self.pair.draft if self.policy.family == "draft" and self.pair.draft else self.pair.target
+
+    def _call_reader(self, toolbox: Toolbox, *, listed: bool) -> CallReader | None:
+        if not toolbox.tools:
+            return None
+        if listed:
+            return ListedCalls()
+        tokenizer = self.pair.target.tokenizer
+        form = call_format(tokenizer) or HERMES
+        parser = tokenizer.response_parser(form.template, list(toolbox.tools.values()))
+        return WrittenCalls(parser, in_json=form.in_json)
+
+    @known_options
+    async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
+        """Answers a question; arguments and errors as for `stream`."""
+        async with aclosing(self.stream(question, **options)) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    return event.result
+        raise AssertionError("a request ends with Done or an error")
+
+    @known_options
+    async def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
+        """Answers questions at the same time, in passes that they share; arguments and errors as for `stream`.
+
+        Results come in the order of the questions. The first that fails ends the others.
+        """
+        return await side_by_side(*(self.generate(each, **options) for each in questions))
+
+
+def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:
+    """The turns to be answered."""
+    if isinstance(question, str):
+        if not question.strip():
+            raise UsageError("The question is empty.")
+        return checked_messages([{"role": "user", "content": problem_prompt(prompt).format(question=question)}])
+    if not isinstance(question, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"The question must be a string or a list of turns, got {reprlib.repr(question)}.")
+    if prompt != "bare":
+        raise UsageError(f"The prompt {prompt!r} is a wording for one question. Leave it out with a conversation.")
+    return checked_messages(question)

@@ -1,0 +1,1 @@
+"""What every layer uses: files, extras, threads, readers of JSON and of settings."""

@@ -1,0 +1,1 @@
+"""Benchmarks of stepspec itself: engines, controller, LangChain, grading, statistics."""

@@ -1,0 +1,187 @@
+"""What the controller itself takes: requests over an engine that answers at once, at many lengths and many at a time.
+
+Every fourth step is refused, its first half kept and the rest written anew, so that all that happens to steps happens.
+"""
+
+import asyncio
+import statistics
+import time
+import tracemalloc
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from weakref import WeakKeyDictionary
+
+from stepspec.api.session import Pair, fit_policy
+from stepspec.bench.speed import ControllerCost
+from stepspec.chat.prompts import think_end_id
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import (
+    EVERYTHING,
+    Ability,
+    Chunk,
+    DrafterName,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Tokenizer,
+    Verification,
+)
+from stepspec.loop.controller import Controller
+from stepspec.loop.judges import Panel
+from stepspec.loop.ledger import Ledger
+from stepspec.loop.policy import load_policy
+from stepspec.loop.step import Done, Result
+
+POLICY = "stepspec"
+STEPS = 120
+"""Of one request."""
+REFUSED_EVERY = 4
+SENTENCE = "so there are {number} apples in the basket and we go on from there to the next person in the story"
+
+Transport = Callable[[TokenBuffer], Callable[[], int]]
+"""For a request, something that writes its prompt as it would go over a wire, and says how many bytes that are."""
+
+
+@dataclass
+class InstantEngine:
+    """Writes and judges without a model."""
+
+    tokenizer: Tokenizer
+    name: str = "instant"
+    max_context: int = 1 << 30
+    abilities: frozenset[Ability] = EVERYTHING
+    drafters: tuple[DrafterName, ...] = ("draft-model",)
+    own_speculation: str | None = "none"
+    num_steps: WeakKeyDictionary[TokenBuffer, int] = field(default_factory=WeakKeyDictionary[TokenBuffer, int])
+    """Steps proposed in each request. The target is given the draft's, as it refuses every fourth of them."""
+
+    def __post_init__(self) -> None:
+        sentences = [f"{number}: {SENTENCE.format(number=number)}.\n\n" for number in range(STEPS)]
+        self.steps = [tuple(self.tokenizer.encode_text(sentence)) for sentence in sentences]
+        tag = think_end_id(self.tokenizer)
+        self._end = next(iter(self.tokenizer.end_ids)) if tag is None else tag
+
+    async def generate(
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = Drafting(),
+        hint: Sequence[int] = (),
+        json_schema: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`: the next step, the rest of the one that was refused, or an end."""
+        await asyncio.sleep(0)
+        index = self.num_steps.get(prompt, 0)
+        if not stop.delimiters:
+            yield Chunk((next(iter(self.tokenizer.end_ids)),), "token", passes=1)
+        elif hint:
+            yield Chunk(tuple(hint), "delimiter", passes=1)
+        elif index < STEPS:
+            self.num_steps[prompt] = index + 1
+            yield Chunk(self.steps[index], "delimiter", passes=1)
+        else:
+            yield Chunk((self._end,), "token", passes=1)
+
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`: any will do, as nothing is read."""
+
+    async def verify(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
+    ) -> Verification:
+        """See `Engine.verify`: every fourth step has a token in its middle that is not the model's own choice."""
+        await asyncio.sleep(0)
+        ids = tuple(continuation)
+        choices, logprobs = list(ids), [-0.1] * len(ids)
+        index = self.num_steps.get(prompt, 0)
+        if ids and index % REFUSED_EVERY == 0:
+            middle = len(ids) // 2
+            choices[middle], logprobs[middle] = self.steps[0][0], -9.0
+        return Verification(tuple(logprobs), tuple(choices), (0.0,) * len(ids), self._end if not ids else ids[0])
+
+    def describe(self) -> dict[str, str | None]:
+        """See `Engine.describe`."""
+        return {"name": self.name, "weights": None, "dtype": None, "device": None}
+
+    def metrics(self) -> Metrics:
+        """See `Engine.metrics`."""
+        return Metrics()
+
+    async def forget(self) -> None:
+        """Nothing to forget."""
+
+    async def aclose(self) -> None:
+        """Nothing to free."""
+
+
+async def controller_cost(
+    tokenizer: Tokenizer, context: int, concurrent: int, transport: Transport | None
+) -> ControllerCost:
+    """What a step costs in requests with so long a prompt, so many at a time; a first round warms up."""
+    await _requests(tokenizer, context, concurrent)
+    results = await _requests(tokenizer, context, concurrent)
+    tracemalloc.start()
+    await _requests(tokenizer, context, concurrent)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    per_step = [result.times.controller / result.counts.steps * 1000 for result in results]
+    cost = ControllerCost(
+        context=context,
+        concurrent=concurrent,
+        steps=sum(result.counts.steps for result in results),
+        ms=statistics.fmean(per_step),
+        memory_bytes=peak / concurrent,
+    )
+    if transport is None:
+        return cost
+    milliseconds, num_bytes = _transported(tokenizer, context, transport)
+    return cost.model_copy(update={"transport_ms": milliseconds, "transport_bytes": num_bytes})
+
+
+async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list[Result]:
+    """So many requests at once, as they ended."""
+    draft = InstantEngine(tokenizer)
+    target = InstantEngine(tokenizer, num_steps=draft.num_steps)
+    policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
+    panel = Panel(policy.judges, tokenizer)
+    prompt = _prompt(target, context)
+
+    async def request() -> Result:
+        controller = Controller(
+            policy=policy,
+            target=target,
+            draft=draft,
+            panel=panel,
+            think_end=think_end_id(tokenizer),
+            sampling=Sampling(),
+            ledger=Ledger(1 << 30),
+        )
+        async for event in controller.run(prompt):
+            if isinstance(event, Done):
+                return event.result
+        raise AssertionError("a request ends with Done or an error")
+
+    return await asyncio.gather(*(request() for _ in range(concurrent)))
+
+
+def _transported(tokenizer: Tokenizer, context: int, transport: Transport) -> tuple[float, float]:
+    """Milliseconds and bytes a step for writing the prompts of its two calls: the proposal, and its judgement."""
+    engine = InstantEngine(tokenizer)
+    buffer = TokenBuffer(_prompt(engine, context))
+    write, num_bytes, seconds = transport(buffer), 0, 0.0
+    write()  # the prompt itself is written once, and not in every step
+    for step in engine.steps:
+        started = time.perf_counter()
+        num_bytes += write()
+        num_bytes += write()
+        seconds += time.perf_counter() - started
+        buffer.append(step)
+    return seconds / len(engine.steps) * 1000, num_bytes / len(engine.steps)
+
+
+def _prompt(engine: InstantEngine, context: int) -> list[int]:
+    """So many ids of plain text."""
+    return list(islice(cycle(engine.steps[0]), context))

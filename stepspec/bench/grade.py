@@ -1,0 +1,170 @@
+"""What grading costs, and what hostile texts can do to it.
+
+    python -m stepspec.bench.grade --data test.jsonl --json evals/results/grading.json
+
+`--data` is a jsonl of problems whose `answer` is a solution with `####`, as GSM8K's is: every solution must be right
+for its own answer.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stepspec.bench.hostile import hostile_texts
+from stepspec.evaluation.grade.grading import Grading
+from stepspec.evaluation.grade.words import Grade, Limits
+from stepspec.evaluation.machine import commit, hardware, versions
+
+NUM_NUMERIC = 20_000
+NUM_SYMBOLIC = 2_000
+GOLDS_FOR_HOSTILE = ("12", r"x^2+\sqrt{2}", r"\left(\frac{\pi}{2}, 3\right)", r"\text{no}")
+
+T = TypeVar("T")
+Timed = tuple[Grade, float]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark and prints or keeps its figures."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.grade", description=main.__doc__)
+    parser.add_argument("--json", type=Path, help="the file to keep the figures in")
+    parser.add_argument("--data", type=Path, help="a jsonl of solutions with ####")
+    parser.add_argument("--hostile", type=int, default=10_000, help="how many hostile texts")
+    parser.add_argument("--workers", type=int, default=2, help="processes that compare formulas at once")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    figures = {
+        "conditions": {"hardware": hardware(), "versions": versions(), "commit": commit(), "workers": options.workers},
+        "solutions": grade_solutions(options.data) if options.data else None,
+        "numeric": numeric_speed(),
+        "symbolic": symbolic_speed(options.workers),
+        "hostile": hostile_cost(options.hostile, options.seed, options.workers),
+    }
+    text = json.dumps(figures, indent=2)
+    if options.json:
+        options.json.write_text(text + "\n", "utf-8")
+    print(text)
+    return 0
+
+
+def grade_solutions(file: Path) -> Mapping[str, Any]:
+    """How many solutions are right for their own answers."""
+    solutions = [json.loads(line)["answer"] for line in file.read_text("utf-8").splitlines()]
+    with Grading("number") as grading:
+        grades = [grading.grade(solution, solution) for solution in solutions]
+    return {"n": len(grades), "correct": sum(grade.status == "correct" for grade in grades)}
+
+
+def numeric_speed() -> Mapping[str, Any]:
+    """Gradings per second of texts of some 1,500 characters, in one thread and with golds that differ."""
+    thought = "First, she has 3 boxes of 24 pencils each, and 3 * 24 = 72 pencils. Then she gives 12 away. " * 16
+    texts = [f"{thought}So the answer is \\boxed{{\\${index:,}.00}}." for index in range(NUM_NUMERIC)]
+    with Grading("number") as grading:
+        seconds, grades = _timed(lambda: [grading.grade(text, str(index)) for index, text in enumerate(texts)])
+    return _speed(seconds, grades)
+
+
+def symbolic_speed(num_workers: int) -> Mapping[str, Any]:
+    """Gradings per second of right and wrong formulas that only computer algebra can tell apart, after a warm-up."""
+    rows = [_formulas(index) for index in range(NUM_SYMBOLIC)]
+    with Grading("math", num_workers=num_workers) as grading, ThreadPoolExecutor(num_workers) as threads:
+
+        def grade(row: tuple[str, str]) -> Grade:
+            return grading.grade(rf"It is \boxed{{{row[1]}}}.", row[0])
+
+        list(threads.map(grade, rows[:100]))
+        seconds, grades = _timed(lambda: list(threads.map(grade, rows[100:])))
+    return _speed(seconds, grades)
+
+
+def _formulas(index: int) -> tuple[str, str]:
+    """A gold answer and an equal or, one in five, a different one."""
+    a, b = index // 5 + 2, index % 7 + 2
+    shapes = (
+        (rf"\frac{{{a}\sqrt{{3}}}}{{{b}}}", rf"\frac{{{3 * a}}}{{{b}\sqrt{{3}}}}"),
+        (rf"{a}x^2+{b}x", rf"x({a}x+{b})"),
+        (rf"\frac{{\pi}}{{{a}}}+{b}", rf"{b}+\pi/{a}"),
+        (rf"\left({a}, \frac{{\pi}}{{{b}}}\right)", rf"({a}, \pi/{b})"),
+        (rf"{a}\sqrt{{2}}-{b}", rf"{b}-{a}\sqrt{{2}}"),
+    )
+    return shapes[index % 5]
+
+
+def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
+    """What hostile texts come to, and the longest that one took, worker starts included."""
+    limits = Limits()
+    golds = GOLDS_FOR_HOSTILE
+    with Grading("math", num_workers=num_workers, limits=limits) as grading, ThreadPoolExecutor(num_workers) as threads:
+        grading.grade(r"\boxed{x+1}", "1+x")
+        # The address space of a worker that has done next to nothing, to which the limit is added.
+        idle_bytes = _bytes_of(grading.worker_ids()[0], "VmSize")
+
+        def grade(item: tuple[int, str]) -> Timed:
+            start = time.perf_counter()
+            grade = grading.grade(item[1], golds[item[0] % len(golds)])
+            return grade, time.perf_counter() - start
+
+        items = enumerate(hostile_texts(number, seed))
+        seconds, timed = _timed(lambda: list(_in_order(threads, grade, items, 4 * num_workers)))
+        living = max((_bytes_of(worker, "VmHWM") or 0 for worker in grading.worker_ids()), default=0)
+    # Of all workers, those that have ended before included, the one that had most in memory.
+    peak_bytes = max(living, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+    each = [taken for _, taken in timed]
+    return {
+        "n": number,
+        "seed": seed,
+        "statuses": dict(Counter(grade.status for grade, _ in timed)),
+        "longest_s": round(max(each), 3),
+        "median_s": round(statistics.median(each), 6),
+        "total_s": round(seconds, 1),
+        "crashes": sum("ended again" in (grade.why or "") for grade, _ in timed),
+        "worker_peak_resident_bytes": peak_bytes,
+        "worker_cap_bytes": idle_bytes + limits.memory_bytes if idle_bytes is not None else None,
+    }
+
+
+def _in_order(
+    threads: ThreadPoolExecutor, work: Callable[[tuple[int, str]], Timed], items: Iterable[tuple[int, str]], ahead: int
+) -> Iterator[Timed]:
+    """The results of all items, a bounded number of which are in memory."""
+    waiting = deque[Future[Timed]]()
+    for item in items:
+        waiting.append(threads.submit(work, item))
+        if len(waiting) >= ahead:
+            yield waiting.popleft().result()
+    yield from (each.result() for each in waiting)
+
+
+def _bytes_of(process_id: int, field: str) -> int | None:
+    """A figure of a process, where the system gives it."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text("utf-8")
+    except OSError:
+        return None
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(field))
+
+
+def _timed(work: Callable[[], T]) -> tuple[float, T]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def _speed(seconds: float, grades: Sequence[Grade]) -> Mapping[str, Any]:
+    return {
+        "n": len(grades),
+        "gradings_per_s": round(len(grades) / seconds, 1),
+        "statuses": dict(Counter(grade.status for grade in grades)),
+        "decided_by": dict(Counter(grade.decided_by or "nothing" for grade in grades)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""How often the bound of the accuracy loss holds: `python -m stepspec.bench.loss_coverage --json FILE`.
+
+Each cell is a number of problems and repeats, an accuracy of the target and a true loss of the policy. It is simulated
+with several distributions of the loss over problems, and every evaluation goes through `Paired`.
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import scipy  # pyright: ignore[reportMissingTypeStubs]
+
+from stepspec.bench.simulated import lost_everywhere, lost_in_some, same_in_all_repeats
+from stepspec.evaluation.stats.intervals import z_value
+from stepspec.evaluation.stats.paired import Paired
+from stepspec.evaluation.stats.runs import Floats
+
+SIMULATIONS = 10_000
+SEED = 21
+SIZES = ((30, 16), (100, 4), (300, 4), (300, 1))  # problems, repeats
+ACCURACIES = (0.6, 0.9, 0.98)
+LOSSES = (0.0, 0.01, 0.03)
+LEAST_COVERAGE = 0.94
+MOST_EXCESS = 1.25
+"""Times the excess of the normal bound with known variance, from `LARGE` problems on."""
+LARGE = 300
+
+Draw = Callable[[np.random.Generator, "Cell", float], tuple[Floats, Floats]]
+"""The policy's and the target's scores, both [problems, repeats], with the given correlation of repeats."""
+DISTRIBUTIONS: Mapping[str, Draw] = {
+    "lost everywhere": lambda rng, cell, alike: lost_everywhere(rng, *cell.conditions, alike),
+    "lost in some problems": lambda rng, cell, alike: lost_in_some(rng, *cell.conditions, alike),
+    "same in all repeats": lambda rng, cell, alike: same_in_all_repeats(rng, *cell.conditions, alike),
+}
+"""How the loss spreads over problems."""
+CORRELATIONS = (0.0, 0.5, 0.9)
+"""Of two repeats of one problem: 0 where all problems are as hard, 1 where each is always right or always wrong."""
+USUAL_CORRELATION = 0.5
+"""Up to which `MOST_EXCESS` is promised: beyond, so few problems are discordant that what was not seen decides."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of evaluation."""
+
+    num_problems: int
+    num_repeats: int
+    accuracy: float
+    loss: float
+
+    @property
+    def conditions(self) -> tuple[int, int, float, float]:
+        """As the distributions take them."""
+        return self.num_problems, self.num_repeats, self.accuracy, self.loss
+
+
+@dataclass(frozen=True)
+class LossCoverage:
+    """What the bound did in a cell under one distribution."""
+
+    num_problems: int
+    num_repeats: int
+    accuracy: float
+    loss: float
+    distribution: str
+    correlation: float
+    coverage: float
+    """The share of evaluations in which the bound was at least the true loss."""
+    median_excess: float
+    """Of the bound over the true loss."""
+    normal_excess: float
+    """That of the normal bound, had the variance been known."""
+
+    @property
+    def excess_ratio(self) -> float:
+        """Of the two excesses."""
+        return self.median_excess / self.normal_excess
+
+
+def cells() -> Iterator[Cell]:
+    """All of them."""
+    for (n, repeats), accuracy, loss in product(SIZES, ACCURACIES, LOSSES):
+        yield Cell(n, repeats, accuracy, loss)
+
+
+def measure(cell: Cell, distribution: str, correlation: float, simulations: int = SIMULATIONS) -> LossCoverage:
+    """Simulates evaluations of one cell; the same at every call."""
+    rng = np.random.default_rng(SEED)
+    pairs = [Paired.of(*DISTRIBUTIONS[distribution](rng, cell, correlation)) for _ in range(simulations)]
+    bounds = np.array([pair.loss_upper() for pair in pairs])
+    spread = float(np.std([pair.difference for pair in pairs]))
+    return LossCoverage(
+        *cell.conditions,
+        distribution=distribution,
+        correlation=correlation,
+        # What rounding leaves of a bound that is the loss itself is no miss.
+        coverage=float(np.mean(bounds >= cell.loss - 1e-12)),
+        median_excess=float(np.median(bounds)) - cell.loss,
+        normal_excess=z_value(0.9) * spread,
+    )
+
+
+def main() -> None:
+    """Measure how often the bound of the accuracy loss holds, and by how much it exceeds the loss."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.loss_coverage", description=main.__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument(
+        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="evaluations a cell and distribution"
+    )
+    arguments = parser.parse_args()
+    rows: list[LossCoverage] = []
+    with ProcessPoolExecutor() as workers:
+        tasks = [
+            workers.submit(measure, cell, distribution, correlation, arguments.simulations)
+            for cell, distribution, correlation in product(cells(), DISTRIBUTIONS, CORRELATIONS)
+        ]
+    for row in (task.result() for task in tasks):
+        rows.append(row)
+        where = f"{row.num_problems:4} x {row.num_repeats:2}  accuracy {row.accuracy:.2f}, loss {row.loss:.2f}"
+        how = f"{row.distribution}, correlation {row.correlation}"
+        print(f"{where}  {row.coverage:.4f}  excess {row.excess_ratio:.2f}  {how}")
+    if arguments.json:
+        versions = {"python": platform.python_version(), "numpy": np.__version__, "scipy": scipy.__version__}
+        found = {"confidence": 0.95, "simulations": arguments.simulations, "seed": SEED, "versions": versions}
+        table = {**found, "cells": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

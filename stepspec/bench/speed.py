@@ -1,0 +1,307 @@
+"""What `stepspec bench engine` found: the file that it writes, and its tables for a terminal and for a README."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+
+from stepspec.evaluation.records import EngineRecord, Record
+
+UNKNOWN = "–"
+SYNTHETIC = "synthetic: what is written means nothing"
+
+
+class Contender(Record):
+    """One way of continuing the same prompts; figures are medians over turns, ratios medians of each turn's ratio."""
+
+    name: str
+    tokens_per_s: float
+    differing: float
+    """Share of its texts that are not plain decoding's: rounding decides near ties."""
+    over_plain: float
+    over_transformers: float
+    over_assisted: float | None = None
+    """Over transformers' assisted generation at its best setting."""
+    over_alone: float | None = None
+    """Over plain decoding of one request at a time."""
+    acceptance: float | None = None
+    """Share of accepted tokens among those looked at, up to the first refused one of each draft."""
+    mean_acceptance_length: float | None = None
+    """Tokens that a round with drafted tokens emits."""
+    drafting_cost: float | None = None
+    """Of a round, in passes of plain decoding; as is the next."""
+    verifying_cost: float | None = None
+    ideal: float | None = None
+    """The speedup that acceptance and these costs allow (arXiv:2211.17192, theorem 3.8)."""
+    share_of_ideal: float | None = None
+    bandwidth_share: float | None = None
+    """Bytes that plain decoding has to read over those that the device can copy in the same time."""
+
+
+class BatchSpeeds(Record):
+    """All contenders with so many requests at once."""
+
+    batch: int
+    contenders: list[Contender]
+
+    def named(self, name: str) -> Contender | None:
+        """The contender of that name."""
+        return next((each for each in self.contenders if each.name == name), None)
+
+
+class PlanRecord(Record):
+    """How long was measured, and of what."""
+
+    drafters: list[str]
+    batches: list[int]
+    num_drafted: int
+    max_tokens: int
+    turns: int
+    synthetic_acceptance: float | None = None
+
+
+class Conditions(Record):
+    """Where and when something was measured."""
+
+    versions: dict[str, str]
+    commit: str | None
+    hardware: dict[str, str | int | float]
+    started: str
+    """UTC time, ISO 8601."""
+
+
+class EngineSpeeds(Conditions):
+    """The file that `stepspec bench engine --json` writes."""
+
+    version: Literal[1] = 1
+    engine: EngineRecord
+    draft: EngineRecord | None = None
+    synthetic: bool
+    """Random weights or a forced acceptance: what is written means nothing."""
+    plan: PlanRecord
+    memory_bytes: dict[str, int]
+    draft_overhead: float | None = None
+    """Memory of the draft's weights and cache over the target's."""
+    results: list[BatchSpeeds]
+
+    def memory(self) -> str:
+        """What weights and caches take, in words."""
+        parts = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in self.memory_bytes.items())
+        overhead = "" if self.draft_overhead is None else f"; the draft adds {self.draft_overhead:.0%}"
+        return f"Memory: {parts}{overhead}."
+
+
+class ContextCost(Record):
+    """What a step costs after so much text: proposed, judged by the target, refused, and written anew by it."""
+
+    context: int
+    """Tokens before the step."""
+    ms: float
+    rest_ms: float
+    """What the same steps take where attention, which has to look at all of the text, is taken out of every layer."""
+    read_again: float
+    """Ids of the text that the target reads for a step although it has read them before."""
+
+
+class ContextCosts(Conditions):
+    """The file that `stepspec bench context --json` writes."""
+
+    version: Literal[1] = 1
+    engine: EngineRecord
+    synthetic: bool
+    turns: int = Field(ge=1)
+    results: list[ContextCost]
+
+
+class ControllerCost(Record):
+    """What the controller takes for a step, over engines that answer at once."""
+
+    context: int
+    """Tokens of the prompt."""
+    concurrent: int
+    steps: int
+    """Measured, of all requests together."""
+    ms: float
+    """Of the controller's own time a step."""
+    memory_bytes: float
+    """At most, for each request, its prompt included."""
+    transport_ms: float | None = None
+    """For writing the prompts of a step's two calls as JSON, apart from `ms`; None where nobody would."""
+    transport_bytes: float | None = None
+
+
+class ControllerCosts(Conditions):
+    """The file that `stepspec bench controller --json` writes."""
+
+    version: Literal[1] = 1
+    policy: str
+    results: list[ControllerCost]
+
+
+class ChatCost(Record):
+    """What LangChain's chat model adds to the controller alone, over engines that answer at once."""
+
+    calls: int
+    chunks: int
+    """Of each streamed call."""
+    call_ms: float
+    chunk_ms: float
+
+
+class ManyChats(Record):
+    """Calls of equal work on one engine, one after the other and at once."""
+
+    concurrent: int
+    median_s: float
+    slowest_s: float
+    tokens_per_s_alone: float
+    tokens_per_s: float
+
+
+class ChatCosts(Conditions):
+    """The file that `stepspec bench langchain --json` writes."""
+
+    version: Literal[1] = 1
+    policy: str
+    target: str
+    draft: str
+    overhead: ChatCost
+    many: ManyChats
+
+
+class WireCost(Record):
+    """What one way of asking two servers took for the same problems, one at a time; means of a problem."""
+
+    name: str
+    seconds: float
+    requests: float
+    bytes_sent: float
+    bytes_received: float
+    prefix_hits: float
+    """Share of prompt tokens that the servers found in their prefix caches."""
+    correct: float
+    """Share of problems."""
+
+
+class WireCosts(Conditions):
+    """The file that `stepspec bench wire --json` writes."""
+
+    version: Literal[1] = 1
+    target: str
+    draft: str
+    problems: int
+    seconds_ratio: float
+    """Of the published procedure to ours, sums over the same problems."""
+    seconds_ratio_ci: tuple[float, float] | None
+    results: list[WireCost]
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cell: Callable[[Contender], float | None]
+    form: str = ".2f"
+
+
+COLUMNS: Sequence[_Column] = (
+    _Column("tokens/s", lambda each: each.tokens_per_s, ",.0f"),
+    _Column("over plain", lambda each: each.over_plain),
+    _Column("over transformers", lambda each: each.over_transformers),
+    _Column("over assisted", lambda each: each.over_assisted),
+    _Column("over 1 at once", lambda each: each.over_alone),
+    _Column("accepted", lambda each: each.acceptance, ".1%"),
+    _Column("tokens a round", lambda each: each.mean_acceptance_length),
+    _Column("ideal", lambda each: each.ideal),
+    _Column("share of ideal", lambda each: each.share_of_ideal, ".1%"),
+    _Column("other texts", lambda each: each.differing or None, ".1%"),
+    _Column("bandwidth", lambda each: each.bandwidth_share, ".1%"),
+)
+
+
+def speeds_table(speeds: BatchSpeeds, synthetic: bool) -> Table:
+    """All contenders with so many requests at once, for a terminal; columns without a figure are left out."""
+    columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in speeds.contenders)]
+    table = plain_table(f"{speeds.batch} at once", synthetic)
+    table.add_column("")
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    for each in speeds.contenders:
+        table.add_row(each.name, *(_written(column.cell(each), column.form) for column in columns))
+    return table
+
+
+def costs_table(costs: ContextCosts) -> Table:
+    """What steps cost after more and more text, for a terminal."""
+    table = plain_table("a step after so much text", costs.synthetic)
+    for name in ("context", "ms", "without attention", "read again"):
+        table.add_column(name, justify="right")
+    for each in costs.results:
+        table.add_row(f"{each.context:,}", *(f"{value:.1f}" for value in (each.ms, each.rest_ms, each.read_again)))
+    return table
+
+
+def controller_table(costs: ControllerCosts) -> Table:
+    """What steps cost the controller, for a terminal."""
+    table = plain_table("the controller's share of a step", synthetic=False)
+    for name in ("context", "at once", "ms", "KiB a request", "transport ms", "transport KiB"):
+        table.add_column(name, justify="right")
+    for each in costs.results:
+        kib = None if each.transport_bytes is None else each.transport_bytes / 1024
+        figures = ((each.ms, ".3f"), (each.memory_bytes / 1024, ",.0f"), (each.transport_ms, ".3f"), (kib, ",.1f"))
+        cells = (_written(value, form) for value, form in figures)
+        table.add_row(f"{each.context:,}", str(each.concurrent), *cells)
+    return table
+
+
+def chat_lines(costs: ChatCosts) -> list[str]:
+    """What the chat model costs, in words."""
+    added, many = costs.overhead, costs.many
+    return [
+        f"ChatStepSpec adds {added.call_ms:.2f} ms to a call, {added.chunk_ms:.3f} ms to each of {added.chunks} chunks "
+        f"(medians of {added.calls} paired turns, over engines that answer at once).",
+        f"{many.concurrent} calls at once: {many.tokens_per_s:,.0f} tokens/s, one after the other "
+        f"{many.tokens_per_s_alone:,.0f}: {many.tokens_per_s / many.tokens_per_s_alone:.2f} times. Median "
+        f"{many.median_s:.2f} s, slowest {many.slowest_s:.2f} s.",
+    ]
+
+
+def wire_table(costs: WireCosts) -> Table:
+    """What two ways of asking servers took, for a terminal."""
+    table = plain_table(f"{costs.problems} problems, one at a time; means of a problem", synthetic=False)
+    for name in ("", "seconds", "requests", "KiB sent", "KiB received", "prefix hits", "correct"):
+        table.add_column(name, justify="right" if name else "left")
+    for each in costs.results:
+        kib = (f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received))
+        shares = (f"{share:.1%}" for share in (each.prefix_hits, each.correct))
+        table.add_row(each.name, f"{each.seconds:.3f}", f"{each.requests:.1f}", *kib, *shares)
+    return table
+
+
+def plain_table(title: str, synthetic: bool) -> Table:
+    """An empty table whose title says whether its figures are synthetic."""
+    title += f" ({SYNTHETIC})" if synthetic else ""
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+
+
+def speeds_markdown(speeds: EngineSpeeds) -> str:
+    """A README's table: every contender with one request at once, and its speed with more."""
+    alone, *together = speeds.results
+    columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
+    titles = [column.title for column in columns]
+    for each in together:
+        titles += [f"tokens/s, {each.batch} at once", "over plain", "over 1 at once"]
+    lines = [f"| {alone.batch} at once | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
+    for each in alone.contenders:
+        cells = [_written(column.cell(each), column.form) for column in columns]
+        for there in (other.named(each.name) for other in together):
+            figures = (there.tokens_per_s, there.over_plain, there.over_alone) if there else (None, None, None)
+            cells += [_written(value, form) for value, form in zip(figures, (",.0f", ".2f", ".2f"), strict=True)]
+        lines.append(f"| {each.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _written(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else f"{value:{form}}"

@@ -1,0 +1,206 @@
+"""An A/A test of the evaluation itself: every policy runs twice, under two names, and must be as fast as itself.
+
+Two ratios of times are compared with 1 for each policy. `copy` is the second name's over the first one's. `order` is
+the later run's over the earlier one's, by problem: what a run leaves behind for the next one shows here even where
+balanced orders give both names the same share of it. Above temperature 0, where two runs may write texts of different
+length, times are per committed token.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stepspec.api.session import Pair, StepSpec, fit_policy
+from stepspec.base.files import list_data_files
+from stepspec.engines.protocol import DrafterName
+from stepspec.evaluation.benchmark import asked
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.records import Record, Row
+from stepspec.evaluation.running.conditions import Settings, conditions
+from stepspec.evaluation.running.policies import LoadedPolicy, can_serve, token_policy
+from stepspec.evaluation.running.problems import ProblemSet, load_benchmark, load_problems
+from stepspec.evaluation.running.running import Keeping, OnRow, System, evaluate
+from stepspec.evaluation.runs import iter_rows
+from stepspec.evaluation.stats import Interval, products_of_sums
+from stepspec.loop.policy import Policy, load_policy
+
+NUM_PROBLEMS, SEED = 60, 20261123
+"""Of the run that counts. Fixed before it, so that nothing is chosen by its outcome."""
+
+TEMPERATURES = (0.0, 0.6)
+CONFIDENCE = 0.95
+"""That all intervals together contain 1, by Bonferroni."""
+TOLERANCE = 0.03
+"""How far from 1 `copy` may be. Not for policies whose texts depend on timing; see `Twins.repeats`.
+
+`order` is held to its interval alone: of 60 problems it varies by 2 to 4% by chance (`evals/LOG.md`)."""
+
+FIXED_TOKENS = 4
+OTHER_DRAFTERS: tuple[DrafterName, ...] = ("suffix", "early-exit", "medusa")
+"""Drafters that no shipped policy uses."""
+
+COPY = "-again"
+
+
+class Twins(Record):
+    """What came of a policy and its copy."""
+
+    policy: str
+    temperature: float
+    repeats: bool
+    """Whether both write the same texts. Above temperature 0 the number of drafted tokens decides which text a seed
+    gives, so not where it is chosen online."""
+    copy_ratio: float
+    copy_ci: tuple[float, float] | None
+    order_ratio: float
+    order_ci: tuple[float, float] | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the two are as fast as each other, as far as can be asked."""
+        intervals = (self.copy_ci, self.order_ci)
+        if not all(interval is not None and interval[0] <= 1 <= interval[1] for interval in intervals):
+            return False
+        return not self.repeats or abs(self.copy_ratio - 1) <= TOLERANCE
+
+
+class TwinRuns(Record):
+    """`stepspec bench aa`: all twins, and the conditions."""
+
+    version: int = 1
+    benchmark: str
+    num_problems: int
+    seed: int
+    confidence: float = CONFIDENCE
+    """Of all intervals together."""
+    tolerance: float = TOLERANCE
+    engines: dict[str, str | None]
+    versions: dict[str, str]
+    commit: str | None
+    hardware: dict[str, str | int | float]
+    started: str
+    results: list[Twins]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every policy is as fast as itself."""
+        return all(each.holds for each in self.results)
+
+
+def policies_to_copy(pair: Pair, *, fixed_too: bool) -> dict[str, LoadedPolicy]:
+    """Every shipped policy and every drafter that the pair can serve.
+
+    Args:
+        pair: the models.
+        fixed_too: also each policy that chooses the number of drafted tokens online with a fixed number.
+    """
+    found = {name: load_policy(name) for name in list_data_files("policies")}
+    found |= {name: token_policy(name, None) for name in OTHER_DRAFTERS}
+    fitted = {
+        name: (fit_policy(policy, pair)[0], text) for name, (policy, text) in found.items() if can_serve(policy, pair)
+    }
+    if fixed_too:
+        fitted |= {
+            f"{name}-{FIXED_TOKENS}": (with_fixed_tokens(policy), text)
+            for name, (policy, text) in fitted.items()
+            if chooses_online(policy)
+        }
+    return fitted
+
+
+def chooses_online(policy: Policy) -> bool:
+    """Whether the number of drafted tokens follows from measured times."""
+    return policy.token.drafter not in ("none", "engine") and policy.token.num_tokens == "auto"
+
+
+def with_fixed_tokens(policy: Policy) -> Policy:
+    """The same policy with a fixed number of drafted tokens."""
+    return policy.model_copy(update={"token": policy.token.model_copy(update={"num_tokens": FIXED_TOKENS})})
+
+
+@dataclass(frozen=True)
+class TwinTest:
+    """The policies on one pair at one temperature."""
+
+    pair: Pair
+    policies: Mapping[str, LoadedPolicy]
+    temperature: float
+    num_problems: int = NUM_PROBLEMS
+    seed: int = SEED
+
+    async def run(self, confidence: float, on_row: OnRow | None = None) -> list[Twins]:
+        """The twins, each with intervals of that confidence; on a machine that does nothing else."""
+        return self.compared(await self.rows(self.systems(), on_row), confidence)
+
+    def compared(self, rows: Sequence[Row], confidence: float) -> list[Twins]:
+        """The twins of rows in the order in which they ran."""
+        rng = np.random.default_rng(self.seed)
+        return [self._compared(name, rows, confidence, rng) for name in self.policies]
+
+    def systems(self) -> dict[str, System]:
+        """Both copies of every policy."""
+        both = {f"{name}{end}": policy for end in ("", COPY) for name, (policy, _) in self.policies.items()}
+        return {name: StepSpec(policy=policy, pair=self.pair) for name, policy in both.items()}
+
+    async def rows(self, systems: Mapping[str, System], on_row: OnRow | None = None) -> list[Row]:
+        """All rows in the order in which they ran, one request at a time."""
+        name, benchmark = load_benchmark("gsm-mini")
+        problems: ProblemSet = load_problems(benchmark, None, self.num_problems)
+        texts = {f"{policy}{end}": loaded for end in ("", COPY) for policy, loaded in self.policies.items()}
+        engines = {"target": self.pair.target, "draft": self.pair.draft}
+        settings = Settings(self.seed, temperature=self.temperature)
+        run = conditions(name, benchmark, problems, texts, engines, self.pair.hash, settings)
+        with tempfile.TemporaryDirectory() as folder, Grading(benchmark.grader) as grading:
+            await evaluate(
+                run,
+                problems.problems,
+                systems,
+                Keeping(Path(folder)),
+                grading=grading,
+                ask=lambda question: asked(benchmark, question),
+                on_row=on_row,
+            )
+            return list(iter_rows(Path(folder)))
+
+    def _compared(self, name: str, rows: Sequence[Row], confidence: float, rng: np.random.Generator) -> Twins:
+        by_problem: dict[str, list[Row]] = {}
+        for row in rows:
+            if row.policy in (name, name + COPY):
+                by_problem.setdefault(row.problem, []).append(row)
+        ordered = list(by_problem.values())
+        named = [sorted(both, key=lambda row: row.policy != name) for both in ordered]
+        copy, copy_ci = self._ratio(named, confidence, rng)
+        order, order_ci = self._ratio(ordered, confidence, rng)
+        return Twins(
+            policy=name,
+            temperature=self.temperature,
+            repeats=self.temperature == 0 or not chooses_online(self.policies[name][0]),
+            copy_ratio=copy,
+            copy_ci=copy_ci,
+            order_ratio=order,
+            order_ci=order_ci,
+        )
+
+    def _ratio(
+        self, pairs: Sequence[Sequence[Row]], confidence: float, rng: np.random.Generator
+    ) -> tuple[float, Interval | None]:
+        """Of the second row's time over the first one's; above temperature 0 of the times per token."""
+        powers = {"second s": 1, "first s": -1}
+        if self.temperature > 0:
+            powers |= {"second tokens": -1, "first tokens": 1}
+        columns = {
+            "first s": [first.wall_s for first, _ in pairs],
+            "second s": [second.wall_s for _, second in pairs],
+            "first tokens": [first.tokens.committed for first, _ in pairs],
+            "second tokens": [second.tokens.committed for _, second in pairs],
+        }
+        found = products_of_sums({name: columns[name] for name in powers}, {"ratio": powers}, rng, confidence)["ratio"]
+        return found.value, found.interval
+
+
+def simultaneous(num_policies: int) -> float:
+    """The confidence of each interval with which those of so many policies, two each, hold together."""
+    return 1 - (1 - CONFIDENCE) / (2 * num_policies)

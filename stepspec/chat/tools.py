@@ -1,0 +1,345 @@
+"""Tools: how they are described, and how the families of models write a call.
+
+A model that may call a tool writes the call as it was taught to. A model that has to call one writes a list of calls in
+JSON, whose schema the engine holds it to.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stepspec.engines.protocol import Tokenizer
+from stepspec.errors import UsageError, unknown_name
+
+Tool = Mapping[str, Any]
+"""A tool as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+MODES = ("auto", "none", "required")
+"""What a model may be told of its tools, besides the name of the one that it has to call."""
+
+ANYTHING: Mapping[str, Any] = {"type": "object"}
+
+
+class Function(BaseModel):
+    """What of a tool a model is told; further fields are passed on."""
+
+    model_config = ConfigDict(extra="allow")
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Description(BaseModel):
+    """A tool's form."""
+
+    type: Literal["function"]
+    function: Function
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of a request.
+
+    Attributes:
+        tools: checked, by name.
+        choice: one of `MODES`, or the name of the tool that has to be called.
+        parallel: whether several may be called at once.
+    """
+
+    tools: Mapping[str, Tool]
+    choice: str = "auto"
+    parallel: bool = True
+
+    @classmethod
+    def checked(cls, tools: Sequence[Tool], choice: str = "auto", *, parallel: bool = True) -> "Toolbox":
+        """The toolbox of these tools, which are none if none is to be called.
+
+        Raises:
+            UsageError: a tool is described wrongly, or the choice is none of them.
+        """
+        named: dict[str, Tool] = {}
+        for place, tool in enumerate(tools, 1):
+            try:
+                name = Description.model_validate(tool).function.name
+            except ValidationError as error:
+                problem = error.errors()[0]
+                where = ".".join(map(str, problem["loc"])) or "it"
+                raise UsageError(f"Tool {place}: {where}: {problem['msg']}. Write {EXAMPLE}.") from None
+            if name in named:
+                raise UsageError(f"Two tools are called {name!r}.")
+            _check_json(place, tool)
+            named[name] = tool
+        if choice not in MODES and choice not in named:
+            raise UsageError(unknown_name("tool_choice", choice, [*MODES, *named]))
+        if choice == "required" and not named:
+            raise UsageError("tool_choice is 'required', but there are no tools.")
+        return cls({} if choice == "none" else named, choice, parallel)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the model has to call a tool."""
+        return self.choice not in ("auto", "none")
+
+    def schema(self) -> dict[str, Any]:
+        """What a list of calls must look like."""
+        names = list(self.tools) if self.choice in MODES else [self.choice]
+        definitions: dict[str, Any] = {}
+        calls = [_call_schema(name, self._parameters(name, definitions)) for name in names]
+        most = {"maxItems": 1} if self.choice not in MODES or not self.parallel else {}
+        listed = {"type": "array", "minItems": 1, **most, "items": calls[0] if len(calls) == 1 else {"anyOf": calls}}
+        return {"$defs": definitions, **listed} if definitions else listed
+
+    def _parameters(self, name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
+        """A tool's parameters; what they define goes to the top, where references look, under a name of the tool's."""
+        form = self.tools[name]["function"].get("parameters") or ANYTHING
+        if not isinstance(form.get("$defs"), dict):
+            return form
+        form = json.loads(json.dumps(form).replace('"#/$defs/', f'"#/$defs/{name}.'))
+        definitions |= {f"{name}.{key}": value for key, value in form.pop("$defs").items()}
+        return form
+
+
+def _check_json(place: int, tool: Tool) -> None:
+    try:
+        json.dumps(tool, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError(
+            f"Tool {place} holds what is no JSON or no Unicode, such as NaN, or is nested too deeply."
+        ) from None
+
+
+EXAMPLE = "{'type': 'function', 'function': {'name': 'add', 'parameters': {'type': 'object', 'properties': {...}}}}"
+
+
+def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> str:
+    """A schema as engines take it; with tools, that of an answer in that form or of a list of calls.
+
+    What the schema defines for itself stays at the top, where its references look for it.
+
+    Raises:
+        UsageError: it holds what is no JSON.
+    """
+    if toolbox is None or not toolbox.tools:
+        return _written(schema)
+    calls, own = toolbox.schema(), dict(schema)
+    whole: dict[str, Any] = {"anyOf": [calls, own]}
+    for name in ("$defs", "definitions"):
+        if definitions := {**calls.pop(name, {}), **own.pop(name, {})}:
+            whole[name] = definitions
+    return _written(whole)
+
+
+def _written(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError("The JSON schema holds what is no JSON, such as NaN, or is nested too deeply.") from None
+
+
+def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:
+    """A `tool_choice` in OpenAI's form as a `Toolbox` takes it.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if tool_choice is None or isinstance(tool_choice, str):
+        return tool_choice or "auto"
+    try:
+        return str(tool_choice["function"]["name"])
+    except (KeyError, TypeError):
+        said = "Write 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}."
+        raise UsageError(f"tool_choice is {tool_choice!r}. {said}") from None
+
+
+FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
+"""What a `response_format` of each type holds besides `type`."""
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The JSON schema that a `response_format` in OpenAI's form asks for, if it asks for one.
+
+    Raises:
+        UsageError: it is none, or holds a field that is not known.
+    """
+    if not response_format:
+        return None
+    kind = response_format.get("type")
+    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
+    if not isinstance(kind, str) or kind not in FORMAT_FIELDS:
+        raise UsageError(f"response_format is of no known kind. {said}")
+    _check_fields("response_format", response_format, ("type", *FORMAT_FIELDS[kind]))
+    if kind == "text":
+        return None
+    form = response_format.get("schema")
+    if kind == "json_object" and form is None:
+        return ANYTHING
+    if kind == "json_schema" and isinstance(inner := response_format.get("json_schema"), Mapping):
+        named = cast("Mapping[str, Any]", inner)
+        _check_fields("response_format.json_schema", named, ("name", "description", "schema", "strict"))
+        form = named.get("schema")
+    if not isinstance(form, Mapping):
+        raise UsageError(f"response_format has no JSON schema, which is an object. {said}")
+    return cast("Mapping[str, Any]", form)
+
+
+def _check_fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Checks that there are no other fields than the known ones; null is a field that is not set."""
+    for name, value in found.items():
+        if name not in known and value is not None:
+            raise UsageError(unknown_name(f"field of {where}", name, known))
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a family of models writes calls.
+
+    Attributes:
+        mark: what a rendered call has in this format and in no other.
+        opener: where in a text a call begins.
+        template: tells transformers' parser so; version 1 of its response templates.
+        in_json: whether calls are JSON that says all of them, so that a part of one can be understood; the template
+            then takes them for text.
+    """
+
+    mark: str
+    opener: re.Pattern[str]
+    template: Mapping[str, Any]
+    in_json: bool = True
+
+
+BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
+"""What stands inside calls and between them besides what formats name."""
+
+TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
+
+
+def _format(mark: str, opener: str | None = None, end: str | None = None, **field: Any) -> CallFormat:
+    """A format whose calls stand between an opening and perhaps a closing mark; `end` stands behind them all."""
+    fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
+    template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
+    return CallFormat(mark, re.compile(opener or re.escape(mark)), template, in_json="content" not in field)
+
+
+def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
+    """The format that a model's own template tells of, if it tells of calls."""
+    fields = template.get("fields", {})
+    if not (calls := fields.get("tool_calls")):
+        return None
+    opens = calls.get("open", [])
+    literal = "|".join(map(re.escape, [opens] if isinstance(opens, str) else opens))
+    plain = not calls.keys() & {"transform", "transform_each"} and not (
+        calls.get("content_args", {}).keys() - {"allow_non_json"}
+    )
+    in_json = calls.get("content") == "json" and plain
+    if in_json:
+        template = {**template, "fields": {**fields, "tool_calls": {**calls, **TEXT}}}
+    return CallFormat("", re.compile(calls.get("open_pattern") or literal), template, in_json)
+
+
+LLAMA_OPENER = r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'
+HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
+FORMATS: Mapping[str, CallFormat] = {
+    "qwen-xml": _format(  # Qwen's models for code, and all from 3.5 on
+        "<function=",
+        open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        close_pattern=r"</function>\s*</tool_call>",
+        content="xml-inline",
+        content_args={"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+        transform={"function": {"name": "{name}", "arguments": "{content}"}},
+    ),
+    "hermes": HERMES,  # and Qwen from 2.5 on
+    "mistral": _format("[TOOL_CALLS]", open="[TOOL_CALLS]"),
+    "deepseek": _format(
+        "<｜tool▁call▁begin｜>",
+        open_pattern=r"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>",
+        close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>",
+        end="<｜tool▁calls▁end｜>",
+    ),
+    "llama": _format('"parameters": ', LLAMA_OPENER, open_pattern=LLAMA_OPENER),
+}
+
+
+@lru_cache(maxsize=16)
+def call_format(tokenizer: Tokenizer) -> CallFormat | None:
+    """The format that the model comes with, or else the one in which its chat template writes calls; None if it knows
+    no tools."""
+    if own := _own_format(tokenizer.response_template or {}):
+        return own
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": 1}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {"type": "object"}}}
+    turns = [{"role": "user", "content": "Call f."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for messages in (turns, with_arguments_as_text(turns)):
+        try:
+            shown = tokenizer.render(messages, add_generation_prompt=False, tools=[tool])
+        except UsageError:
+            continue
+        written = shown.rpartition("Call f.")[2]
+        for each in FORMATS.values():
+            if each.mark in written:
+                return each
+    return None
+
+
+def call_marks(tokenizer: Tokenizer) -> str:
+    """A text that names whatever marks calls as the model writes them."""
+    template = json.dumps((call_format(tokenizer) or HERMES).template, ensure_ascii=False)
+    return (template + BETWEEN_CALLS).replace("\\", "")
+
+
+def with_arguments_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The same turns with arguments of calls written out, for templates that do not write JSON by themselves."""
+    return [
+        {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
+        for turn in messages
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+
+
+TOOLS_PROMPT = """\
+You may call these tools, each described in JSON:
+{tools}
+
+To call one, write its name and arguments as JSON between these tags, and nothing after it:
+<tool_call>
+{{"name": "NAME", "arguments": {{...}}}}
+</tool_call>"""
+
+
+def in_plain_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+    """The conversation for a model whose chat template knows no tools: they are described in the system's turn, calls
+    and what came of them stand in turns like any other, in the form of Hermes."""
+    turns: list[Mapping[str, Any]] = []
+    for turn in messages:
+        if turn["role"] == "tool":
+            turns.append({"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"})
+        elif turn.get("tool_calls"):
+            calls = [f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>" for call in turn["tool_calls"]]
+            rest = {name: value for name, value in turn.items() if name != "tool_calls"}
+            turns.append({**rest, "content": "\n".join(filter(None, [turn["content"], *calls]))})
+        else:
+            turns.append(turn)
+    if tools:
+        prompt = TOOLS_PROMPT.format(tools="\n".join(json.dumps(tool["function"]) for tool in tools))
+        if turns[0]["role"] == "system":
+            turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{prompt}"}
+        else:
+            turns.insert(0, {"role": "system", "content": prompt})
+    return turns

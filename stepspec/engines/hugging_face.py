@@ -1,0 +1,334 @@
+"""What engines need of a Hugging Face model besides its layers: its tokenizer, its context, a hash of its weights.
+
+The tokenizer is as the controller wants it: no token added, none hidden, none merged behind our back.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from huggingface_hub import get_session, try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+from huggingface_hub.errors import HFValidationError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
+from transformers.utils.chat_parsing import ResponseParser
+
+from stepspec.chat.prompts import THINK_END, THINK_OPEN
+from stepspec.engines import draft_vocabulary
+from stepspec.errors import ModelError, UsageError, reason_of
+
+TRIAL = Path(__file__).with_name("template_trial.py")
+TRIAL_S = 60.0
+"""Seconds that a trial of a chat template may take by the clock."""
+
+TRIAL_CPU_S = 2
+"""Seconds of CPU time that it may take."""
+
+MOST_REASON = 200
+"""Characters that an error quotes of why a trial failed."""
+
+USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
+HUB_S = 10.0
+"""Longest wait for the hub."""
+
+
+class HuggingFaceTokenizer:
+    """Adapts a tokenizer, which is `own`; `piece` is the text of a single token, for finding delimiters.
+
+    `end_ids` end a text. `end_id` is the one of them that the tokenizer itself puts there.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
+        self.own = tokenizer
+        self.end_ids = end_ids
+        self.end_id: int | None = (
+            tokenizer.eos_token_id if tokenizer.eos_token_id in end_ids else min(end_ids, default=None)
+        )
+        added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        self.num_ids = max(len(tokenizer), max(added, default=-1) + 1)  # added ids may leave gaps
+        marks = {id for id, token in added.items() if token.special or token.content in (THINK_OPEN, THINK_END)}
+        self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
+        self.piece = lru_cache(maxsize=None)(self._piece)
+        self._marked, self._plain = _encoders(tokenizer)
+        self.max_token_bytes = _max_token_bytes(tokenizer)
+        special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = _Finder([token.content for token in special])
+        self._normalized = any(token.normalized for token in special)
+
+    def _piece(self, token: int) -> str:
+        return self.decode([token])
+
+    def writes_special(self, text: str) -> bool:
+        return self._special.is_in(text) or (self._normalized and self._special.is_in(self._normal(text)))
+
+    def _normal(self, text: str) -> str:
+        """The text as the tokenizer sees it, in which special tokens may show that were not there."""
+        normalizer = self.own.backend_tokenizer.normalizer if _is_fast(self.own) else None
+        return normalizer.normalize_str(text) if normalizer is not None else text
+
+    def encode(self, text: str) -> list[int]:
+        return self._marked(text)
+
+    def encode_text(self, text: str) -> list[int]:
+        return self._plain(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        if not self.own.chat_template:
+            raise UsageError("The model has no chat template, so it cannot be asked in messages.")
+        try:
+            return self.own.apply_chat_template(
+                list(messages),
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except Exception as error:  # a template is a program of somebody else's
+            raise UsageError(f"The model's chat template refuses these messages: {reason_of(error)}.") from error
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special_ids
+
+    @property
+    def response_template(self) -> Mapping[str, Any] | None:
+        return getattr(self.own, "response_template", None)
+
+    def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ResponseParser:
+        return ResponseParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
+
+    def same_vocabulary(self, other: "HuggingFaceTokenizer") -> bool:
+        """Whether both give every token the same id."""
+        return self.own.get_vocab() == other.own.get_vocab()
+
+
+def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:
+    """Encodes a text with special tokens recognized, and with special tokens as plain text.
+
+    Each has a backend of its own whose settings never change, so threads may encode side by side while others use the
+    tokenizer. `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it is done.
+    """
+    # A tokenizer of another kind, or one that prepares texts in Python.
+    own = getattr(tokenizer.__class__, "_encode_plus", None)
+    if not _is_fast(tokenizer) or own is not getattr(TokenizersBackend, "_encode_plus", None):
+        return (
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
+        )
+    written = tokenizer.backend_tokenizer.to_str()
+    marked, plain = tokenizers.Tokenizer.from_str(written), tokenizers.Tokenizer.from_str(written)
+    for each in (marked, plain):
+        each.no_truncation()
+        each.no_padding()
+    marked.encode_special_tokens, plain.encode_special_tokens = False, True
+    return (
+        lambda text: marked.encode_batch_fast([text], add_special_tokens=False)[0].ids,
+        lambda text: plain.encode_batch_fast([text], add_special_tokens=False)[0].ids,
+    )
+
+
+def _is_fast(tokenizer: Any) -> bool:
+    """Whether a tokenizer has a backend of the library `tokenizers`."""
+    return isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer)
+
+
+def _max_token_bytes(tokenizer: Any) -> int | None:
+    return most_bytes(json.loads(tokenizer.backend_tokenizer.to_str())) if _is_fast(tokenizer) else None
+
+
+class _Finder:
+    """Looks for any of many strings in a text, in time that grows with the text alone."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._strings = frozenset(filter(None, strings))
+        self._lengths = sorted({len(each) for each in self._strings})
+        firsts = "".join(sorted({re.escape(each[0]) for each in self._strings}))
+        self._first = re.compile(f"[{firsts}]") if firsts else None
+
+    def is_in(self, text: str) -> bool:
+        """Whether one of them occurs."""
+        if self._first is None:
+            return False
+        starts = (match.start() for match in self._first.finditer(text))
+        return any(text[start : start + length] in self._strings for start in starts for length in self._lengths)
+
+
+NFC_SHRINKS = 3
+"""Composing characters (NFC) makes a text shorter by at most this factor in UTF-8: three jamo are one syllable."""
+
+
+def most_bytes(description: Mapping[str, Any]) -> int | None:
+    """The most bytes of text, in UTF-8, that one token stands for; None where a token may stand for any number.
+
+    Args:
+        description: what a `tokenizer.json` holds.
+    """
+    model, added = description["model"], description["added_tokens"]
+    if model.get("type") != "BPE" or any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    steps = _parts(description["normalizer"], "normalizers") + _parts(description["pre_tokenizer"], "pretokenizers")
+    kinds = {step["type"] for step in steps}
+    if kinds - {"NFC", "Prepend", "Replace", "Split", "Digits", "ByteLevel", "Metaspace"}:
+        return None
+    if any(step.get("behavior") == "Removed" or (step["type"] == "Replace" and not _widens(step)) for step in steps):
+        return None
+    pieces = [token["content"].encode() for token in added]
+    if "ByteLevel" in kinds and "Metaspace" not in kinds:  # each character of the vocabulary is a byte
+        longest = max(map(len, model["vocab"]), default=1)
+    elif model.get("byte_fallback") and "<0x00>" in model["vocab"]:
+        longest = max((len(piece.replace("\u2581", " ").encode()) for piece in model["vocab"]), default=1)
+    else:  # what is not in the vocabulary may be left out, or many characters be one token
+        return None
+    longest = max(longest, *map(len, pieces), 1)
+    return longest * NFC_SHRINKS if "NFC" in kinds else longest
+
+
+def _parts(step: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    """The steps that a normalizer or a pre-tokenizer is made of."""
+    if step is None:
+        return []
+    return [part for each in step[name] for part in _parts(each, name)] if step["type"] == "Sequence" else [step]
+
+
+def _widens(replacement: Mapping[str, Any]) -> bool:
+    """Whether a replacement is that of a space by the mark that stands for it."""
+    return replacement["pattern"] == {"String": " "} and replacement["content"] == "\u2581"
+
+
+@cache
+def loading_options(name: str) -> Mapping[str, Any]:
+    """How transformers is to load a model, by hub name or folder: never with code that comes along, and without asking
+    a hub that does not answer, which takes half a minute and as many lines.
+
+    Raises:
+        ModelError: there is no such folder, and neither the cache nor the hub can give a model of that name.
+    """
+    options: dict[str, Any] = {"trust_remote_code": False}
+    if Path(name).is_dir():
+        return options
+    try:
+        cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in USUAL_FILES)
+    except HFValidationError:
+        raise ModelError(f"There is no folder {name!r}, and it is no name of a model on the hub either.") from None
+    if _hub_answers():
+        return options
+    if cached:
+        return options | {"local_files_only": True}
+    raise ModelError(
+        f"There is no folder {name!r} here, no model of that name in the cache, and {ENDPOINT} cannot be reached. "
+        "Give the path of a model's folder, or download the model while there is a network."
+    )
+
+
+def _hub_answers() -> bool:
+    if HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(ENDPOINT, timeout=HUB_S)
+    except Exception:  # of httpx or of httpx2, by the version of the hub's library; a status raises nothing
+        return False
+    return True
+
+
+def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
+    """The tokenizer that comes with a model, by hub name or folder; `config` is the model's, if it is at hand.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        tokenizer: Any = _loaded(AutoTokenizer, name)
+        config = config or _found(AutoConfig, name)
+        ids = _as_set(tokenizer.eos_token_id)
+        if config is not None:
+            ids |= _as_set(config.get_text_config().eos_token_id)
+        ids |= _as_set(getattr(_found(GenerationConfig, name), "eos_token_id", None))
+        loaded = HuggingFaceTokenizer(tokenizer, frozenset(ids))
+    except Exception as error:  # files of somebody else's, which fail in any way
+        raise ModelError(f"Cannot load the tokenizer of {name!r}: {reason_of(error)}.") from error
+    found: Any = tokenizer.chat_template
+    templates: list[Any] = [*found.values()] if isinstance(found, Mapping) else [found]
+    for template in templates:
+        if template and (problem := template_problem(template)):
+            raise ModelError(f"The chat template of {name!r} cannot be used: {problem}.")
+    return loaded
+
+
+@lru_cache(maxsize=16)
+def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
+    """Why a chat template must not be rendered; None if it may be. Tries it in a process that can be killed.
+
+    Args:
+        template: the template's text.
+        cpu_s: seconds of CPU time after which the process is killed.
+    """
+    command = [sys.executable, "-I", str(TRIAL), str(cpu_s)]
+    try:
+        trial = subprocess.run(
+            command, input=template, capture_output=True, text=True, timeout=TRIAL_S, encoding="utf-8"
+        )
+    except subprocess.TimeoutExpired:
+        return "it does not come to an end"
+    if trial.returncode < 0:  # ended by the bound on its time
+        return "it does not come to an end"
+    if trial.returncode != 0:
+        lines = [line.strip() for line in trial.stderr.splitlines() if line.strip()]
+        return f"it cannot be tried: {lines[-1][:MOST_REASON] if lines else 'no reason was given'}"
+    return trial.stdout or None
+
+
+def _as_set(ids: Any) -> set[int]:
+    """End tokens, of which a configuration names none, one or several."""
+    if ids is None:
+        return set()
+    found = {ids} if isinstance(ids, int) else set(ids)
+    if not all(isinstance(id, int) and id >= 0 for id in found):
+        raise ValueError(f"eos_token_id must be a token id or several, got {ids!r}")
+    return found
+
+
+def context_of(name: str) -> int | None:
+    """The longest text that a model takes; None where its configuration is not at hand or does not say."""
+    config = _found(AutoConfig, name)
+    return config and getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _found(kind: Any, name: str) -> Any:
+    """A model's configuration of that kind; None where it has none."""
+    try:
+        return _loaded(kind, name)
+    except Exception:
+        return None
+
+
+def _loaded(kind: Any, name: str) -> Any:
+    return kind.from_pretrained(name, **loading_options(name))
+
+
+def weights_hash(name: str) -> str | None:
+    """SHA-256 over a model folder's weights and draft vocabulary; None for a model that is not a folder."""
+    folder = Path(name)
+    files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
+    if not files:
+        return None
+    files += folder.glob(draft_vocabulary.FILE)
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,34 @@
+"""Where a generation ends: the token that completes a delimiter, an end token, or the cap; found as tokens come."""
+
+from collections.abc import Callable
+
+from stepspec.engines.protocol import ChunkEnd, Stop
+
+
+class StopWatch:
+    """Watches one generation. A delimiter may be a token, part of one, or spread over several."""
+
+    def __init__(self, stop: Stop, piece: Callable[[int], str], end_ids: frozenset[int]) -> None:
+        self._stop = stop
+        self._piece = piece
+        self._end_ids = end_ids | stop.token_ids
+        self._reach = max((len(delimiter) for delimiter in stop.delimiters), default=1) - 1
+        self._recent = ""
+        self._count = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens left before the cap."""
+        return self._stop.max_tokens - self._count
+
+    def feed(self, token: int) -> ChunkEnd | None:
+        """Takes the next token; says what it ends, if anything."""
+        self._count += 1
+        if token in self._end_ids:
+            return "token"
+        if self._stop.delimiters:
+            text = self._recent + self._piece(token)
+            if any(delimiter in text for delimiter in self._stop.delimiters):
+                return "delimiter"
+            self._recent = text[-self._reach :] if self._reach else ""
+        return "length" if self.remaining <= 0 else None

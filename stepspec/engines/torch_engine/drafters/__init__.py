@@ -1,0 +1,81 @@
+"""Drafters by the names that policies and calls use."""
+
+from stepspec.engines.protocol import CALL_DRAFTERS, DrafterName
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
+from stepspec.engines.torch_engine.drafters.draft_model import DraftModel, EarlyExit
+from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
+from stepspec.engines.torch_engine.drafters.medusa import FILE, Medusa, MedusaHeads
+from stepspec.engines.torch_engine.drafters.suffix import Suffix
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.row import Row
+from stepspec.errors import UsageError
+
+__all__ = ["Draft", "Drafter", "Drafters"]
+
+EARLY_SHARE = 4
+"""Early exit drafts with one of so many of the target's layers."""
+
+
+class Drafters:
+    """The drafters of one target, each made when it is first asked for."""
+
+    def __init__(
+        self, target: CausalModel, draft: CausalModel | None, heads: MedusaHeads | None, max_slots: int
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._heads = heads
+        self._max_slots = max_slots
+        self._made: dict[DrafterName, Drafter] = {}
+
+    def check(self, name: DrafterName) -> None:
+        """Refuses what the engine has not been given.
+
+        Raises:
+            UsageError: the drafter needs a model or heads that are not there.
+        """
+        if (missing := self._missing(name)) is not None:
+            raise UsageError(missing)
+
+    def available(self) -> list[DrafterName]:
+        """The names that `check` does not refuse."""
+        return [name for name in CALL_DRAFTERS if self._missing(name) is None]
+
+    def _missing(self, name: DrafterName) -> str | None:
+        """What the drafter of that name would need."""
+        if name == "draft-model" and self._draft is None:
+            return "Token-level speculation by a draft model needs one; name it with --draft."
+        if name == "medusa" and self._heads is None:
+            return f"{self._target.name} has no Medusa heads: there is no {FILE} beside its weights."
+        if name == "early-exit" and self._target.num_layers < 2:
+            return f"{self._target.name} has one layer, and early exit drafts with fewer than all."
+        return None
+
+    def get(self, name: DrafterName) -> Drafter | None:
+        """The drafter of that name; None for `none`."""
+        if name != "none" and name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made.get(name)
+
+    def _make(self, name: DrafterName) -> Drafter:
+        target = self._target
+        if name == "draft-model":
+            assert self._draft is not None
+            return DraftModel(self._draft, target.vocab_size, self._max_slots + target.framed)
+        if name == "early-exit":
+            return EarlyExit(target, max(1, target.num_layers // EARLY_SHARE))
+        if name == "medusa":
+            assert self._heads is not None
+            return Medusa(self._heads)
+        return PromptLookup(target.device) if name == "prompt-lookup" else Suffix(target.device)
+
+    def release(self, row: Row) -> None:
+        """Is told that a row has ended."""
+        drafter = self._made.get(row.drafting.drafter)
+        if drafter is not None:
+            drafter.release(row)
+
+    def forget(self) -> None:
+        """Drops what they keep of rows that have ended."""
+        for drafter in self._made.values():
+            drafter.forget()

@@ -1,0 +1,111 @@
+"""Drafting by heads on the target's last hidden state (arXiv:2401.10774), verified exactly by rejection sampling.
+
+Head i guesses the token i places behind the newest one, without seeing the guesses between; what the paper calls
+typical acceptance, which is not exact, is not what happens here.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from stepspec.engines.torch_engine import sampling
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
+from stepspec.engines.torch_engine.frames import captured
+from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
+from stepspec.errors import ModelError, reason_of
+
+FILE = "medusa/heads.safetensors"
+"""In a folder of its own: some loaders take every file of weights that lies beside the model's."""
+
+
+class MedusaHeads(torch.nn.Module):
+    """K heads of one residual block and one product each, as in Medusa-1."""
+
+    def __init__(self, num_heads: int, width: int, vocab_size: int) -> None:
+        super().__init__()
+        self.blocks = torch.nn.Parameter(torch.zeros(num_heads, width, width))
+        self.heads = torch.nn.Parameter(torch.zeros(num_heads, vocab_size, width))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """From hidden states [.., W] to logits [.., K, V]."""
+        inner = torch.einsum("...w,kvw->...kv", hidden, self.blocks)
+        return torch.einsum("...kw,kvw->...kv", hidden[..., None, :] + torch.nn.functional.silu(inner), self.heads)
+
+
+def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
+    """The heads that lie beside a model's weights; None if there are none.
+
+    Raises:
+        ModelError: they are those of another model, or none.
+    """
+    file = folder / FILE
+    if not file.exists():
+        return None
+    try:
+        weights = load_file(file)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ModelError(f"The Medusa heads in {file} cannot be read: {reason_of(error)}.") from error
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    width = model.network.config.get_text_config().hidden_size
+    count = shapes.get("heads", (0,))[0] if shapes.get("heads") else 0
+    if count < 1 or shapes != {"heads": (count, model.vocab_size, width), "blocks": (count, width, width)}:
+        raise ModelError(
+            f"The Medusa heads in {file} are of shapes {shapes}; the model beside them takes K of "
+            f"{(model.vocab_size, width)} named 'heads' and K of {(width, width)} named 'blocks', K at least 1."
+        )
+    if not all(weight.is_floating_point() and weight.isfinite().all() for weight in weights.values()):
+        raise ModelError(f"The Medusa heads in {file} are no finite numbers.")
+    heads = MedusaHeads(count, width, model.vocab_size)
+    heads.load_state_dict(weights)
+    return heads.to(model.device, model.network.dtype)
+
+
+class Medusa(Drafter):
+    """The heads, and the hidden state that each row's newest token was drawn from."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads = heads
+        self._hidden: dict[Row, Tensor] = {}
+        self._guess = captured(guess, heads.blocks.device)
+
+    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+        """See `Drafter.propose`. Of a row's first token the target has to show its hidden state first."""
+        num_heads = len(self._heads.blocks)
+        counts = [min(count, num_heads) if row in self._hidden else 0 for row, count in zip(rows, counts, strict=True)]
+        if not any(counts):
+            return None
+        nothing = self._heads.blocks.new_zeros(self._heads.blocks.shape[1])
+        hidden = torch.stack([self._hidden.get(row, nothing) for row in rows])
+        firsts = torch.tensor([row.length for row in rows]).to(hidden.device)
+        tokens, laws = self._guess(self._heads, hidden, firsts, max(counts), how)
+        return Draft(tokens, counts, laws, 1)
+
+    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
+        """See `Drafter.observe`."""
+        self._hidden.update(zip(rows, hidden.clone(), strict=False))  # a captured round writes the next ones there
+
+    def release(self, row: Row) -> None:
+        """See `Drafter.release`."""
+        self._hidden.pop(row, None)
+
+
+def guess(
+    heads: MedusaHeads, hidden: Tensor, firsts: Tensor, num_tokens: int, how: Samplers
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens [B, K] for positions from `firsts` [B] on, and the laws they come from unless every row is greedy."""
+    logits = heads(hidden)[:, :num_tokens]  # [B, K, V]
+    tokens = firsts.new_empty(len(firsts), 0)
+    laws: list[Tensor] = []
+    for index in range(num_tokens):
+        seen = sampling.seen_along(how, tokens)
+        each = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen[:, -1:])
+        token, law = sampling.choose(each, firsts[:, None] + index, how, DRAFT)
+        tokens = torch.cat([tokens, token], 1)
+        laws.extend([] if law is None else [law])
+    return tokens, torch.cat(laws, 1) if laws else None

@@ -1,0 +1,101 @@
+"""Drafting by what most often followed the last tokens, in this text and in past outputs (arXiv:2411.04975).
+
+Agents repeat themselves from request to request. How far a guess goes follows from how often what is guessed came
+next, so that a rare continuation costs little.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
+from stepspec.engines.torch_engine.drafters.texts import Library
+from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.sampling import Samplers
+
+SHORTEST, DEPTH = 2, 8
+"""Fewest and most tokens of context that are compared."""
+
+LATEST = 24
+"""Places of the text that are looked at, the latest ones where the context stands."""
+
+LEAST_SHARE = 0.1
+"""A guess ends where the whole of it is less likely than this, by the frequencies."""
+
+MAX_PAST = 32_000
+"""Tokens of past outputs that are remembered; the oldest half goes first."""
+
+
+class Occurrences:
+    """Where in a growing text every two tokens stand: few objects, or Python's garbage collector finds them all."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._places: dict[tuple[int, int], list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Takes further ids."""
+        for token in ids:
+            if len(self._ids) >= SHORTEST:
+                self._places.setdefault((self._ids[-2], self._ids[-1]), []).append(len(self._ids))
+            self._ids.append(token)
+
+    def after(self, context: Sequence[int]) -> tuple[int, list[int]]:
+        """What followed where most of the context's end stands, and how many tokens that is; 0 if it is nowhere."""
+        longest, following = 0, list[int]()
+        for place in self._places.get((context[-2], context[-1]), [])[-LATEST:]:
+            length = SHORTEST
+            while length < min(len(context), place) and self._ids[place - length - 1] == context[-length - 1]:
+                length += 1
+            if length > longest:
+                longest, following = length, []
+            if length == longest:
+                following.append(self._ids[place])
+        return longest, following
+
+
+class Suffix(Drafter):
+    """Looks in the row's text and its hint, and in the outputs of calls that have ended."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._texts = Library(Occurrences, DEPTH)
+        self._past: defaultdict[str, list[Occurrences]] = defaultdict(lambda: [Occurrences()])  # by archive
+
+    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+        """See `Drafter.propose`."""
+        return certain([self._guess(row, count) for row, count in zip(rows, counts, strict=True)], self._device)
+
+    def _guess(self, row: Row, count: int) -> list[int]:
+        texts = self._texts.of(row)
+        sources = (texts.own, texts.buffer, *self._past[row.drafting.archive])
+        text = row.ids_from(max(0, row.length - DEPTH))
+        start, share = len(text), 1.0
+        while SHORTEST <= len(text) < start + count:
+            found = [source.after(text[-DEPTH:]) for source in sources]
+            longest = max(length for length, _ in found)
+            if longest == 0:
+                break
+            following = Counter(token for length, tokens in found if length == longest for token in tokens)
+            token, times = max(following.items(), key=lambda item: (item[1], -item[0]))
+            share *= times / following.total()
+            if share < LEAST_SHARE:
+                break
+            text.append(token)
+        return text[start:]
+
+    def release(self, row: Row) -> None:
+        """See `Drafter.release`: what was written is remembered."""
+        self._texts.close(row)
+        past = self._past[row.drafting.archive]
+        past[-1].append(row.generated)
+        if len(past[-1]) > MAX_PAST // 2:
+            self._past[row.drafting.archive] = [past[-1], Occurrences()]
+
+    def forget(self) -> None:
+        """See `Drafter.forget`. Named archives stay."""
+        self._past.pop("", None)

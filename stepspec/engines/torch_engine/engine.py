@@ -1,0 +1,314 @@
+"""The torch engine: an unmodified Hugging Face model behind the `Engine` protocol.
+
+One thread owns the model and the caches; this is its face to any number of event loops. It knows token ids, not
+steps, judges or policies.
+"""
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from stepspec.engines.draft_vocabulary import load_draft_vocabulary
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import (
+    EVERYTHING,
+    MAX_DRAFTED,
+    Chunk,
+    DrafterName,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+    check_ids,
+    check_room,
+)
+from stepspec.engines.stops import StopWatch
+from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.engines.torch_engine.constraint import Grammars
+from stepspec.engines.torch_engine.drafters import Drafters
+from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_heads
+from stepspec.engines.torch_engine.matrix import SMALL_MODEL
+from stepspec.engines.torch_engine.memory import free_bytes, room_for
+from stepspec.engines.torch_engine.model import CausalModel, load_network
+from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.scheduler import Scheduler
+from stepspec.errors import EngineError, ModelError
+
+MAX_SLOTS = 64
+
+Task = Call | Callable[[Scheduler], None]
+"""What the engine's thread is given: a call to serve, or something to do between two turns."""
+
+TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
+"""Of the free device memory: for the caches of target and drafter, and for that of the draft where it works alone."""
+
+
+class TorchEngine:
+    """Serves one model. With a `drafter`, `generate` can speculate on tokens inside a call, exactly."""
+
+    abilities = EVERYTHING
+    own_speculation = "none"
+
+    def __init__(
+        self,
+        model: CausalModel,
+        tokenizer: HuggingFaceTokenizer,
+        drafter: CausalModel | None = None,
+        weights: str | None = None,
+        heads: MedusaHeads | None = None,
+        budget: int | None = None,
+    ) -> None:
+        """`budget`: bytes of device memory for the caches; None takes most of what is free.
+
+        Raises:
+            ModelError: that is too little.
+        """
+        self.name = model.name
+        self.tokenizer = tokenizer
+        self._model = model
+        self._drafter = drafter
+        self._heads = heads
+        self._weights = weights
+        self._grammars = Grammars(tokenizer, model.vocab_size)
+        self._make_room(budget)
+        self._metrics = Metrics()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._closed = False
+        self._closing = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls, name: str, device: str | None = None, dtype: torch.dtype | None = None, title: str | None = None
+    ) -> "TorchEngine":
+        """Loads a model by hub name or folder; results call it by `title`, else by its own name.
+
+        Raises:
+            ModelError: it cannot be loaded, or the engine cannot serve it.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        network = load_network(name, device, dtype)
+        tokenizer = load_tokenizer(name, network.config)
+        title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
+        vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
+        model = CausalModel(network, title, vocabulary)
+        heads = load_heads(Path(name), model) if Path(name).is_dir() else None
+        return cls(model, tokenizer, weights=weights_hash(name), heads=heads)
+
+    def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
+        """The same model with `draft`'s as its token-level drafter; ends this engine, not the draft.
+
+        Raises:
+            ModelError: the two do not share one vocabulary.
+        """
+        if not self.tokenizer.same_vocabulary(draft.tokenizer):
+            raise ModelError(
+                f"The draft {draft.name} has another vocabulary than the target {self.name}; "
+                "choose a draft of the same model family."
+            )
+        self._close()
+        self._thread.join()
+        drafter, budget = draft._model.with_own_cache(), None
+        if (free := free_bytes(self._model.device)) is not None:
+            budget = int(TARGET_SHARE * free)
+            draft._make_room(int(DRAFT_SHARE * free))
+        return TorchEngine(self._model, self.tokenizer, drafter, self._weights, self._heads, budget)
+
+    def _make_room(self, budget: int | None) -> None:
+        """Settles how many texts of which length there is room for; before the first call."""
+        models = [self._model] if self._drafter is None else [self._model, self._drafter]
+        room = room_for(models, MAX_SLOTS, budget)
+        self.max_context = room.max_context
+        self._num_slots = room.num_slots - self._model.framed
+        if self._model.framed:
+            for model in models:
+                model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
+        self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots)
+
+    def describe(self) -> dict[str, str | None]:
+        """What results say of the model."""
+        dtype = str(self._model.network.dtype).removeprefix("torch.")
+        return {"name": self.name, "weights": self._weights, "dtype": dtype, "device": str(self._model.device)}
+
+    def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+        """Target and draft with transformers' own layers and attention, over the same weights: for comparison."""
+        return self._model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
+
+    def blind(self) -> "TorchEngine":
+        """Another engine over the same weights whose layers look at no other position: for comparison."""
+        return TorchEngine(self._model.blind(), self.tokenizer)
+
+    def bytes_per_pass(self, context: float) -> float:
+        """What a pass over one token reads after so many positions."""
+        return self._model.read_bytes + context * self._model.position_bytes
+
+    @property
+    def drafters(self) -> list[DrafterName]:
+        """What can draft tokens for this model."""
+        return self._drafters.available()
+
+    def metrics(self) -> Metrics:
+        """What the engine has done so far, all calls together."""
+        memory = {"weights": self._model.weight_bytes, "cache": self._model.cache.num_bytes}
+        if self._drafter is not None:
+            memory |= {"draft weights": self._drafter.weight_bytes, "draft cache": self._drafter.cache.num_bytes}
+        return replace(self._metrics.copied(), memory_bytes=memory)
+
+    async def generate(
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = Drafting(),
+        hint: Sequence[int] = (),
+        json_schema: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`."""
+        prompt_length = len(prompt)
+        check_room(self, prompt_length, 1)
+        check_ids(self.name, self._model.vocab_size, prompt, hint, sampling.named_ids)
+        if drafting.drafter == "engine":
+            drafting = Drafting()  # by itself this engine drafts nothing
+        self._drafters.check(drafting.drafter)
+        constraint = None
+        if json_schema is not None:
+            constraint = await asyncio.to_thread(self._grammars.constraint, json_schema)
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
+        call = Generation(
+            prompt=prompt,
+            prompt_length=prompt_length,
+            loop=asyncio.get_running_loop(),
+            asked_at=time.perf_counter(),
+            row=Row(
+                prompt,
+                prompt_length,
+                sampling,
+                drafting,
+                StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
+                hint,
+                constraint,
+            ),
+            chunks=asyncio.Queue(),
+        )
+        self._submit(call)
+        try:
+            while True:
+                message = await call.chunks.get()
+                if isinstance(message, EngineError):
+                    raise message
+                yield message
+                if message.end is not None:
+                    return
+        finally:
+            call.cancelled = True
+
+    async def verify(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
+    ) -> Verification:
+        """See `Engine.verify`; scores are given in any case, as they cost nothing here."""
+        check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
+        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._model.vocab_size, prompt, continuation, *asked)
+        loop = asyncio.get_running_loop()
+        call = Scoring(
+            prompt=prompt,
+            prompt_length=len(prompt),
+            loop=loop,
+            asked_at=time.perf_counter(),
+            continuation=continuation,
+            probes=probes,
+            outcome=loop.create_future(),
+        )
+        self._submit(call)
+        try:
+            return await call.outcome
+        finally:
+            call.cancelled = True
+
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`; takes a second at the first time."""
+        await asyncio.to_thread(self._grammars.grammar, json_schema)
+
+    async def forget(self) -> None:
+        """See `Engine.forget`."""
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def work(scheduler: Scheduler) -> None:
+            try:
+                scheduler.forget()
+            finally:
+                done.set_result(None)
+
+        self._submit(work)
+        await asyncio.shield(asyncio.wrap_future(done))
+
+    async def aclose(self) -> None:
+        """Ends the thread; calls still running fail."""
+        self._close()
+        await asyncio.to_thread(self._thread.join)
+
+    def _submit(self, task: Task) -> None:
+        with self._closing:
+            if self._closed:
+                raise self._closed_error()
+            self._tasks.put(task)
+
+    def _close(self) -> None:
+        """Lets no further call in; the thread ends after its round."""
+        with self._closing:
+            self._closed = True
+            self._tasks.put(None)
+
+    def _closed_error(self) -> EngineError:
+        return EngineError(f"The engine of {self.name} was closed.")
+
+    # What follows runs in the engine's own thread.
+
+    @torch.inference_mode()
+    def _work(self) -> None:
+        if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
+            torch.set_num_threads(1)
+        first = self._tasks.get()  # until then it may still be settled how much there is room for
+        scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
+        failure = self._closed_error()
+        try:
+            if first is not None:
+                _hand(first, scheduler)
+                while self._take_tasks(scheduler):
+                    scheduler.turn()
+        except Exception as error:  # a mistake of ours: no caller is left waiting for ever
+            failure = engine_error(self.name, error)
+        self._close()
+        while self._take_tasks(scheduler):
+            pass
+        scheduler.fail_all(failure)
+
+    def _take_tasks(self, scheduler: Scheduler) -> bool:
+        """Hands what is new to the scheduler, sleeping if it has nothing else to do; False when closed."""
+        while True:
+            try:
+                task = self._tasks.get(block=scheduler.idle)
+            except queue.Empty:
+                return True
+            if task is None:
+                return False
+            _hand(task, scheduler)
+
+
+def _hand(task: Task, scheduler: Scheduler) -> None:
+    if isinstance(task, Call):
+        scheduler.add(task)
+    else:
+        task(scheduler)

@@ -1,0 +1,227 @@
+"""What the engine's thread does, turn by turn: takes calls in, reads a piece of prompts and steps, runs a round.
+
+Calls join and leave between turns. Long prompts are read in pieces, so that they hold up those who generate by one
+piece at a time; pieces of many calls, prompts and steps to be judged alike, share a pass.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer
+from stepspec.engines.stops import StopWatch
+from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
+from stepspec.engines.torch_engine.decode import Rounds
+from stepspec.engines.torch_engine.drafters import Drafter, Drafters
+from stepspec.engines.torch_engine.model import PIECE, CausalModel
+from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.slots import Slot, SlotTable
+from stepspec.engines.torch_engine.stopwatch import Stopwatch
+from stepspec.errors import EngineError
+
+FLUSH_S = 0.05
+"""Seconds between two chunks of a call: often enough for an eye. All calls' chunks go together, as whatever the callers
+do with them holds up the next round."""
+
+C = TypeVar("C", bound=Call)
+
+
+class Scheduler:
+    """The calls of one engine, in the order in which they came."""
+
+    def __init__(self, model: CausalModel, drafters: Drafters, max_slots: int, metrics: Metrics) -> None:
+        self._model = model
+        self._metrics = metrics
+        self._watch = Stopwatch(metrics, model.device)
+        self._drafters = drafters
+        self._slots = SlotTable(model, max_slots + model.framed)
+        self._rounds = Rounds(model, metrics, self._filler() if model.framed else None)
+        self._waiting: list[Call] = []
+        self._reading: list[Call] = []
+        self._running: list[Generation] = []
+        self._flushed_at = 0.0
+
+    def _filler(self) -> Row:
+        """A row that is never asked for, in a slot of its own."""
+        buffer = TokenBuffer([0])
+        row = Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
+        slot = self._slots.acquire(buffer)
+        assert slot is not None
+        row.slot = slot
+        return row
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._waiting or self._reading or self._running)
+
+    def add(self, call: Call) -> None:
+        """Takes a new call in."""
+        self._waiting.append(call)
+
+    def turn(self) -> None:
+        """Advances every call that can be advanced."""
+        self._drop_cancelled()
+        self._admit()
+        self._read()
+        self._decode()
+
+    def forget(self) -> None:
+        """Drops what is kept of calls that have ended, and what they have taught about drafters."""
+        self._drop_cancelled()
+        self._slots.forget()
+        self._drafters.forget()
+        self._rounds.forget()
+
+    def fail_all(self, error: EngineError) -> None:
+        """Lets no caller wait for ever."""
+        for call in [*self._waiting, *self._reading, *self._running]:
+            call.fail(error)
+
+    def _drop_cancelled(self) -> None:
+        self._waiting = [call for call in self._waiting if not call.cancelled]
+        for call in [call for call in (*self._reading, *self._running) if call.cancelled]:
+            self._leave(call)
+
+    def _admit(self) -> None:
+        """Gives slots to waiting calls, first come, first served."""
+        while self._waiting:
+            call = self._waiting[0]
+            slot = self._slots.acquire(call.prompt)
+            if slot is None:
+                return
+            del self._waiting[0]
+            call.queue_s = time.perf_counter() - call.asked_at
+            unread = self._slots.unread(slot, call.prompt, call.prompt_length)
+            call.slot = slot
+            for each in (self._metrics, call.metrics):
+                each.prompt_tokens += call.prompt_length
+                each.cached_tokens += call.prompt_length - len(unread)
+            if isinstance(call, Scoring):
+                call.pending = [*unread, *call.continuation, *(id for probe in call.probes for id in probe.ids)]
+            elif isinstance(call, Generation):
+                call.row.slot = slot
+                call.pending = unread if call.starts and len(unread) > 1 else unread[:-1]
+            self._reading.append(call)
+
+    def _read(self) -> None:
+        """One pass over the next pieces of what calls have to read; those read whole generate or are answered."""
+        calls = self._next_readers()
+        if calls:
+            self._together(calls, self._read_pieces)
+        for call in [call for call in self._reading if isinstance(call, Generation) and not call.pending]:
+            self._reading.remove(call)
+            self._running.append(call)
+
+    def _next_readers(self) -> list[Call]:
+        """The calls whose next pieces share a pass: in their order, as long as no more than half of it is padding."""
+        readers: list[Call] = []
+        total = widest = 0
+        for call in self._reading:
+            piece = self._piece(call)
+            total, widest = total + piece, max(widest, piece)
+            if readers and (total > PIECE or widest * (len(readers) + 1) > 2 * total):
+                break
+            if piece:
+                readers.append(call)
+        return readers
+
+    def _piece(self, call: Call) -> int:
+        """How many of its pending ids a call reads next: a piece of the prompt, or all the rest."""
+        of_prompt = len(call.pending) - call.num_beyond
+        return PIECE if of_prompt > PIECE else len(call.pending)
+
+    def _read_pieces(self, calls: Sequence[Call]) -> None:
+        pieces = [call.pending[: self._piece(call)] for call in calls]
+        last = [len(piece) == len(call.pending) for call, piece in zip(calls, pieces, strict=True)]
+        keep = [
+            [len(piece) - 1 - call.num_beyond + column for column in call.keep] if end else []
+            for call, piece, end in zip(calls, pieces, last, strict=True)
+        ]
+        for call in calls:
+            self._model.rollback(slot_of(call).index, call.num_read)
+        with self._watch.time("read", [call.metrics for call in calls]):
+            logits = self._model.extend(
+                [slot_of(call).index for call in calls],
+                pieces,
+                keep=keep,
+                branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
+            )
+        read = [(call, rows) for call, rows, end in zip(calls, logits, last, strict=True) if end]
+        starting = [(call.row, rows) for call, rows in read if isinstance(call, Generation) and call.starts]
+        if starting:
+            self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
+        self._metrics.passes["read"] += 1
+        for call, piece in zip(calls, pieces, strict=True):
+            del call.pending[: len(piece)]
+            call.metrics.passes["read"] += 1
+        for call, rows in read:
+            if isinstance(call, Scoring):
+                call.settle(rows)
+                self._leave(call)
+
+    def _decode(self) -> None:
+        """A round for every call that generates; calls with one drafter share its passes."""
+        groups: dict[DrafterName, list[Generation]] = {}
+        for call in self._running:
+            if call.row.end is None:
+                groups.setdefault(call.row.drafting.drafter, []).append(call)
+        for name, calls in groups.items():
+            self._together(calls, partial(self._run_round, self._drafters.get(name)))
+        now = time.perf_counter()
+        flush = now - self._flushed_at > FLUSH_S
+        if flush:
+            self._flushed_at = now
+        for call in list(self._running):
+            if call.problem is not None:
+                self._leave(call)
+                call.fail(EngineError(call.problem))
+                continue
+            if flush or call.row.end is not None or call.num_sent == 0:
+                call.send()
+            if call.row.end is not None:
+                self._leave(call)
+
+    def _run_round(self, drafter: Drafter | None, calls: Sequence[Generation]) -> None:
+        self._slots.pack([call.row.slot for call in calls])
+        self._rounds.run([call.row for call in calls], drafter)
+
+    def _together(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
+        """Does a piece of work for calls together; if it fails, for each alone, so that only the culprits fail."""
+        try:
+            work(calls)
+        except Exception as error:
+            if len(calls) > 1:
+                for call in calls:
+                    self._together([call], work)
+            else:
+                self._leave(calls[0])
+                calls[0].fail(engine_error(self._model.name, error))
+
+    def _leave(self, call: Call) -> None:
+        """Takes an admitted call out; its slot keeps what was read."""
+        if isinstance(call, Generation) and call in self._running:
+            last = self._running.pop()  # takes the place, so that no other call changes its own
+            if last is not call:
+                self._running[self._running.index(call)] = last
+        else:
+            self._reading.remove(call)
+        slot = slot_of(call)
+        beyond: Sequence[int] = ()
+        if isinstance(call, Scoring):
+            beyond = call.continuation
+        elif isinstance(call, Generation):
+            beyond = call.row.generated
+            self._drafters.release(call.row)
+        self._slots.remember(slot, call.prompt, call.prompt_length, beyond)
+        self._slots.release(slot)
+
+
+def slot_of(call: Call) -> Slot:
+    """The slot of an admitted call."""
+    assert call.slot is not None
+    return call.slot

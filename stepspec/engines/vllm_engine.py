@@ -1,0 +1,423 @@
+# pyright: basic, reportMissingImports=false
+"""The vLLM engine: AsyncLLM in process, prompts as token ids, prefixes kept by vLLM.
+
+Tokens are drafted as vLLM is told to when the model is loaded, by its own `speculative_config`:
+
+    vllm:Qwen/Qwen3-32B?speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+
+Behind the name stand arguments of vLLM's engine, as in the query of an address. vLLM lives in an event loop of its own,
+in a thread, so that calls may come from any loop. What the installed version can do is found out by trying it once.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import uuid
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qsl
+
+from stepspec.base.extras import from_extra
+from stepspec.base.loop_thread import LoopThread
+from stepspec.engines.draft_vocabulary import load_draft_vocabulary, within
+from stepspec.engines.metrics import Metrics
+from stepspec.engines.protocol import (
+    Ability,
+    Chunk,
+    DrafterName,
+    Drafting,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+    check_ids,
+    check_room,
+    side_by_side,
+)
+from stepspec.engines.stops import StopWatch
+from stepspec.errors import EngineError, ModelError, UsageError, reason_of, unknown_name
+
+with from_extra("vllm", "The vLLM engine"):
+    import torch
+    from vllm import SamplingParams, exceptions
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+
+VllmError: Any = getattr(exceptions, "VLLMError", ValueError)
+"""What vLLM raises of its own; older versions raise plain errors."""
+
+DEVICES, VISIBLE = "devices", "CUDA_VISIBLE_DEVICES"
+"""Our own argument among vLLM's, `devices=0,1`: the CUDA devices that this engine may use."""
+
+TRIAL_IDS = [5, 6, 7]
+NUM_LOGPROBS = 20
+"""vLLM's own bound; the ten digits of a rating are mostly among so many."""
+
+JUDGING_FIRST = -1
+"""Priority of a judgement, which is one short pass, before texts that are being written, which have 0."""
+
+DEVICE_SHARE = 0.45
+"""Of what is free on a CUDA device, for weights and cache of one engine: a second one finds as much of the rest."""
+
+ScoreRoute = Literal["fixed ids", "prompt logprobs"]
+"""How a continuation is scored. Fixed ids read of the prompt what is not cached, and tell nothing of the model's own
+choices; prompt logprobs read all of it again, because vLLM keeps no log-probabilities of what it has cached."""
+
+
+class VllmEngine:
+    """One model in vLLM."""
+
+    drafters: tuple[DrafterName, ...] = ("engine",)
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        loop: LoopThread,
+        name: str,
+        folder: str,
+        tokenizer: HuggingFaceTokenizer,
+        vocabulary: Sequence[int] | None = None,
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        config: Any = llm.model_config
+        self.max_context = int(config.max_model_len)
+        self._vocab_size = int(config.get_vocab_size())
+        self._served = config.served_model_name
+        self._dtype = str(config.dtype).removeprefix("torch.")
+        self._folder = folder
+        self._llm = llm
+        self._loop = loop
+        self._metrics = Metrics()
+        self._closed = False
+        speculative: Any = llm.vllm_config.speculative_config
+        self.own_speculation: str = (
+            f"{speculative.method}, {speculative.num_speculative_tokens} tokens" if speculative else "none"
+        )
+        self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
+        self._cache_salt: str | None = None
+        self._device = str(llm.vllm_config.device_config.device_type)
+        self._route: ScoreRoute = loop.run(self._route_found())
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """See `Engine.abilities`."""
+        choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
+        # Suffix decoding keeps past outputs of all requests, which no salt divides.
+        forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
+        return frozenset(["scores", "label laws", "json schema", *choices, *forgets])
+
+    @classmethod
+    def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
+        """Loads a model by hub name or folder, with arguments of vLLM's engine behind a question mark.
+
+        Raises:
+            UsageError: an argument is unknown.
+            ModelError: vLLM cannot load or serve it.
+        """
+        folder, _, query = spec.partition("?")
+        arguments = _arguments(query)
+        devices = arguments.pop(DEVICES, None)
+        tokenizer = load_tokenizer(folder)
+        vocabulary = load_draft_vocabulary(folder, tokenizer.num_ids)
+        loop = LoopThread(f"vllm {folder}")
+        try:
+            settings = {"model": folder, "disable_log_stats": False, **_room(arguments), **arguments}
+            with _only(devices):
+                llm = loop.run(_started(AsyncEngineArgs(**settings)))
+            return cls(llm, loop, title or Path(folder).name, folder, tokenizer, vocabulary)
+        except (VllmError, ValueError, RuntimeError, OSError, TypeError) as error:
+            loop.close()
+            raise ModelError(f"vLLM cannot serve {folder!r}: {reason_of(error)}.") from error
+
+    def describe(self) -> dict[str, str | None]:
+        """What results say of the model."""
+        return {
+            "name": self.name,
+            "weights": weights_hash(self._folder),
+            "dtype": self._dtype,
+            "device": f"vLLM on {self._device}",
+        }
+
+    def metrics(self) -> Metrics:
+        """What the engine has done so far, with vLLM's own counters of token-level speculation."""
+        from vllm.v1.metrics.reader import get_metrics_snapshot
+
+        found = self._metrics.copied()
+        names = {"num_drafts": "drafts", "num_draft_tokens": "drafted", "num_accepted_tokens": "accepted"}
+        for metric in get_metrics_snapshot():
+            name = metric.name.removeprefix("vllm:spec_decode_")
+            if metric.labels.get("model_name") != self._served or name == metric.name:
+                continue
+            if name in names:
+                setattr(found, names[name], int(metric.value))  # type: ignore[attr-defined]
+            elif name == "num_accepted_tokens_per_pos":
+                found.accepted_at.update(dict(enumerate(metric.values)))  # type: ignore[attr-defined]
+        return found
+
+    async def generate(
+        self,
+        prompt: TokenBuffer,
+        sampling: Sampling,
+        stop: Stop,
+        drafting: Drafting = Drafting(),
+        hint: Sequence[int] = (),
+        json_schema: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
+        prompt_length = len(prompt)
+        check_room(self, prompt_length, 1)
+        check_ids(self.name, self._vocab_size, prompt, sampling.named_ids)
+        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
+        watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        num_passes = 0
+        async with aclosing(
+            self._outputs(
+                prompt.since(0), _params(within(sampling, self._vocabulary), stop, prompt_length, json_schema)
+            )
+        ) as outputs:
+            async for output in outputs:
+                piece = output.outputs[0]
+                num_passes += 1
+                ids, end = list(piece.token_ids), None
+                for count, id in enumerate(ids, 1):
+                    if (end := watch.feed(id)) is not None:
+                        ids = ids[:count]
+                        break
+                self._metrics.generated += len(ids)
+                if end is None and piece.finish_reason is not None:
+                    end = self._ended(piece.finish_reason)
+                if end is not None:
+                    cached = output.num_cached_tokens or 0
+                    self._note(prompt_length, cached, output)
+                    drafted, accepted = _speculated(piece)
+                    yield Chunk(tuple(ids), end, _queued(output), num_passes, drafted, accepted, cached)
+                    return
+                yield Chunk(tuple(ids))
+        raise EngineError(f"vLLM ended a text of {self.name} without saying why.")
+
+    async def check_schema(self, json_schema: str) -> None:
+        """See `Engine.check_schema`. vLLM looks at a schema when it takes a call; it is asked to look at it now."""
+        config: Any = self._llm.vllm_config
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json=json_schema))
+        settings = (config.model_config, config.speculative_config, config.structured_outputs_config)
+        try:
+            await asyncio.to_thread(params.verify, *settings, self.tokenizer.own)
+        except (VllmError, ValueError) as error:
+            raise UsageError(f"The JSON schema cannot be kept to: {reason_of(error)}.") from error
+
+    def _ended(self, reason: str) -> Literal["length"]:
+        if reason != "length":
+            raise EngineError(f"vLLM ended a text of {self.name} for the reason {reason!r}.")
+        return "length"
+
+    async def verify(
+        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
+    ) -> Verification:
+        """See `Engine.verify`. One call for the continuation and one for every probe, side by side."""
+        check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
+        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._vocab_size, prompt, continuation, *asked)
+        ids = [*prompt.since(0), *continuation]
+        scored = self._scored(ids, len(prompt)) if scores else self._next(ids)
+        own, *labelled = await side_by_side(
+            scored, *(self._probed([*ids, *probe.ids], probe.labels) for probe in probes)
+        )
+        return replace(
+            own,
+            probe_choices=tuple(choice for choice, _ in labelled),
+            probe_logprobs=tuple(law for _, law in labelled),
+            passes=1 + len(probes),
+        )
+
+    async def _next(self, ids: list[int]) -> Verification:
+        output = await self._one_token(ids)
+        return Verification(None, None, None, _token(output), cached=output.num_cached_tokens or 0)
+
+    async def _scored(self, ids: list[int], start: int) -> Verification:
+        """The ids from position `start` on, scored in the way of the installed version."""
+        if self._route == "fixed ids":
+            return await self._scored_by_ids(ids, start)
+        output = await self._one_token(ids, prompt_logprobs=1)
+        rows = output.prompt_logprobs[start:]
+        logprobs = tuple(row[id].logprob for row, id in zip(rows, ids[start:], strict=True))
+        choices = tuple(next(id for id, entry in row.items() if entry.rank == 1) for row in rows)
+        return Verification(logprobs, choices, None, _token(output), cached=output.num_cached_tokens or 0)
+
+    async def _scored_by_ids(self, ids: list[int], start: int) -> Verification:
+        wanted = {"prompt_logprob_token_ids": [[id] for id in ids[start:]], "prompt_logprob_start": start - 1}
+        output = await self._one_token(ids, **wanted, skip_reading_prefix_cache=False)
+        if output.prompt_token_id_logprobs is None:  # the cache holds the continuation too, but not its scores
+            output = await self._one_token(ids, **wanted, skip_reading_prefix_cache=True)
+        rows: Any = output.prompt_token_id_logprobs
+        logprobs = tuple(float(row[0]) for row in rows)
+        return Verification(logprobs, None, None, _token(output), cached=output.num_cached_tokens or 0)
+
+    async def _probed(self, ids: list[int], labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
+        """The most likely token after the ids, and the law over the labels."""
+        output = await self._one_token(ids, logprobs=NUM_LOGPROBS)
+        law: Mapping[int, Any] = output.outputs[0].logprobs[0]
+        return _token(output), tuple(law[label].logprob if label in law else float("-inf") for label in labels)
+
+    async def _one_token(self, ids: list[int], **wanted: Any) -> Any:
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **wanted,
+        )
+        async with aclosing(self._outputs(ids, params, JUDGING_FIRST)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    self._note(len(ids), output.num_cached_tokens or 0, output)
+                    return output
+        raise EngineError(f"vLLM ended a call of {self.name} without an answer.")
+
+    async def _route_found(self) -> ScoreRoute:
+        """Fixed ids where they are served and give the same scores, else prompt logprobs."""
+        self._route = "prompt logprobs"
+        reference = await self._scored(TRIAL_IDS, 1)
+        try:
+            found = await self._scored_by_ids(TRIAL_IDS, 1)
+        except (ValueError, TypeError, EngineError, AttributeError):
+            return "prompt logprobs"
+        pairs = zip(found.logprobs or (), reference.logprobs or (), strict=True)
+        return "fixed ids" if all(abs(one - other) < 0.1 for one, other in pairs) else "prompt logprobs"
+
+    async def _outputs(self, ids: list[int], params: SamplingParams, priority: int = 0) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs of one request; leaving early aborts it."""
+        if self._closed:
+            raise EngineError(f"The engine of {self.name} was closed.")
+        here, messages = asyncio.get_running_loop(), asyncio.Queue[Any]()
+
+        async def pump() -> None:
+            message: Any = None
+            try:
+                request = self._llm.generate(self._prompt(ids), params, uuid.uuid4().hex, priority=priority)
+                async for output in request:
+                    here.call_soon_threadsafe(messages.put_nowait, output)
+            except Exception as error:
+                message = error
+            here.call_soon_threadsafe(messages.put_nowait, message)
+
+        running = self._loop.start(pump())
+        try:
+            while (message := await messages.get()) is not None:
+                if isinstance(message, Exception):
+                    raise EngineError(f"vLLM failed with {self.name}: {reason_of(message)}.") from message
+                yield message
+        finally:
+            running.cancel()
+
+    def _prompt(self, ids: list[int]) -> Any:
+        """What vLLM takes as a prompt. Prefixes are shared only between prompts of the same salt."""
+        return {"prompt_token_ids": ids} | ({"cache_salt": self._cache_salt} if self._cache_salt else {})
+
+    async def forget(self) -> None:
+        """See `Engine.forget`. Calls from now on have a new salt, so that they find no earlier prefix."""
+        if self._closed:
+            raise EngineError(f"The engine of {self.name} was closed.")
+        self._cache_salt = uuid.uuid4().hex
+
+    def _note(self, num_prompt: int, num_cached: int, output: Any) -> None:
+        self._metrics.prompt_tokens += num_prompt
+        self._metrics.cached_tokens += num_cached
+        stats = output.metrics
+        if getattr(stats, "scheduled_ts", 0) and getattr(stats, "last_token_ts", 0):
+            self._metrics.note_call(_queued(output), stats.last_token_ts - stats.scheduled_ts)
+
+    async def aclose(self) -> None:
+        """Ends vLLM and its processes; calls still running fail."""
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._llm.shutdown)
+            self._loop.close()
+            del self._llm  # or it would be shut down once more when Python itself is half gone
+
+
+async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(arguments)
+
+
+def _arguments(query: str) -> dict[str, Any]:
+    """Arguments of vLLM's engine as users write them; a value that is JSON is read as such."""
+    known = {DEVICES, *(field.name for field in dataclasses.fields(AsyncEngineArgs))}
+    arguments: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise UsageError(unknown_name("argument of vLLM's engine", name, known))
+        try:
+            arguments[name] = json.loads(value)
+        except ValueError:
+            arguments[name] = value
+    return {"enable_prefix_caching": True, "scheduling_policy": "priority", **arguments}
+
+
+@contextmanager
+def _only(devices: Any) -> Generator[None]:
+    """Lets processes that start meanwhile see these CUDA devices alone."""
+    before = os.environ.get(VISIBLE)
+    if devices is not None:
+        os.environ[VISIBLE] = str(devices)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VISIBLE] = before
+        elif devices is not None:
+            del os.environ[VISIBLE]
+
+
+def _room(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """How much of a CUDA device the engine takes if nobody says: vLLM's default leaves no room for a second one."""
+    if not torch.cuda.is_available() or {"gpu_memory_utilization", "kv_cache_memory_bytes"} & arguments.keys():
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"gpu_memory_utilization": round(DEVICE_SHARE * free / total, 3)}
+
+
+def _params(sampling: Sampling, stop: Stop, position: int, json_schema: str | None = None) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=stop.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        allowed_token_ids=sorted(sampling.allowed) if sampling.allowed is not None else None,
+        seed=sampling.seed_at(position) if sampling.temperature > 0 else None,
+        stop=list(stop.delimiters),
+        include_stop_str_in_output=True,
+        stop_token_ids=sorted(stop.token_ids),
+        detokenize=bool(stop.delimiters),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=None if json_schema is None else StructuredOutputsParams(json=json_schema),
+    )
+
+
+def _token(output: Any) -> int:
+    return int(output.outputs[0].token_ids[0])
+
+
+def _queued(output: Any) -> float:
+    """Seconds that a request waited for its first pass, where vLLM says so."""
+    stats = output.metrics
+    queued, scheduled = getattr(stats, "queued_ts", 0.0), getattr(stats, "scheduled_ts", 0.0)
+    return max(0.0, scheduled - queued) if queued and scheduled else 0.0
+
+
+def _speculated(piece: Any) -> tuple[int, int]:
+    """Tokens drafted and accepted, where vLLM counts them by request."""
+    found = getattr(piece, "spec_decode_metrics", None)
+    return getattr(found, "num_draft_tokens", 0) or 0, getattr(found, "num_accepted_draft_tokens", 0) or 0

@@ -1,0 +1,1 @@
+"""Evaluation: benchmarks, runs and their records, grading, statistics, reports."""

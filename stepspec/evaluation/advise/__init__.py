@@ -1,0 +1,28 @@
+"""`stepspec advise`: on the user's own prompts and hardware, whether speculation pays, and by which policy.
+
+prompts = choose_prompts(Path("prompts.jsonl"), pair, limit=20)
+findings = await advise(pair, prompts, Plan(), Path("runs/mine"), Watcher(print, lambda row, done, total: None))
+print(findings.advice.policy, *findings.advice.sentences, sep="\n")
+"""
+
+from stepspec.base.extras import from_extra
+
+with from_extra("eval", "Advice"):
+    from stepspec.evaluation.advise.candidates import advised_text
+    from stepspec.evaluation.advise.findings import Findings
+    from stepspec.evaluation.advise.keeping import Plan, refuse_strangers
+    from stepspec.evaluation.advise.prompts import Prompts, choose_prompts, no_prompts, read_prompts
+    from stepspec.evaluation.advise.running import Watcher, advise
+
+__all__ = [
+    "Findings",
+    "Plan",
+    "Prompts",
+    "Watcher",
+    "advise",
+    "advised_text",
+    "choose_prompts",
+    "no_prompts",
+    "read_prompts",
+    "refuse_strangers",
+]

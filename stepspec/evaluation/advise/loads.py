@@ -1,0 +1,98 @@
+"""What the rows and the summary of a run say of each candidate, and of the prompts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from stepspec.errors import StepSpecError
+from stepspec.evaluation.advise.findings import Candidate, Load, LoadCosts
+from stepspec.evaluation.records import BASELINE, PolicySummary, Row, RunRecord, Summary
+from stepspec.evaluation.running.tally import percentiles_of
+from stepspec.evaluation.stats import Paired, corrected_confidence
+from stepspec.loop.policy import Policy
+
+MANY_CUT_SHORT = 0.2
+"""Of the target's answers: with more of them cut short, that policies agree says little."""
+
+
+def make_load(
+    costs: LoadCosts, run: RunRecord, policies: Mapping[str, Policy], summary: Summary, rows: Iterable[Row]
+) -> Load:
+    """What was found at one load.
+
+    Raises:
+        StepSpecError: the target finished no prompt, so there is nothing to compare with.
+    """
+    by_policy: dict[str, dict[str, Row]] = {name: {} for name in run.policies}
+    for row in rows:
+        by_policy[row.policy][row.problem] = row.model_copy(update={"steps": []})
+    target = list(by_policy[BASELINE].values())
+    if not target:
+        raise StepSpecError(
+            f"With {costs.concurrency} at once the target finished none of the prompts, so there is nothing to compare "
+            "with; failures.jsonl among the runs says why. Mend that, and give another folder with --output."
+        )
+    many_cut_short = summary.policies[BASELINE].truncated > MANY_CUT_SHORT * len(target)
+    losses = {} if many_cut_short else _losses(run, by_policy)
+    return Load(
+        costs=costs,
+        num_prompts=summary.n,
+        num_failed=sum(summary.failed.values()),
+        prompt_tokens=percentiles_of([row.num_prompt_tokens for row in target]),
+        output_tokens=percentiles_of([row.tokens.committed for row in target]),
+        reading_share=_reading_share(costs, target),
+        candidates=[
+            _candidate(name, run, policies[name], each, losses.get(name)) for name, each in summary.policies.items()
+        ],
+    )
+
+
+def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary, loss: float | None) -> Candidate:
+    record = run.policies[name]
+    assert record.kind is not None
+    return Candidate(
+        name=name,
+        kind=record.kind,
+        exact=record.exact,
+        drafter=policy.token.drafting.drafter,
+        num_tokens=policy.token.num_tokens,
+        speedup=summary.speedup_vs_target,
+        speedup_ci=summary.speedup_vs_target_ci,
+        throughput=summary.throughput and summary.throughput.speedup_vs_target,
+        accuracy=summary.accuracy,
+        accuracy_ci=summary.accuracy_ci,
+        accuracy_delta=summary.accuracy_delta,
+        accuracy_delta_ci=summary.accuracy_delta_ci,
+        loss_upper=loss,
+        num_to_know=summary.n_for_one_point,
+        token_acceptance=summary.token_acceptance,
+        step_acceptance=summary.step_acceptance,
+        length_ratio=summary.length_ratio,
+        num_cut_short=summary.truncated,
+        no_speed=summary.no_speed,
+        time_s=summary.time_s,
+    )
+
+
+def _losses(run: RunRecord, by_policy: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
+    """Bounds of what the policies that are not exact lose, that hold together (Bonferroni)."""
+    inexact = [name for name, record in run.policies.items() if not record.exact]
+    # A prompt without a row is one that ended in an error, which is no right answer.
+    ids = sorted(set[str]().union(*by_policy.values()))
+    confidence = corrected_confidence(len(inexact))
+    return {
+        name: Paired.of(_scores(by_policy[name], ids), _scores(by_policy[BASELINE], ids)).loss_upper(confidence)
+        for name in inexact
+    }
+
+
+def _scores(rows: Mapping[str, Row], ids: Sequence[str]) -> list[list[float]]:
+    return [[float(id in rows and rows[id].status == "correct")] for id in ids]
+
+
+def _reading_share(costs: LoadCosts, rows: Sequence[Row]) -> float | None:
+    """By what reading and writing cost, as an engine that knew a prompt already has read it in no time."""
+    if costs.target.read_s is None or not rows:
+        return None
+    # Prompts of requests at once are read one beside the other, while their tokens are written together.
+    reading = costs.concurrency * costs.target.read_s * sum(row.num_prompt_tokens for row in rows)
+    writing = costs.target.write_s * sum(row.tokens.committed for row in rows)
+    return reading / (reading + writing) if reading + writing else None

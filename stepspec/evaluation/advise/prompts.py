@@ -1,0 +1,162 @@
+"""Reads the user's own prompts: questions, prompts or conversations, with right answers or without."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from stepspec.api.session import Pair
+from stepspec.chat.prompts import encode_request
+from stepspec.errors import UsageError
+from stepspec.evaluation.advise.findings import Asked
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.running import EvalProblem, ProblemSet
+from stepspec.evaluation.running.data import Row, content_line, read_rows, text_of, text_or_number_of
+
+GOLD_KEYS = ("answer", "gold")
+
+LEAST_ROOM = 64
+"""Tokens that a prompt has to leave for its answer."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One of them. `gold` is its right answer, if it has one that can be compared."""
+
+    id: str
+    question: str
+    gold: str | None
+    why_no_gold: str | None
+    shortened: bool
+    """Whether there were other messages besides."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Those that are asked, and what is to be said of the others."""
+
+    problems: tuple[EvalProblem, ...]
+    asked: Asked
+
+    @property
+    def sha256(self) -> str:
+        """Content hash of questions and right answers."""
+        lines = (content_line(each.id, each.question, each.gold) for each in self.problems)
+        return hashlib.sha256(b"".join(lines)).hexdigest()
+
+    def with_golds(self, golds: dict[str, str]) -> ProblemSet:
+        """The problems with what their answers are compared with."""
+        problems = tuple(replace(each, gold=golds.get(each.id, each.gold)) for each in self.problems)
+        return ProblemSet(problems, self.sha256)
+
+
+def read_prompts(path: Path) -> Iterator[Prompt]:
+    """The prompts of a jsonl, csv or parquet file, read as they are asked for.
+
+    Raises:
+        UsageError: the file cannot be read, or a row has no prompt.
+    """
+    with Grading("math") as grading:
+        for number, row in enumerate(read_rows(path), 1):
+            question, shortened = _question(row)
+            gold, why_no_gold = _gold(row, grading)
+            yield Prompt(f"row-{number}", question, gold, why_no_gold, shortened)
+
+
+def choose_prompts(path: Path, pair: Pair, limit: int) -> Prompts:
+    """The first prompts that fit the models' contexts, at most `limit`.
+
+    Raises:
+        UsageError: the file cannot be read, has no prompt, or none that fits.
+    """
+    engines = [pair.target, *([pair.draft] if pair.draft and pair.one_vocabulary else [])]
+    longest = min(engine.max_context for engine in engines) - LEAST_ROOM
+    kept: list[Prompt] = []
+    num_rows = num_too_long = 0
+    for prompt in read_prompts(path):
+        num_rows += 1
+        if len(encode_request(pair.target.tokenizer, prompt.question)) > longest:
+            num_too_long += 1
+            continue
+        kept.append(prompt)
+        if len(kept) == limit:
+            break
+    if not num_rows:
+        raise no_prompts(path)
+    if not kept:
+        raise UsageError(
+            f"Each of the {num_rows:,} prompts in {path} is longer than the {longest:,} tokens that the models take. "
+            "Shorten them or choose models with a longer context."
+        )
+    return _prompts(kept, num_rows, num_too_long)
+
+
+def no_prompts(path: Path) -> UsageError:
+    """What is said of an empty file."""
+    return UsageError(f'{path} has no prompts; it needs rows like {{"question": "..."}} or {{"messages": [...]}}.')
+
+
+def _prompts(kept: list[Prompt], num_rows: int, num_too_long: int) -> Prompts:
+    why = _why_not_graded(kept)
+    return Prompts(
+        tuple(EvalProblem(each.id, each.question, each.gold or "" if why is None else "") for each in kept),
+        Asked(
+            num_rows=num_rows,
+            num_asked=len(kept),
+            num_too_long=num_too_long,
+            num_shortened=sum(each.shortened for each in kept),
+            graded=why is None,
+            why_not_graded=why,
+        ),
+    )
+
+
+def _why_not_graded(kept: list[Prompt]) -> str | None:
+    """Right answers count only where all prompts have one: shares over two kinds of answers would say nothing."""
+    missing = [each for each in kept if each.gold is None]
+    if not missing:
+        return None
+    if len(missing) == len(kept) and not any(each.why_no_gold for each in kept):
+        return "The prompts come without right answers."
+    first = next((each for each in missing if each.why_no_gold), missing[0])
+    why = first.why_no_gold or "There is none."
+    return f"{len(missing):,} of {len(kept):,} prompts have no right answer to compare with ({first.id}: {why})"
+
+
+def _question(row: Row) -> tuple[str, bool]:
+    if "question" in row.fields:
+        return text_of(row, "question"), False
+    for key in ("prompt", "messages"):
+        if isinstance(row.fields.get(key), list):
+            return _last_of_user(row, key)
+    if "prompt" in row.fields:
+        return text_of(row, "prompt"), False
+    raise UsageError(f"{row.where}: there is no key 'question', 'prompt' or 'messages'.")
+
+
+def _last_of_user(row: Row, key: str) -> tuple[str, bool]:
+    messages = [cast(dict[str, Any], each) for each in row.fields[key] if isinstance(each, dict)]
+    contents = [each.get("content") for each in messages if each.get("role") == "user"]
+    if not contents:
+        raise UsageError(f"{row.where}: key {key!r} holds no message of the user.")
+    return text_of(Row(row.where, {key: _as_text(contents[-1])}), key), len(messages) > 1
+
+
+def _as_text(content: Any) -> Any:
+    """The text of a message that may come in parts."""
+    if not isinstance(content, list):
+        return content
+    parts = [cast(dict[str, Any], part) for part in cast(list[Any], content) if isinstance(part, dict)]
+    return "\n".join(str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part)
+
+
+def _gold(row: Row, grading: Grading) -> tuple[str | None, str | None]:
+    """The right answer, or else why what stands there cannot be one."""
+    for key in GOLD_KEYS:
+        if row.fields.get(key) not in (None, ""):
+            try:
+                return grading.check_gold(text_or_number_of(row, key)), None
+            except UsageError as error:
+                return None, str(error)
+    return None, None

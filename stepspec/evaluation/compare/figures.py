@@ -1,0 +1,227 @@
+"""The figures of two policies over the problems and repeats that both runs have finished."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from stepspec.evaluation.records import Record, Row
+from stepspec.evaluation.stats import Answered, Paired, Powers, Ratio, Share, products_of_sums
+
+SEED = 0
+"""Of the resamples, so that comparing twice says the same."""
+
+Key = tuple[str, int]
+"""Problem and repeat."""
+
+
+class Figures(NamedTuple):
+    """What is kept of a row."""
+
+    gold: str
+    correct: float
+    no_answer: bool
+    truncated: bool
+    wall_s: float
+    first_step_s: float | None
+    first_answer_s: float | None
+    committed: int
+    steps_judged: int
+    steps_accepted: int
+    token_drafted: int
+    token_accepted: int
+
+    @property
+    def answered(self) -> bool:
+        """Neither cut off nor without an answer."""
+        return not (self.truncated or self.no_answer)
+
+    @classmethod
+    def of(cls, row: Row) -> "Figures":
+        """Without texts and steps."""
+        return cls(
+            gold=row.gold,
+            correct=float(row.status == "correct"),
+            no_answer=row.status == "no_answer",
+            truncated=row.finish_reason == "length",
+            wall_s=row.wall_s,
+            first_step_s=row.first_step_s,
+            first_answer_s=row.first_answer_s,
+            committed=row.tokens.committed,
+            steps_judged=row.steps_judged,
+            steps_accepted=row.steps_accepted,
+            token_drafted=row.token_drafted,
+            token_accepted=row.token_accepted,
+        )
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """The rows of a run, by policy."""
+
+    by_policy: Mapping[str, Mapping[Key, Figures]]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], policies: Collection[str]) -> "RunFigures":
+        """Of these policies only."""
+        found: dict[str, dict[Key, Figures]] = {policy: {} for policy in policies}
+        for row in rows:
+            if row.policy in found:
+                found[row.policy][row.problem, row.repeat] = Figures.of(row)
+        return cls(found)
+
+
+class Side(Record):
+    """One run's figures, over what both have finished. Seconds and tokens are sums, first ones medians."""
+
+    policy: str
+    accuracy: float
+    accuracy_ci: tuple[float, float]
+    no_answer: int
+    truncated: int
+    wall_s: float
+    tokens: int
+    """Committed."""
+    first_step_s: float | None
+    first_answer_s: float | None
+    step_acceptance: float | None
+    token_acceptance: float | None
+    num_unpaired: int
+    """Rows that only this run has, which are in no figure."""
+
+
+class PolicyComparison(Record):
+    """A policy of run A and one of run B. Intervals are 95%; those of ratios are bootstrapped over problems."""
+
+    a: Side
+    b: Side
+    num_problems: int
+    num_rows: int
+    """Pairs of rows: problems times repeats."""
+    num_other_answers: int
+    """Problems left out because the runs have other right answers to them."""
+    accuracy_delta: float
+    """B's accuracy minus A's."""
+    accuracy_delta_ci: tuple[float, float]
+    accuracy_p: float
+    """Of the hypothesis that both are as accurate."""
+    speedup: float | None
+    """A's wall seconds over B's: above 1 where B was faster."""
+    speedup_ci: tuple[float, float] | None
+    no_speed: str | None = None
+    """Why the speedup does not count, in a sentence: one side left requests unanswered that the other answered."""
+    length_ratio: float | None
+    """B's committed tokens over A's."""
+    length_ratio_ci: tuple[float, float] | None
+    tokens_per_s_ratio: float | None
+    """B's committed tokens per second over A's; speedup = tokens_per_s_ratio / length_ratio."""
+    tokens_per_s_ratio_ci: tuple[float, float] | None
+
+
+def compare_policies(
+    a: RunFigures, policy_a: str, b: RunFigures, policy_b: str, *, same_data: bool
+) -> PolicyComparison | None:
+    """None where no problem is finished in both runs. Problems of other data must have the same right answer; those of
+    the same data do, however a grader has written it."""
+    table_a, table_b = a.by_policy[policy_a], b.by_policy[policy_b]
+    shared = [key for key in table_a if key in table_b]
+    others = set[str]() if same_data else {key[0] for key in shared if table_a[key].gold != table_b[key].gold}
+    keys = sorted(key for key in shared if key[0] not in others)
+    if not keys:
+        return None
+    problems = [list(repeats) for _, repeats in groupby(keys, key=itemgetter(0))]
+    scores_a, scores_b = (_scores(table, problems) for table in (table_a, table_b))
+    paired = Paired.of(scores_b, scores_a)
+    ratios = _ratios(table_a, table_b, problems)
+    speedup, length, rate = (ratios.get(name) for name in ("speedup", "length", "rate"))
+    return PolicyComparison(
+        a=_side(policy_a, [table_a[key] for key in keys], scores_a, num_unpaired=len(table_a) - len(shared)),
+        b=_side(policy_b, [table_b[key] for key in keys], scores_b, num_unpaired=len(table_b) - len(shared)),
+        num_problems=len(problems),
+        num_rows=len(keys),
+        num_other_answers=len(others),
+        accuracy_delta=paired.difference,
+        accuracy_delta_ci=paired.interval(),
+        accuracy_p=paired.p_value(np.random.default_rng(SEED)),
+        speedup=speedup and speedup.value,
+        speedup_ci=speedup and speedup.interval,
+        no_speed=_no_speed([(table_a[key], table_b[key]) for key in keys]),
+        length_ratio=length and length.value,
+        length_ratio_ci=length and length.interval,
+        tokens_per_s_ratio=rate and rate.value,
+        tokens_per_s_ratio_ci=rate and rate.interval,
+    )
+
+
+def _no_speed(rows: Sequence[tuple[Figures, Figures]]) -> str | None:
+    """By the rule of reports, whichever of the two has left more without an answer."""
+    answered = Counter((a.answered, b.answered) for a, b in rows)
+    b_beside_a = Answered(
+        both=answered[True, True],
+        only_target=answered[True, False],
+        only_policy=answered[False, True],
+        neither=answered[False, False],
+    )
+    for side, other, beside in (("B", "A", b_beside_a), ("A", "B", b_beside_a.mirrored())):
+        if why := beside.why_no_speed(other):
+            return f"The speed of {side} does not count: {why}."
+    return None
+
+
+def _scores(table: Mapping[Key, Figures], problems: Sequence[Sequence[Key]]) -> list[list[float]]:
+    return [[table[key].correct for key in keys] for keys in problems]
+
+
+def _side(policy: str, rows: Sequence[Figures], scores: Sequence[Sequence[float]], num_unpaired: int) -> Side:
+    share = Share.of(scores)
+    return Side(
+        policy=policy,
+        accuracy=share.value,
+        accuracy_ci=share.interval(),
+        no_answer=sum(row.no_answer for row in rows),
+        truncated=sum(row.truncated for row in rows),
+        wall_s=sum(row.wall_s for row in rows),
+        tokens=sum(row.committed for row in rows),
+        first_step_s=_median(row.first_step_s for row in rows),
+        first_answer_s=_median(row.first_answer_s for row in rows),
+        step_acceptance=_share((row.steps_accepted, row.steps_judged) for row in rows),
+        token_acceptance=_share((row.token_accepted, row.token_drafted) for row in rows),
+        num_unpaired=num_unpaired,
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _share(counts: Iterable[tuple[int, int]]) -> float | None:
+    parts, wholes = zip(*counts, strict=True)
+    return sum(parts) / sum(wholes) if sum(wholes) else None
+
+
+def _ratios(
+    a: Mapping[Key, Figures], b: Mapping[Key, Figures], problems: Sequence[Sequence[Key]]
+) -> Mapping[str, Ratio]:
+    """Speedup, length ratio and ratio of tokens per second; those that cannot be computed are left out."""
+    columns = {
+        f"{figure} {side}": [sum(getattr(table[key], figure) for key in keys) for keys in problems]
+        for figure in ("wall_s", "committed")
+        for side, table in (("a", a), ("b", b))
+    }
+    figures: Mapping[str, Powers] = {
+        "speedup": {"wall_s a": 1, "wall_s b": -1},
+        "length": {"committed b": 1, "committed a": -1},
+        "rate": {"committed b": 1, "wall_s b": -1, "committed a": -1, "wall_s a": 1},
+    }
+    known = {
+        name: powers
+        for name, powers in figures.items()
+        if all(any(columns[column]) for column, power in powers.items() if power < 0)
+    }
+    return products_of_sums(columns, known, np.random.default_rng(SEED)) if known else {}

@@ -1,0 +1,247 @@
+"""The log format of inspect_ai, version 2, as JSON: `TIME_TASK_POLICY_ID.json`, for `inspect view` and its readers.
+
+Read back with inspect_ai 0.3.285: `list_eval_logs`, `read_eval_log` whole and header only, and `samples_df`.
+
+A sample's epoch is the repeat plus one. The assistant's message has the reasoning as one block and the answer as text;
+who wrote which step, and its scores, are in the sample's `metadata`, with all counts and times of the row. The log is
+of status `success` if every row is there, else `cancelled`. It ends as much later than it starts as the policy was at
+work, since the policies of a run take turns.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from stepspec.evaluation.export.source import Outcome, Source, Written, whole_file
+from stepspec.evaluation.records import Row, RunRecord, Status, StepRecord, Trace
+from stepspec.evaluation.runs import reasoning
+
+GRADES: Mapping[Status, str] = {
+    "correct": "C",
+    "incorrect": "I",
+    "no_answer": "N",
+    "parse_error": "I",
+    "timeout": "I",
+}
+"""The letters by which inspect_ai counts; all but C count as 0."""
+
+KEPT_APART = {"version", "problem", "policy", "repeat", "status", "answer", "gold", "why", "steps"}
+"""Fields of a row that have a place of their own in a sample."""
+
+
+def write_logs(source: Source, folder: Path) -> dict[str, Written]:
+    """Writes the log of every policy.
+
+    Raises:
+        UsageError, StepSpecError: the run cannot be read.
+        OSError: the files cannot be written.
+    """
+    logs = {policy: _Log(source, policy, folder) for policy in source.outcomes}
+    with ExitStack() as stack:
+        streams = {policy: stack.enter_context(whole_file(log.file)) for policy, log in logs.items()}
+        for policy, stream in streams.items():
+            stream.write(_opened(logs[policy].head()))
+        for row in source.rows():
+            log = logs[row.policy]
+            comma = "," if log.num_samples else ""
+            streams[row.policy].write(f"{comma}\n{json.dumps(log.sample(row), ensure_ascii=False)}")
+        for stream in streams.values():
+            stream.write("\n ]\n}\n")
+    return {policy: Written([log.file], log.num_samples, log.num_texts) for policy, log in logs.items()}
+
+
+def _opened(head: Mapping[str, Any]) -> str:
+    """A JSON object up to the samples, which are at its end, where a reader of the head alone stops."""
+    return json.dumps(head, ensure_ascii=False, indent=1).removesuffix("\n}") + ',\n "samples": ['
+
+
+class _Log:
+    """One policy's log."""
+
+    def __init__(self, source: Source, policy: str, folder: Path) -> None:
+        self._source, self._run, self._policy = source, source.run, policy
+        self._model = f"stepspec/{source.model(policy)}"
+        names = (source.run.started.replace(":", "-"), source.run.benchmark, policy, source.id(policy))
+        self.file = folder / ("_".join(name.replace("_", "-").replace("/", "-") for name in names) + ".json")
+        self.num_samples = self.num_texts = 0
+
+    def head(self) -> dict[str, Any]:
+        """Everything but the samples, in the order that readers rely on."""
+        run = self._run
+        num_planned, num_rows = run.num_problems * run.num_repeats, len(self._source.of(self._policy))
+        return {
+            "version": 2,
+            "status": "success" if num_rows >= num_planned else "cancelled",
+            "eval": self._eval(),
+            "plan": {
+                "name": "plan",
+                "steps": [{"solver": "stepspec", "params": {"policy": self._policy}}],
+                "config": _generation(run),
+            },
+            "results": {
+                "total_samples": num_planned,
+                "completed_samples": num_rows,
+                "scores": [self._score()],
+            },
+            "stats": self._stats(),
+        }
+
+    def _eval(self) -> dict[str, Any]:
+        run, policy = self._run, self._run.policies[self._policy]
+        id = self._source.id(self._policy)
+        return {
+            "eval_id": id,
+            "run_id": self._source.id(),
+            "created": run.started,
+            "task": run.benchmark,
+            "task_id": id,
+            "task_version": run.prompt_version,
+            "solver": self._policy,
+            "dataset": {
+                "name": run.benchmark,
+                "samples": run.num_problems,
+                "sample_ids": list(self._source.problems),
+                "shuffled": False,
+            },
+            "model": self._model,
+            "model_generate_config": _generation(run),
+            "model_roles": {
+                role: {
+                    "model": engine.name,
+                    "args": engine.model_dump(exclude={"name"}),
+                }
+                for role, engine in run.engines.items()
+                if engine is not None
+            },
+            "config": {"epochs": run.num_repeats, "epochs_reducer": ["mean"], "max_samples": run.concurrency},
+            "packages": run.versions,
+            "metadata": {
+                "policy": policy.text,
+                "policy_sha256": policy.sha256,
+                **run.model_dump(
+                    include={"data_sha256", "prompt_id", "prompt_version", "pair", "seed", "commit", "hardware"}
+                ),
+            },
+            "scorers": [{"name": run.grader, "metrics": [{"name": "accuracy"}, {"name": "stderr"}]}],
+        }
+
+    def _score(self) -> dict[str, Any]:
+        accuracy = self._source.mean(self._policy, lambda outcome: outcome.correct)
+        figures = {"accuracy": accuracy.value, "stderr": accuracy.standard_error or 0.0}
+        return {
+            "name": self._run.grader,
+            "scorer": self._run.grader,
+            "reducer": "mean" if self._run.num_repeats > 1 else None,
+            "scored_samples": len(self._source.of(self._policy)),
+            "unscored_samples": 0,
+            "metrics": {name: {"name": name, "value": value} for name, value in figures.items()},
+        }
+
+    def _stats(self) -> dict[str, Any]:
+        started = datetime.fromisoformat(self._run.started)
+        completed = started + timedelta(seconds=self._source.busy_s(self._policy))
+        return {
+            "started_at": started.isoformat(),
+            "completed_at": completed.isoformat(timespec="seconds"),
+            "model_usage": {self._model: self._usage()},
+            "role_usage": self._role_usage(),
+        }
+
+    def _usage(self) -> dict[str, int]:
+        total: Counter[str] = Counter()
+        for outcome in self._source.of(self._policy):
+            total.update(_usage(outcome))
+        return dict(total)
+
+    def _role_usage(self) -> dict[str, dict[str, int]]:
+        """What target and draft read and wrote, as far as their engines said so."""
+        total: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for block in self._source.blocks(self._policy):
+            for role, usage in (block.usage or {}).items():
+                total[role].update(usage.model_dump())
+        return {
+            role: {
+                "input_tokens": usage["prompt_tokens"] - usage["cached_tokens"],
+                "input_tokens_cache_read": usage["cached_tokens"],
+                "output_tokens": usage["generated_tokens"],
+                "total_tokens": usage["prompt_tokens"] + usage["generated_tokens"],
+            }
+            for role, usage in total.items()
+        }
+
+    def sample(self, row: Row) -> dict[str, Any]:
+        """A row, with its text if that was kept."""
+        outcome = Outcome.of(row)
+        trace = self._source.trace(outcome)
+        self.num_samples += 1
+        self.num_texts += trace is not None
+        usage = _usage(outcome) | {"reasoning_tokens": sum(step.num_tokens for step in row.steps)}
+        id = self._source.id(*map(str, row.key))
+        messages = _messages(trace, self._model, id) if trace else []
+        steps = [_step(step) for step in (trace or row).steps]
+        limit = {"type": "token", "limit": self._run.max_tokens} if row.finish_reason == "length" else None
+        return {
+            "id": row.problem,
+            "epoch": row.repeat + 1,
+            "input": trace.question if trace else "",
+            "target": row.gold,
+            "messages": messages,
+            "output": {
+                "model": self._model,
+                "choices": [{"message": each, "stop_reason": _stop_reason(row)} for each in messages[1:]],
+                "completion": trace.answer if trace else "",
+                "usage": usage,
+                "time": row.wall_s,
+            },
+            "scores": {
+                self._run.grader: {
+                    "value": GRADES[row.status],
+                    "answer": row.answer,
+                    "explanation": row.why,
+                    "metadata": {"status": row.status},
+                }
+            },
+            "metadata": {**row.model_dump(exclude=KEPT_APART), "steps": steps},
+            "model_usage": {self._model: usage},
+            "total_time": row.wall_s,
+            "working_time": row.wall_s - row.time_s.queue,
+            "uuid": id,
+            "limit": limit,
+        }
+
+
+def _messages(trace: Trace, model: str, id: str) -> list[dict[str, Any]]:
+    """The question, and what was said to it."""
+    thought = reasoning(trace)
+    blocks = [{"type": "reasoning", "reasoning": thought}] if thought else []
+    return [
+        {"id": f"{id}-user", "role": "user", "content": trace.question, "source": "input"},
+        {
+            "id": f"{id}-assistant",
+            "role": "assistant",
+            "content": [*blocks, {"type": "text", "text": trace.answer}],
+            "source": "generate",
+            "model": model,
+        },
+    ]
+
+
+def _step(step: StepRecord) -> dict[str, Any]:
+    return step.model_dump(exclude=None if step.text is not None else {"text"})
+
+
+def _stop_reason(row: Row) -> str:
+    return "max_tokens" if row.finish_reason == "length" else "stop"
+
+
+def _generation(run: RunRecord) -> dict[str, Any]:
+    return {"max_tokens": run.max_tokens, "temperature": run.temperature, "top_p": run.top_p, "seed": run.seed}
+
+
+def _usage(outcome: Outcome) -> dict[str, int]:
+    num_input, num_output = outcome.num_prompt_tokens, outcome.num_tokens
+    return {"input_tokens": num_input, "output_tokens": num_output, "total_tokens": num_input + num_output}

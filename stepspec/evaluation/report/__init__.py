@@ -1,0 +1,37 @@
+"""Reports: tables for a terminal, a README and Markdown.
+
+The page is `stepspec.evaluation.report.page`, which needs more libraries and is imported by whoever makes one.
+"""
+
+from stepspec.evaluation.report.cells import UNKNOWN
+from stepspec.evaluation.report.conditions import conditions_sentence
+from stepspec.evaluation.report.figures import COLUMNS
+from stepspec.evaluation.report.markdown import markdown_report
+from stepspec.evaluation.report.readme import (
+    headline,
+    main,
+    read_results,
+    read_speeds,
+    readme_block,
+    speeds_block,
+    with_block,
+    with_results,
+)
+from stepspec.evaluation.report.tables import closing_table, readme_table
+
+__all__ = [
+    "COLUMNS",
+    "UNKNOWN",
+    "closing_table",
+    "conditions_sentence",
+    "headline",
+    "main",
+    "markdown_report",
+    "read_results",
+    "read_speeds",
+    "readme_block",
+    "readme_table",
+    "speeds_block",
+    "with_block",
+    "with_results",
+]

@@ -1,0 +1,51 @@
+"""What the figures of a run depend on, in words."""
+
+from collections.abc import Mapping
+
+from stepspec.evaluation.records import EngineRecord, RunRecord, Summary
+from stepspec.evaluation.report.cells import count
+
+
+def conditions_sentence(run: RunRecord, summary: Summary) -> str:
+    """One sentence with everything that the figures depend on."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    parts = [
+        f"{run.benchmark}, {count(summary.n, 'problem')} under every policy",
+        f"temperature {run.temperature:g}, concurrency {run.concurrency}, seed {run.seed}",
+        f"at most {run.max_tokens:,} tokens a problem, prompt {run.prompt_id!r}",
+        f"{models_in_words(run.engines)}, pair {run.pair}",
+        hardware_in_words(run.hardware),
+        versions,
+        commit_in_words(run.commit),
+    ]
+    return f"{'; '.join(parts)}."
+
+
+def commit_in_words(commit: str | None) -> str:
+    """The beginning of the commit, and whether there were changes on top of it."""
+    return f"commit {commit[:12] + commit[40:]}" if commit else "commit unknown"
+
+
+def models_in_words(engines: Mapping[str, EngineRecord | None]) -> str:
+    """Each model that was loaded: its role, name, number format and device, and what its engine does by itself."""
+    return ", ".join(_model_in_words(role, engine) for role, engine in engines.items() if engine is not None)
+
+
+def _model_in_words(role: str, engine: EngineRecord) -> str:
+    parts = [role, engine.name, engine.dtype, engine.device and f"on {engine.device}"]
+    if engine.speculation is None:
+        parts.append("(its own token-level speculation is unknown)")
+    elif engine.speculation != "none":
+        parts.append(f"(drafts tokens by itself under every policy: {engine.speculation})")
+    if not engine.forgets:
+        parts.append("(its caches are kept between policies)")
+    return " ".join(part for part in parts if part)
+
+
+def hardware_in_words(known: Mapping[str, str | int | float]) -> str:
+    """The processors and the memory."""
+    parts = [str(known["gpu"])] if "gpu" in known else []
+    parts.append(f"{known.get('cpu', 'unknown processor')}, {known.get('cores', '?')} cores")
+    if "memory_bytes" in known:
+        parts.append(f"{float(known['memory_bytes']) / 2**30:.0f} GiB of memory")
+    return ", ".join(parts)

@@ -1,0 +1,217 @@
+"""The figures of a policy: what each is called, what it means, and how it is written in every table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stepspec.evaluation.records import PolicySummary
+from stepspec.evaluation.report import cells
+from stepspec.evaluation.report.cells import UNKNOWN, Cell
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of every policy, as it is written in every table."""
+
+    title: str
+    meaning: str
+    cell: Callable[[PolicySummary], Cell]
+    is_speed: bool = False
+
+    def is_struck(self, policy: PolicySummary) -> bool:
+        """Whether the figure is a speed that does not count, which is shown struck through."""
+        return self.is_speed and policy.no_speed is not None and self.cell(policy)[0] != UNKNOWN
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A figure that is in no summary, such as the cost at somebody's prices; its cells by policy."""
+
+    title: str
+    meaning: str
+    cells: Mapping[str, Cell]
+
+
+ACCURACY = Column(
+    "accuracy",
+    "share of problems answered correctly, with Wilson's interval; a request that ended in an error is not correct",
+    lambda each: cells.percent_with_interval(each.accuracy, each.accuracy_ci),
+)
+ACCURACY_GAIN = Column(
+    "accuracy gain",
+    "accuracy minus the target's on the same problems, in points, with Tango's interval",
+    lambda each: cells.percent_with_interval(each.accuracy_delta, each.accuracy_delta_ci, sign="+"),
+)
+SPEEDUP = Column(
+    "speedup",
+    "wall time of the target over that of the policy, on the same problems",
+    lambda each: cells.times(each.speedup_vs_target, each.speedup_vs_target_ci),
+    is_speed=True,
+)
+SPEEDUP_VS_TOKEN = Column(
+    "speedup vs token",
+    "wall time of token-level speculation over that of the policy",
+    lambda each: cells.times(each.speedup_vs_token, each.speedup_vs_token_ci),
+    is_speed=True,
+)
+STEPS_ACCEPTED = Column(
+    "steps accepted",
+    "of the draft's steps that were judged",
+    lambda each: cells.percent_with_interval(each.step_acceptance, each.step_acceptance_ci),
+)
+TOKENS_ACCEPTED = Column(
+    "tokens accepted",
+    "of the tokens drafted by token-level speculation",
+    lambda each: (cells.percent(each.token_acceptance), "" if each.token_level_exact else "(not exact)"),
+)
+TOKENS_PER_PASS = Column(
+    "tokens per pass",
+    "tokens committed per forward pass of the target",
+    lambda each: cells.number(each.tokens_per_target_pass),
+)
+LENGTH = Column("length", "tokens committed over the target's", lambda each: cells.times(each.length_ratio))
+JUDGING = Column(
+    "judging",
+    "share of the wall time in the judge and the controller",
+    lambda each: (cells.percent(each.judge_controller_share), ""),
+)
+
+COLUMNS: Sequence[Column] = (
+    ACCURACY,
+    ACCURACY_GAIN,
+    SPEEDUP,
+    SPEEDUP_VS_TOKEN,
+    STEPS_ACCEPTED,
+    TOKENS_ACCEPTED,
+    TOKENS_PER_PASS,
+    LENGTH,
+    JUDGING,
+)
+"""The ones that a README has room for."""
+
+ACCURACY_WITHOUT_FAILED = Column(
+    "accuracy without failed",
+    "share answered correctly of the requests that did not end in an error",
+    lambda each: (
+        cells.percent_with_interval(each.accuracy_without_failed, each.accuracy_without_failed_ci)
+        if each.failed
+        else (UNKNOWN, "")
+    ),
+)
+P_VALUE = Column(
+    "p",
+    "probability of a difference in accuracy at least as large if there were none: McNemar's exact test, or with "
+    "repeats a permutation test over problems",
+    lambda each: (cells.probability(each.accuracy_p), ""),
+)
+LOSS_BOUND = Column(
+    "accuracy lost, at most",
+    "one-sided 95% upper bound of the accuracy lost against the target, in points; below zero it is a gain",
+    lambda each: (cells.percent(each.accuracy_loss_upper95, sign="+"), ""),
+)
+SPEEDUP_MEDIAN = Column(
+    "speedup, median",
+    "median over problems of the target's wall time over the policy's; the speedup above is dominated by long problems",
+    lambda each: cells.times(each.speedup_median, each.speedup_median_ci),
+    is_speed=True,
+)
+LENGTH_WITH_INTERVAL = Column(
+    "length",
+    "tokens committed over the target's; a policy that says less is faster for that alone",
+    lambda each: cells.times(each.length_ratio, each.length_ratio_ci),
+)
+TOKENS_PER_S_RATIO = Column(
+    "tokens/s",
+    "tokens committed per second over the target's; the speedup is this over the length",
+    lambda each: cells.times(each.tokens_per_s_ratio, each.tokens_per_s_ratio_ci),
+)
+LATENCY = Column(
+    "latency",
+    "seconds of a request, waiting included: median, 90th and 99th percentile",
+    lambda each: cells.percentiles(each.latency_s),
+)
+FIRST_THOUGHT = Column(
+    "to the first thought",
+    "seconds until the first reasoning step is committed, which is when a user sees it",
+    lambda each: cells.percentiles(each.first_step_s),
+)
+FIRST_ANSWER = Column(
+    "to the first answer",
+    "seconds until the first piece of the answer",
+    lambda each: cells.percentiles(each.first_answer_s),
+)
+PROBLEMS_PER_S = Column(
+    "problems/s",
+    "problems finished per second at the run's concurrency, idle time at the ends of blocks included",
+    lambda each: (cells.significant(each.throughput and each.throughput.problems_per_s), ""),
+    is_speed=True,
+)
+TOKENS_PER_S = Column(
+    "committed tokens/s",
+    "tokens committed per second, of all requests together",
+    lambda each: (cells.significant(each.throughput and each.throughput.tokens_per_s), ""),
+)
+THROUGHPUT_RATIO = Column(
+    "throughput",
+    "problems per second over the target's",
+    lambda each: (
+        cells.times(each.throughput.speedup_vs_target, each.throughput.speedup_vs_target_ci)
+        if each.throughput
+        else (UNKNOWN, "")
+    ),
+    is_speed=True,
+)
+JOULES = Column(
+    "joules per problem",
+    "drawn by the devices whose driver says so, whatever else ran on them",
+    lambda each: (cells.significant(each.throughput and each.throughput.joules_per_problem), ""),
+)
+TRUNCATED = Column("truncated", "answers cut off by the token limit", lambda each: (_of_rows(each.truncated, each), ""))
+NO_ANSWER = Column("no answer", "texts in which no answer was found", lambda each: (_of_rows(each.no_answer, each), ""))
+NOT_READ = Column(
+    "not read",
+    "answers that the grader could not read or gave up on; they count as not correct",
+    lambda each: (_of_rows(each.parse_errors + each.timeouts, each), ""),
+)
+BY_LAST_NUMBER = Column(
+    "by last number",
+    "correct answers that were merely the last number of the text",
+    lambda each: (_of_rows(each.by_last_number, each), ""),
+)
+FAILED = Column(
+    "failed", "requests that ended in an error; they count as not correct", lambda each: (f"{each.failed:,}", "")
+)
+
+
+def _of_rows(part: int, policy: PolicySummary) -> str:
+    return f"{part:,} of {num_rows(policy):,}"
+
+
+def num_rows(policy: PolicySummary) -> int:
+    """Problems times repeats; summaries of before there were repeats do not say it."""
+    return policy.n if policy.num_rows is None else policy.num_rows
+
+
+CLOSING: Sequence[Column] = (*COLUMNS, TRUNCATED, NO_ANSWER)
+"""The ones that every table for a terminal has: a text that is cut off or without an answer is no speed."""
+
+GROUPS: Mapping[str, Sequence[Column]] = {
+    "Accuracy": (ACCURACY, ACCURACY_GAIN, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
+    "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
+    "Speculation": (STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
+    "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),
+    "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO, JOULES),
+    "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, BY_LAST_NUMBER, FAILED),
+}
+"""All figures, for tables with room."""
+
+_IN_COLUMNS = {column.title for column in COLUMNS}
+FURTHER: Sequence[Column] = [
+    column for columns in GROUPS.values() for column in columns if column.title not in _IN_COLUMNS
+]
+"""What is not in `COLUMNS`."""
+
+
+def is_known(column: Column, policies: Mapping[str, PolicySummary]) -> bool:
+    """Whether there is anything to show: a figure of at least one policy, or a trouble that occurred."""
+    written = [column.cell(policy)[0] for policy in policies.values()]
+    return any(text != UNKNOWN and not (text == "0" or text.startswith("0 of ")) for text in written)

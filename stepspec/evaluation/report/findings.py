@@ -1,0 +1,241 @@
+"""What a run found, in sentences: the fastest policy that keeps the accuracy, what is not exact, what to beware of."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from stepspec.evaluation.records import BASELINE, PolicyKind, PolicyRecord, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, times
+from stepspec.evaluation.report.figures import num_rows
+from stepspec.evaluation.stats import Candidate
+
+FEW_PROBLEMS = 100
+HARDLY = 0.02
+"""Of the tokens that the target wrote: with fewer drafted, token-level speculation was as good as off."""
+MUCH_TROUBLE = 0.05
+"""A share of the rows that changes what the other figures mean."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The sentences that a report opens with."""
+
+    headline: str
+    details: Sequence[str]
+    exactness: str
+    warnings: Sequence[str]
+
+
+def findings(run: RunRecord, summary: Summary) -> Findings:
+    """What to say of a run before its first table."""
+    named = f"{count(summary.n, 'problem')} of {summary.benchmark}"
+    details = [
+        f"{count(len(summary.policies), 'policy').replace('policys', 'policies')} on {named}, paired by problem.",
+        *_accuracies(summary),
+        *_faster_ones(summary),
+    ]
+    return Findings(_headline(summary), details, _exactness(run, summary), list(_warnings(run, summary)))
+
+
+def chosen_policy(summary: Summary) -> str | None:
+    """The policy that the headline is about."""
+    return summary.matched.policy if summary.matched is not None else None
+
+
+def speeds_that_do_not_count(summary: Summary) -> list[str]:
+    """A sentence for each policy whose speed is shown struck through."""
+    return [
+        f"The speed of {name} does not count: {policy.no_speed}."
+        for name, policy in summary.policies.items()
+        if policy.no_speed is not None
+    ]
+
+
+def _headline(summary: Summary) -> str:
+    if not any(map(_num_answered, summary.policies.values())):
+        return "No policy answered anything: every text was cut off or has no answer in it, or the request failed."
+    if summary.matched is None:
+        return f"What {_list(summary.policies)} came to on {summary.benchmark}."
+    if not _num_answered(summary.policies[BASELINE]):
+        return "The target alone answered nothing, so there is no speed to compare with."
+    kept = f"keeps the target's accuracy to within {_points(summary.matched.loss)}"
+    name = summary.matched.policy
+    if name == BASELINE:
+        return f"Nothing that {kept} is known to be faster than the target alone."
+    speed = joined(times(summary.policies[name].speedup_vs_target, summary.policies[name].speedup_vs_target_ci))
+    return f"The fastest policy that {kept} is {name}: {speed} as fast as the target alone."
+
+
+def _num_answered(policy: PolicySummary) -> int:
+    return num_rows(policy) + policy.failed - policy.unanswered
+
+
+def _accuracies(summary: Summary) -> Iterable[str]:
+    name = chosen_policy(summary)
+    policy, target = summary.policies.get(name or ""), summary.policies.get(BASELINE)
+    if policy is None or target is None or policy is target:
+        return
+    if policy.accuracy_delta is not None:
+        yield _accuracy_gain(name or "", policy, target, summary)
+    if policy.speedup_vs_token is not None and policy.speedup_vs_token_ci is not None:
+        speed = joined(times(policy.speedup_vs_token, policy.speedup_vs_token_ci))
+        if name != summary.token_baseline and policy.speedup_vs_token != 1:
+            yield f"It is {speed} as fast as token-level speculation."
+    if policy.length_ratio is not None and abs(policy.length_ratio - 1) >= 0.05:
+        more = "more" if policy.length_ratio > 1 else "fewer"
+        change = f"{percent(abs(policy.length_ratio - 1))} {more} tokens than the target"
+        yield f"It writes {change}; its speedup includes that."
+
+
+def _accuracy_gain(name: str, policy: PolicySummary, target: PolicySummary, summary: Summary) -> str:
+    gain = joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign="+"))
+    # Own accuracies are over all rows of a policy, and their difference is this one only where nothing is missing.
+    if any(num_rows(each) != summary.n * summary.num_repeats for each in (policy, target)):
+        return (
+            f"The accuracy of {name} minus the target's is {gain} on the problems that have ended, with an answer or "
+            "an error, under every policy in the tables; the accuracies there are over all that have ended under each."
+        )
+    own, other = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in (policy, target))
+    return f"{name} answers {own} correctly and the target {other}, a difference of {gain} on the same problems."
+
+
+def _faster_ones(summary: Summary) -> Iterable[str]:
+    chosen = summary.policies.get(chosen_policy(summary) or "")
+    faster = [
+        f"{name} ({times(policy.speedup_vs_target)[0]}, accuracy "
+        f"{joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign='+'))})"
+        for name, policy in summary.policies.items()
+        if policy.accuracy_delta is not None and _pays(name, policy, summary)
+        if chosen is None or (policy.speedup_vs_target or 0) > (chosen.speedup_vs_target or 0)
+    ]
+    if faster:
+        yield f"Faster, but not known to keep the accuracy: {_list(faster)}."
+
+
+def _pays(name: str, policy: PolicySummary, summary: Summary) -> bool:
+    """Whether it is faster than the target by the rule that the headline goes by."""
+    together = policy.throughput if summary.concurrency > 1 else None
+    return Candidate(
+        name,
+        policy.speedup_vs_target,
+        policy.speedup_vs_target_ci,
+        why_no_speed=policy.no_speed,
+        throughput=together and together.speedup_vs_target,
+    ).pays()
+
+
+def kind_of(record: PolicyRecord | None) -> PolicyKind | None:
+    """Who writes under a policy; of a run that did not keep it, as its text says."""
+    if record is None or record.kind is not None:
+        return record and record.kind
+    try:
+        table = tomllib.loads(record.text)
+    except tomllib.TOMLDecodeError:
+        return None
+    token: Any = table.get("token")
+    drafts: bool = isinstance(token, dict) and cast("dict[str, object]", token).get("drafter", "none") != "none"
+    kinds: Mapping[object, PolicyKind] = {"target": "token" if drafts else "target", "draft": "draft", "score": "step"}
+    return kinds.get(table.get("family"))
+
+
+def _exactness(run: RunRecord, summary: Summary) -> str:
+    exact = [name for name in summary.policies if is_exact(run.policies.get(name))]
+    others = [name for name in summary.policies if name not in exact]
+    sentences: list[str] = []
+    if exact:
+        sentences.append(f"{_list(exact)}: exact, the output has the target's own law.")
+    if others:
+        sentences.append(f"{_list(others)}: not exact, other answers are possible, and what that costs is measured.")
+    return " ".join(sentences)
+
+
+def is_exact(record: PolicyRecord | None) -> bool:
+    """Whether the policy's output has the target's law."""
+    return record is not None and kind_of(record) in ("target", "token") and record.token_level_exact
+
+
+def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
+    yield from speeds_that_do_not_count(summary)
+    yield from _failures(run, summary)
+    if summary.n < run.num_problems:
+        yield f"{summary.n:,} of {count(run.num_problems, 'problem')} are finished under every policy in the tables."
+    yield from _too_few(summary)
+    if not any(kind_of(run.policies.get(name)) == "token" for name in summary.policies):
+        yield "No policy with token-level speculation alone was run, so nothing here says whether steps beat tokens."
+    for name, policy in summary.policies.items():
+        yield from _troubles(name, policy)
+    if summary.concurrency > 1:
+        yield (
+            "Requests that ran together share their moment; with several at once the throughput's interval, over "
+            "blocks, is the one to trust, and the speedup's may be too narrow."
+        )
+    if run.commit is not None and run.commit.endswith("-dirty"):
+        yield "The code had changes on top of its commit."
+
+
+def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:
+    failed = {name: policy.failed for name, policy in summary.policies.items()} | summary.failed
+    for name in sorted(filter(failed.get, failed), key=[*run.policies, *failed].index):
+        policy = summary.policies.get(name)
+        if policy is None:
+            yield f"{name}: {count(failed[name], 'request')} ended in an error and none was finished: no table has it."
+            continue
+        of_all = f"{failed[name]:,} of {count(failed[name] + num_rows(policy), 'request')}"
+        others = joined(percent_with_interval(policy.accuracy_without_failed, policy.accuracy_without_failed_ci))
+        yield f"{name}: {of_all} ended in an error and count as not correct; of the others {others} are correct."
+
+
+def _too_few(summary: Summary) -> Iterable[str]:
+    if summary.n >= FEW_PROBLEMS:
+        return
+    needed = [policy.n_for_one_point for policy in summary.policies.values() if policy.n_for_one_point is not None]
+    advice = f"; to know accuracies to a point takes {count(max(needed), 'problem')}" if needed else ""
+    yield f"{count(summary.n, 'problem')}: that is few, and the intervals are wide{advice}."
+    if any(
+        each.speedup_vs_target is not None and each.speedup_vs_target_ci is None for each in summary.policies.values()
+    ):
+        yield "Ratios have no intervals, because so few problems say too little about their spread."
+
+
+def _troubles(name: str, policy: PolicySummary) -> Iterable[str]:
+    rows, correct = num_rows(policy), policy.accuracy * num_rows(policy)
+    if policy.truncated > MUCH_TROUBLE * rows:
+        yield f"{name}: {percent(policy.truncated / rows)} of the answers were cut off by the token limit."
+    if policy.by_last_number > MUCH_TROUBLE * correct:
+        yield f"{name}: {policy.by_last_number:,} correct answers were merely the last number of the text."
+    unread = policy.parse_errors + policy.timeouts
+    if unread > MUCH_TROUBLE * rows:
+        yield f"{name}: {count(unread, 'answer')} could not be read and count as not correct."
+    written = policy.tokens.regenerated + policy.tokens.forced
+    if policy.token_drafted and policy.token_drafted < HARDLY * written:
+        yield (
+            f"{name}: hardly any tokens were drafted ({policy.token_drafted:,} beside {written:,} written), as "
+            "drafting did not pay by what was measured when the run began. On a machine with nothing else to do it may."
+        )
+    if not policy.token_level_exact:
+        yield f"{name}: tokens are drafted with a tolerance, so what the target writes is not of its law either."
+
+
+def differing_conditions(runs: Sequence[RunRecord]) -> list[str]:
+    """What makes runs beside each other hard to compare, in sentences."""
+    fields = {
+        "hardware": "different hardware",
+        "versions": "different versions of the libraries",
+        "commit": "different commits",
+        "pair": "different models",
+        "data_sha256": "different data",
+        "prompt_version": "different prompts",
+    }
+    different = [words for field, words in fields.items() if len({repr(getattr(run, field)) for run in runs}) > 1]
+    return [f"These runs have {_list(different)}: compare them with care."] if different else []
+
+
+def _points(share: float) -> str:
+    return "a point" if share == 0.01 else f"{100 * share:g} points"
+
+
+def _list(names: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    listed = list(names)
+    return " and ".join([", ".join(listed[:-1]), listed[-1]] if len(listed) > 1 else listed)

@@ -1,0 +1,62 @@
+"""`report.md`: what was found, the tables, what their figures mean, and the conditions."""
+
+from collections.abc import Sequence
+
+from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.report import cells
+from stepspec.evaluation.report.conditions import conditions_sentence
+from stepspec.evaluation.report.figures import COLUMNS, Extra
+from stepspec.evaluation.report.findings import findings
+from stepspec.evaluation.report.tables import further_columns, further_table, markdown_table, readme_table
+
+GROUPED_BY = {"level": "level", "subject": "subject", "length": "length of the texts"}
+
+
+def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> str:
+    """The report of one run; `setting` tells it from others in one file."""
+    found = findings(run, summary)
+    columns = [*COLUMNS, *further_columns(summary)]
+    meanings = [f"- **{column.title}**: {column.meaning}" for column in (*columns, *extras)]
+    blocks = [
+        f"# {run.benchmark}{f', {setting}' if setting else ''}",
+        f"{found.headline} {' '.join(found.details)}",
+        found.exactness,
+        "\n".join(f"- {warning}" for warning in found.warnings),
+        readme_table(summary),
+        further_table(summary, extras),
+        "Intervals are 95%; those of ratios are bootstrapped over problems.",
+        *_groups(summary),
+        "## What the figures mean",
+        "\n".join(meanings),
+        "## Conditions",
+        conditions_sentence(run, summary),
+        f"Started {run.started}.",
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _groups(summary: Summary) -> list[str]:
+    return [part for kind, words in GROUPED_BY.items() for part in _groups_by(kind, words, summary)]
+
+
+def _groups_by(kind: str, words: str, summary: Summary) -> list[str]:
+    groups = {name: policy.groups.get(kind, []) for name, policy in summary.policies.items()}
+    names = list(dict.fromkeys(group.name for listed in groups.values() for group in listed))
+    if not names:
+        return []
+    tables = {policy: {group.name: group for group in listed} for policy, listed in groups.items()}
+    rows = [
+        [name, *(_group_cell(tables[policy].get(name), summary.policies[policy]) for policy in groups)]
+        for name in names
+    ]
+    return [f"## By {words}", markdown_table([words, *groups], rows)]
+
+
+def _group_cell(group: Group | None, policy: PolicySummary) -> str:
+    """The accuracy, and the speedup if the policy's speed counts."""
+    if group is None:
+        return cells.UNKNOWN
+    accuracy = cells.joined(cells.percent_with_interval(group.accuracy, group.accuracy_ci))
+    if policy.no_speed is not None:
+        return accuracy
+    return f"{accuracy}, {cells.joined(cells.times(group.speedup_vs_target, group.speedup_vs_target_ci))}"

@@ -1,0 +1,82 @@
+"""The page: one file with everything in it, which opens from the disk and asks the network for nothing.
+
+`page.html.jinja` is its outline, `page.css` its looks, `page.js` opens the embedded rows and traces. A content security
+policy allows these scripts alone, by their hashes, and no connection; what models wrote reaches the page as text.
+"""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+
+import jinja2
+from markupsafe import Markup
+
+from stepspec import __version__
+from stepspec.base.files import package_folder
+from stepspec.evaluation.report import colours
+from stepspec.evaluation.report.embedding import embed
+from stepspec.evaluation.report.findings import differing_conditions
+from stepspec.evaluation.report.page.view import RunView, view_of
+from stepspec.evaluation.report.plots import sweep_plots
+from stepspec.evaluation.report.source import Source, settings_of
+
+TRACE_CHARACTERS = 5_000_000
+"""Of the whole page, for the traces of all runs together."""
+
+
+def make_page(sources: Sequence[Source]) -> str:
+    """The page of one run, or of several to choose from, such as the settings of a sweep.
+
+    Raises:
+        UsageError: a trace is damaged.
+        StepSpecError: the disk refuses.
+    """
+    settings = settings_of([source.run for source in sources], [source.folder for source in sources])
+    views = [
+        _view(f"r{number}", setting, source, TRACE_CHARACTERS // len(sources))
+        for number, (setting, source) in enumerate(zip(settings, sources, strict=True))
+    ]
+    scripts = {name: _file(f"{name}.js") for name in ("theme", "page")}
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            views=views,
+            sweep=list(sweep_plots("sweep", [source.summary for source in sources])) if len(sources) > 1 else [],
+            warnings=differing_conditions([source.run for source in sources]),
+            light=Markup(colours.css(dark=False)),
+            dark=Markup(colours.css(dark=True)),
+            style=Markup(_file("page.css")),
+            scripts={name: Markup(script) for name, script in scripts.items()},
+            allowed=" ".join(map(_source_hash, scripts.values())),
+            version=__version__,
+        )
+    )
+
+
+def _view(key: str, setting: str, source: Source, budget: int) -> RunView:
+    policies = list(dict.fromkeys([*source.summary.policies, *source.tally.policies]))
+    return view_of(key, setting, source, embed(policies, source.tally, source.traces, budget))
+
+
+def _source_hash(script: str) -> str:
+    """How a content security policy names a script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _file(name: str) -> str:
+    return (package_folder() / "evaluation" / "report" / "page" / name).read_text("utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(_file),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        extensions=[],
+    )

@@ -1,0 +1,243 @@
+"""What the page's outline shows of one run, worked out beforehand: texts, tables and figures, no markup but SVG."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepspec.evaluation.records import Group, PolicyKind, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.report import cells
+from stepspec.evaluation.report.cells import Cell
+from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.conditions import commit_in_words, hardware_in_words
+from stepspec.evaluation.report.embedding import Embedded
+from stepspec.evaluation.report.figures import (
+    ACCURACY,
+    ACCURACY_GAIN,
+    GROUPS,
+    SPEEDUP,
+    SPEEDUP_VS_TOKEN,
+    STEPS_ACCEPTED,
+    Column,
+    is_known,
+)
+from stepspec.evaluation.report.findings import Findings, chosen_policy, findings, is_exact, kind_of
+from stepspec.evaluation.report.markdown import GROUPED_BY
+from stepspec.evaluation.report.plots import Plot, plot_sections
+from stepspec.evaluation.report.source import Source
+
+KINDS: Mapping[PolicyKind | None, str] = {
+    "target": "target alone",
+    "token": "tokens",
+    "draft": "draft alone",
+    "step": "steps",
+    None: "unknown",
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """A policy at the top of its column."""
+
+    name: str
+    kind: str
+    exact: bool
+    colour: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure and its cells, in the order of the policies."""
+
+    title: str
+    meaning: str
+    cells: Sequence[Cell]
+    struck: Sequence[bool] = ()
+    """Which cells do not count; none if empty."""
+
+    @property
+    def unbroken(self) -> list[tuple[str, str, bool]]:
+        """The cells with spaces at which a line may end only between percentiles, and whether each is struck."""
+        return [
+            (value, interval.replace(" ", "\xa0").replace(",\xa0p99", ", p99"), struck)
+            for (value, interval), struck in zip(self.cells, self.struck or [False] * len(self.cells), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure of the chosen policy that everybody wants to know."""
+
+    value: str
+    interval: str
+    words: str
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run of the page."""
+
+    key: str
+    setting: str
+    run: RunRecord
+    summary: Summary
+    found: Findings
+    headline: Sequence[str]
+    """Its texts and, at the odd places, its intervals."""
+    tiles: Sequence[Tile]
+    heads: Sequence[Head]
+    table: Mapping[str, Sequence[Line]]
+    plots: Mapping[str, Sequence[Plot]]
+    groups: Mapping[str, Sequence[Line]]
+    conditions: Mapping[str, str]
+    embedded: Embedded
+    levels: Sequence[int]
+    repeats: Sequence[int]
+    has_traces: bool
+    here: str
+    """The policy that problems are looked at under at first."""
+
+
+def view_of(key: str, setting: str, source: Source, embedded: Embedded) -> RunView:
+    """Works out everything; `key` tells the run from others on the same page."""
+    run, summary, problems = source.run, source.summary, source.tally.problems.values()
+    found = findings(run, summary)
+    repeats = {repeat for problem in problems for outcomes in problem.outcomes.values() for repeat in outcomes}
+    return RunView(
+        key=key,
+        setting=setting,
+        run=run,
+        summary=summary,
+        found=found,
+        headline=re.split(r"(\[.*?\])", found.headline),
+        tiles=_tiles(summary),
+        heads=_heads(run, summary),
+        table=_table(source),
+        plots=plot_sections(key, run, summary, source.tally),
+        groups=_groups(summary),
+        conditions=_conditions(run),
+        embedded=embedded,
+        levels=sorted({problem.level for problem in problems if problem.level is not None}),
+        repeats=sorted(repeats),
+        has_traces=bool(embedded.chunks),
+        here=_first_read(run, summary),
+    )
+
+
+def _first_read(run: RunRecord, summary: Summary) -> str:
+    """The chosen policy, unless it is exact and says what the target says."""
+    names = [chosen_policy(summary), *reversed(summary.policies)]
+    return next((name for name in names if name and not is_exact(run.policies.get(name))), next(iter(summary.policies)))
+
+
+def _tiles(summary: Summary) -> list[Tile]:
+    chosen = chosen_policy(summary)
+    policy = summary.policies.get(chosen or "")
+    if policy is None or chosen == "target":
+        return []
+    wanted = {
+        SPEEDUP: "as fast as the target alone",
+        SPEEDUP_VS_TOKEN: "as fast as token-level speculation",
+        ACCURACY: "of the answers are correct",
+        ACCURACY_GAIN: "difference in accuracy from the target",
+        STEPS_ACCEPTED: "of the draft's steps are accepted",
+    }
+    tiles = [Tile(*column.cell(policy), words) for column, words in wanted.items()]
+    # A ratio without an interval is that of a policy to itself.
+    return [tile for tile in tiles if tile.value != cells.UNKNOWN and (tile.interval or "×" not in tile.value)][:4]
+
+
+def _heads(run: RunRecord, summary: Summary) -> list[Head]:
+    colours, chosen = series(list(summary.policies)), chosen_policy(summary)
+    return [
+        Head(
+            name,
+            KINDS[kind_of(run.policies.get(name))],
+            is_exact(run.policies.get(name)),
+            colours[name],
+            name == chosen,
+        )
+        for name in summary.policies
+    ]
+
+
+def _table(source: Source) -> dict[str, Sequence[Line]]:
+    policies = source.summary.policies
+    table: dict[str, Sequence[Line]] = {
+        group: [_line(column, source.summary) for column in columns if is_known(column, policies)]
+        for group, columns in GROUPS.items()
+    }
+    if source.extras:
+        table["Money"] = [
+            Line(extra.title, extra.meaning, [extra.cells[name] for name in policies]) for extra in source.extras
+        ]
+    return {group: lines for group, lines in table.items() if lines}
+
+
+def _line(column: Column, summary: Summary) -> Line:
+    policies = summary.policies.values()
+    return Line(
+        column.title, column.meaning, [*map(column.cell, policies)], [column.is_struck(policy) for policy in policies]
+    )
+
+
+def _groups(summary: Summary) -> dict[str, Sequence[Line]]:
+    return {f"By {words}": lines for kind, words in GROUPED_BY.items() if (lines := list(_group_lines(kind, summary)))}
+
+
+def _group_lines(kind: str, summary: Summary) -> list[Line]:
+    by_policy = [{group.name: group for group in policy.groups.get(kind, [])} for policy in summary.policies.values()]
+    names = dict.fromkeys(name for groups in by_policy for name in groups)
+    return [
+        Line(
+            name,
+            _group_size(name, by_policy),
+            [
+                _group_cell(groups.get(name), policy)
+                for groups, policy in zip(by_policy, summary.policies.values(), strict=True)
+            ],
+        )
+        for name in names
+    ]
+
+
+def _group_size(name: str, by_policy: Sequence[Mapping[str, Group]]) -> str:
+    return cells.count(max(groups[name].n for groups in by_policy if name in groups), "problem")
+
+
+def _group_cell(group: Group | None, policy: PolicySummary) -> Cell:
+    """The accuracy, and the speedup if the policy's speed counts."""
+    if group is None:
+        return cells.UNKNOWN, ""
+    accuracy, interval = cells.percent_with_interval(group.accuracy, group.accuracy_ci)
+    if policy.no_speed is not None:
+        return accuracy, interval
+    speed = cells.joined(cells.times(group.speedup_vs_target, group.speedup_vs_target_ci))
+    return accuracy, "\n".join(part for part in (interval, speed) if part != cells.UNKNOWN)
+
+
+def _conditions(run: RunRecord) -> dict[str, str]:
+    """Everything of `run.json` but the policies' texts."""
+    told = {
+        "benchmark": f"{run.benchmark}, {cells.count(run.num_problems, 'problem')}",
+        "data": run.data_sha256,
+        "prompt": f"{run.prompt_id}, version {run.prompt_version}",
+        "grader": run.grader,
+        "sampling": f"temperature {run.temperature:g}, top-p {run.top_p:g}, seed {run.seed}",
+        "token limit": f"{run.max_tokens:,} committed tokens a problem",
+        "requests in flight": str(run.concurrency),
+        "repeats": str(run.num_repeats),
+    }
+    for role, engine in run.engines.items():
+        if engine is not None:
+            parts = [engine.name, engine.dtype, engine.device and f"on {engine.device}"]
+            told[role] = ", ".join(part for part in parts if part)
+            told[f"{role}'s weights"] = engine.weights or "not known"
+    return told | {
+        "pair": run.pair,
+        "hardware": hardware_in_words(run.hardware),
+        **{f"hardware: {name}": str(value) for name, value in run.hardware.items()},
+        "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+        "code": commit_in_words(run.commit).removeprefix("commit "),
+        "started": run.started,
+    }

@@ -1,0 +1,34 @@
+"""The figures of the page, each a function that draws nothing where there is nothing to draw."""
+
+from collections.abc import Sequence
+
+from stepspec.evaluation.records import RunRecord, Summary
+from stepspec.evaluation.report.plots.canvas import Plot
+from stepspec.evaluation.report.plots.clock import time_split
+from stepspec.evaluation.report.plots.flow import token_flow
+from stepspec.evaluation.report.plots.judging import acceptance_by_index, score_plots
+from stepspec.evaluation.report.plots.spread import latencies, length_ratios
+from stepspec.evaluation.report.plots.sweep import sweep_plots
+from stepspec.evaluation.report.plots.tradeoff import tradeoff
+from stepspec.evaluation.report.tally import PolicyTally, RunTally
+
+__all__ = ["Plot", "plot_sections", "sweep_plots"]
+
+
+def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -> dict[str, Sequence[Plot]]:
+    """The figures of a run by section; `key` tells them from those of other runs on the same page."""
+    names = list(summary.policies)
+    judged = {name: tally.policies.get(name, PolicyTally()) for name in names}
+    sections: dict[str, Sequence[Plot]] = {
+        "All policies": [
+            *tradeoff(key, run, summary),
+            *time_split(key, summary),
+            *latencies(key, {name: tally.walls(name) for name in names}),
+            *length_ratios(key, {name: tally.length_ratios(name, "target") for name in names if name != "target"}),
+            *acceptance_by_index(key, judged),
+        ]
+    }
+    for number, (name, each) in enumerate(judged.items()):
+        flow = token_flow(f"{key}-{number}", summary.policies[name])
+        sections[f"Under {name}"] = [*flow, *score_plots(f"{key}-{number}", each)]
+    return {section: plots for section, plots in sections.items() if plots}

@@ -1,0 +1,168 @@
+"""A small figure by matplotlib that becomes a piece of a page: SVG with the page's colours, and with text as text."""
+
+import io
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stepspec.evaluation.report.colours import placeholder, placeholders
+
+WIDTH, HEIGHT = 400, 300
+"""CSS pixels at scale 1. Small, so that text stays legible where a phone shows the figure in 320 pixels."""
+FONT_SIZE = 12.0
+LONGEST_LABEL = 22
+SVG = "{http://www.w3.org/2000/svg}"
+XLINK = "{http://www.w3.org/1999/xlink}"
+_COORDINATES = {"d", "x", "y", "transform", "width", "height", "points"}
+_TIP = "tip:"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of the page."""
+
+    key: str
+    title: str
+    caption: str
+    svg: str
+
+
+class Canvas:
+    """A figure to draw on, in the page's style."""
+
+    def __init__(self, height: int = HEIGHT) -> None:
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout="constrained")
+        self.axes: Axes = self.figure.add_subplot()
+
+    def tip(self, artist: Any, text: str) -> None:
+        """Has a part of the figure say something when the pointer rests on it."""
+        artist.set_gid(f"{_TIP}{text}")
+
+    def only_left_labels(self) -> None:
+        """For rows of bars: names at the left, no line and no ticks there."""
+        self.axes.spines["left"].set_visible(False)
+        self.axes.tick_params(axis="y", length=0)
+
+    def plot(self, key: str, title: str, caption: str) -> Plot:
+        """The finished figure. `key` must differ from that of every other figure on the page."""
+        file = io.BytesIO()
+        with mpl.rc_context({"svg.hashsalt": key}):
+            self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return Plot(key, title, caption, _for_page(file.getvalue(), key, title))
+
+
+@contextmanager
+def canvas(height: int = HEIGHT) -> Generator[Canvas]:
+    """A canvas; settings of matplotlib hold only inside."""
+    with mpl.rc_context(_STYLE):
+        yield Canvas(height)
+
+
+def label(name: str) -> str:
+    """A name that fits beside a figure: of a long one, such as a file's, the beginning and the end."""
+    return name if len(name) <= LONGEST_LABEL else f"{name[:8]}…{name[9 - LONGEST_LABEL :]}"
+
+
+def colour(name: str) -> str:
+    """One of the page's colours, for matplotlib."""
+    return placeholder(name)
+
+
+def _style() -> Any:
+    ink, muted, line = (placeholder(name) for name in ("ink", "muted", "line"))
+    return {
+        "svg.fonttype": "none",
+        "text.parse_math": False,  # names of policies and judges are not formulas
+        "font.family": "DejaVu Sans",  # wider than what browsers take, so that nothing overlaps there
+        "font.size": FONT_SIZE,
+        "axes.labelsize": FONT_SIZE,
+        "xtick.labelsize": FONT_SIZE - 1,
+        "ytick.labelsize": FONT_SIZE - 1,
+        "legend.fontsize": FONT_SIZE - 1,
+        "legend.frameon": False,
+        "legend.handlelength": 1.0,
+        "legend.handleheight": 1.0,
+        "legend.columnspacing": 1.2,
+        "text.color": ink,
+        "axes.labelcolor": muted,
+        "axes.edgecolor": line,
+        "axes.linewidth": 1.0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": line,
+        "grid.linewidth": 0.7,
+        "xtick.color": line,
+        "ytick.color": line,
+        "xtick.labelcolor": muted,
+        "ytick.labelcolor": muted,
+        "xtick.major.size": 3,
+        "ytick.major.size": 0,
+        "lines.linewidth": 2.0,
+        "patch.linewidth": 0.0,
+    }
+
+
+_STYLE = _style()
+
+
+def _for_page(svg: bytes, key: str, title: str) -> str:
+    """Without what a page does not need, with its colours, its font and its words for those who do not see it."""
+    ElementTree.register_namespace("", SVG[1:-1])
+    root = ElementTree.fromstring(svg)
+    for child in list(root):
+        # Its style sheet would be that of the whole page.
+        if child.tag == f"{SVG}metadata" or child.find(f"{SVG}style") is not None:
+            root.remove(child)
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    root.set("role", "img")
+    root.set("aria-label", title)
+    root.set("aria-describedby", f"{key}-caption")
+    _replace_links(root)
+    _replace_ids(root)
+    for element in root.iter():
+        for name in _COORDINATES & element.attrib.keys():
+            element.set(name, _slim(element.attrib[name]))
+        if "style" in element.attrib:
+            element.set("style", re.sub(r"font: ([\d.]+)px [^;]*", r"font-size: \1px", element.attrib["style"]))
+    text = ElementTree.tostring(root, encoding="unicode")
+    for hexadecimal, variable in placeholders().items():
+        text = text.replace(hexadecimal, variable)
+    return text
+
+
+def _replace_links(root: ElementTree.Element) -> None:
+    for element in root.iter():
+        link = element.attrib.pop(f"{XLINK}href", None)
+        if link is not None:
+            element.set("href", link)
+
+
+def _replace_ids(root: ElementTree.Element) -> None:
+    """Keeps the ids that are referred to; those of tips become what a browser shows on hovering."""
+    referred = set(re.findall(r"#([\w-]+)", ElementTree.tostring(root, encoding="unicode")))
+    for element in root.iter():
+        name = element.attrib.pop("id", None)
+        if name is None:
+            continue
+        if name.startswith(_TIP):
+            tip = ElementTree.Element(f"{SVG}title")
+            tip.text = name.removeprefix(_TIP)
+            element.insert(0, tip)
+        elif name in referred:
+            element.set("id", name)
+
+
+def _slim(text: str) -> str:
+    """Coordinates to a tenth of a pixel."""
+    shortened = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
+    return re.sub(r"\s+", " ", shortened).strip()

@@ -1,0 +1,90 @@
+"""How speed goes with the number of requests in flight: a line a policy over the settings of a sweep."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from stepspec.evaluation.records import PolicySummary, Summary
+from stepspec.evaluation.report.cells import significant
+from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.plots.canvas import Plot, canvas, colour, label
+
+Value = tuple[float, tuple[float, float] | None]
+
+
+def sweep_plots(key: str, summaries: Sequence[Summary]) -> Iterator[Plot]:
+    """Throughput and speedups against concurrency; nothing where it was the same in all runs."""
+    yield from _lines(
+        f"{key}-problems-per-s",
+        "Throughput",
+        "Problems finished per second at each concurrency, idle time at the ends of blocks included.",
+        "problems/s",
+        summaries,
+        lambda each: (each.throughput.problems_per_s, None) if each.throughput else None,
+    )
+    yield from _lines(
+        f"{key}-throughput-ratio",
+        "Throughput over the target's",
+        "Problems per second over those of the target alone at the same concurrency, with 95% intervals.",
+        "times the target's",
+        summaries,
+        _throughput_ratio,
+    )
+    yield from _lines(
+        f"{key}-speedup",
+        "Speedup of a request",
+        "Wall time of a request under the target alone over that under the policy, with 95% intervals.",
+        "times as fast",
+        summaries,
+        lambda each: (each.speedup_vs_target, each.speedup_vs_target_ci) if each.speedup_vs_target else None,
+    )
+
+
+def _throughput_ratio(policy: PolicySummary) -> Value | None:
+    rate = policy.throughput
+    if rate is None or rate.speedup_vs_target is None:
+        return None
+    return rate.speedup_vs_target, rate.speedup_vs_target_ci
+
+
+def _lines(
+    key: str,
+    title: str,
+    caption: str,
+    unit: str,
+    summaries: Sequence[Summary],
+    value: Callable[[PolicySummary], Value | None],
+) -> Iterator[Plot]:
+    ordered = sorted(summaries, key=lambda summary: summary.concurrency)
+    places = sorted({summary.concurrency for summary in ordered})
+    policies = list(dict.fromkeys(name for summary in ordered for name in summary.policies))
+    points = {
+        name: [
+            (summary.concurrency, found)
+            for summary in ordered
+            if name in summary.policies and summary.policies[name].no_speed is None
+            if (found := value(summary.policies[name])) is not None
+        ]
+        for name in policies
+    }
+    if len(places) < 2 or not any(points.values()):
+        return
+    colours = series(policies)
+    with canvas() as drawn:
+        for name, known in points.items():
+            at, values = [place for place, _ in known], [value for _, (value, _) in known]
+            drawn.axes.plot(at, values, "o-", color=colour(colours[name]), markersize=4, label=label(name))
+            for place, (estimate, interval) in known:
+                if interval is not None:
+                    drawn.axes.plot([place, place], interval, color=colour(colours[name]), linewidth=1.2, alpha=0.6)
+                mark = drawn.axes.plot(place, estimate, "o", color=colour(colours[name]), markersize=5)[0]
+                drawn.tip(mark, f"{name}, concurrency {place}: {significant(estimate)}")
+        drawn.axes.set_xscale("log")
+        drawn.axes.xaxis.set_major_locator(FixedLocator(places))
+        drawn.axes.xaxis.set_minor_locator(NullLocator())
+        drawn.axes.xaxis.set_major_formatter(lambda place, _: f"{place:g}")
+        drawn.axes.set_xlabel("requests in flight")
+        drawn.axes.set_ylabel(unit)
+        drawn.axes.set_ylim(bottom=0)
+        drawn.figure.legend(loc="outside upper left", ncols=3)
+        yield drawn.plot(key, title, caption)

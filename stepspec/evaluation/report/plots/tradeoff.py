@@ -1,0 +1,144 @@
+"""Accuracy against speed, each with its interval, and the policies that none other beats in both."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from matplotlib.transforms import Bbox
+
+from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
+from stepspec.evaluation.report.cells import joined, percent_with_interval, times
+from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.findings import is_exact
+from stepspec.evaluation.report.plots.canvas import FONT_SIZE, Canvas, Plot, canvas, colour, label
+
+_LABEL_SPOTS = [(side * 9, up) for up in (9, -9, 22, -22, 36, -36) for side in (1, -1)] + [
+    (0, 17),
+    (0, -17),
+    (0, 32),
+    (0, -32),
+]
+"""Where a label may stand, in pixels from its point; the first that is free."""
+
+
+@dataclass(frozen=True)
+class _Point:
+    name: str
+    x: float
+    y: float
+    x_interval: tuple[float, float]
+    y_interval: tuple[float, float]
+    exact: bool
+    tip: str
+
+
+def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
+    """The plot; nothing where fewer than two policies have a speed."""
+    points = [
+        _point(name, policy, is_exact(run.policies.get(name)))
+        for name, policy in summary.policies.items()
+        if policy.speedup_vs_target is not None and policy.no_speed is None
+    ]
+    if len(points) < 2:
+        return
+    colours = series(list(summary.policies))
+    with canvas() as drawn:
+        _draw_front(drawn, points)
+        for point in points:
+            _draw_point(drawn, point, colours[point.name])
+        drawn.axes.set_xlabel("times as fast as the target alone")
+        drawn.axes.set_ylabel("correct answers, %")
+        drawn.axes.margins(0.12, 0.15)
+        _draw_labels(drawn, points, colours)
+        yield drawn.plot(
+            f"{key}-tradeoff",
+            "Accuracy against speed",
+            "Better is up and to the right; the bars are 95% intervals. Circles are exact, diamonds are not. "
+            "The dashed line joins those that no other beats in both. Speeds that do not count are left out.",
+        )
+
+
+def _point(name: str, policy: PolicySummary, exact: bool) -> _Point:
+    speedup = policy.speedup_vs_target or 0.0
+    low, high = policy.accuracy_ci
+    tip = (
+        f"{name}: {joined(percent_with_interval(policy.accuracy, policy.accuracy_ci))} correct, "
+        f"{joined(times(speedup, policy.speedup_vs_target_ci))}"
+    )
+    x_interval = policy.speedup_vs_target_ci or (speedup, speedup)
+    return _Point(name, speedup, 100 * policy.accuracy, x_interval, (100 * low, 100 * high), exact, tip)
+
+
+def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other is at least as good as in both coordinates, from left to right."""
+    front: list[tuple[float, float]] = []
+    for x, y in sorted(set(points), reverse=True):
+        if not front or y > front[-1][1]:
+            front.append((x, y))
+    return front[::-1]
+
+
+def _draw_front(drawn: Canvas, points: Sequence[_Point]) -> None:
+    front = pareto_front((point.x, point.y) for point in points)
+    if len(front) > 1:
+        drawn.axes.plot(*zip(*front, strict=True), "--", color=colour("muted"), linewidth=1.2, zorder=1)
+
+
+def _draw_point(drawn: Canvas, point: _Point, name: str) -> None:
+    low, high = point.x_interval
+    bottom, top = point.y_interval
+    x_bars = [[point.x - low], [high - point.x]]
+    y_bars = [[max(0, point.y - bottom)], [max(0, top - point.y)]]
+    bars = drawn.axes.errorbar(point.x, point.y, y_bars, x_bars, fmt="none", ecolor=colour(name), elinewidth=1.3)
+    for line in bars.lines[2]:
+        line.set_alpha(0.55)
+    marker = drawn.axes.scatter(
+        point.x,
+        point.y,
+        s=58,
+        marker="o" if point.exact else "D",
+        color=colour(name),
+        edgecolor=colour("card"),
+        zorder=3,
+    )
+    drawn.tip(marker, point.tip)
+
+
+def _draw_labels(drawn: Canvas, points: Sequence[_Point], colours: dict[str, str]) -> None:
+    drawn.figure.draw_without_rendering()
+    bounds = drawn.axes.bbox
+    at = {point.name: drawn.axes.transData.transform((point.x, point.y)) for point in points}
+    taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in at.values()]
+    for point in points:
+        x, y = at[point.name]
+        spots = [(spot, _label_box(label(point.name), x, y, spot)) for spot in _LABEL_SPOTS]
+        spot, box = min(spots, key=lambda each: _cost(each[1], taken, bounds))
+        taken.append(box)
+        drawn.axes.annotate(
+            label(point.name),
+            (point.x, point.y),
+            spot,
+            textcoords="offset points",
+            ha=_side(spot[0]),
+            va="center",
+            color=colour(colours[point.name]),
+            fontweight="bold",
+        )
+
+
+def _side(offset: float) -> str:
+    return "left" if offset > 0 else "right" if offset < 0 else "center"
+
+
+def _label_box(text: str, x: float, y: float, spot: tuple[int, int]) -> Bbox:
+    width, height = 0.62 * FONT_SIZE * len(text), 1.2 * FONT_SIZE
+    left = x + spot[0] - {"left": 0.0, "right": width, "center": width / 2}[_side(spot[0])]
+    return Bbox.from_bounds(left, y + spot[1] - height / 2, width, height)
+
+
+def _cost(box: Bbox, taken: Sequence[Bbox], bounds: Bbox) -> float:
+    overlap = sum(_area(Bbox.intersection(box, other)) for other in taken)
+    return overlap + 3 * (_area(box) - _area(Bbox.intersection(box, bounds)))
+
+
+def _area(box: Bbox | None) -> float:
+    return 0.0 if box is None else abs(box.width * box.height)

@@ -1,0 +1,120 @@
+"""What a problem cost at the user's own prices, from what the blocks of a run measured.
+
+currency = "EUR"
+per_machine_hour = 2.5      # and, or in place of it:
+
+[per_million.target]        # tokens
+input = 0.5
+cached = 0.05               # of the input what did not have to be read again; as input if left out
+output = 1.5
+
+[per_million.draft]
+input = 0.05
+output = 0.1
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pydantic import Field, model_validator
+
+from stepspec.evaluation.records import Block, Usage
+from stepspec.evaluation.report.cells import UNKNOWN, Cell, percent, significant
+from stepspec.evaluation.report.figures import Extra
+from stepspec.loop.policy import FileModel
+
+
+class TokenPrices(FileModel):
+    """Of a million tokens of one model."""
+
+    input: float = Field(ge=0)
+    cached: float | None = Field(default=None, ge=0)
+    """Of input that did not have to be read again; as any input if left out."""
+    output: float = Field(ge=0)
+
+    def of(self, usage: Usage) -> float:
+        """What the tokens cost."""
+        cached = self.input if self.cached is None else self.cached
+        new_tokens = usage.prompt_tokens - usage.cached_tokens
+        millionths = new_tokens * self.input + usage.cached_tokens * cached + usage.generated_tokens * self.output
+        return millionths / 1e6
+
+
+class RolePrices(FileModel):
+    """By role; one that is not named costs nothing by the token."""
+
+    target: TokenPrices | None = None
+    draft: TokenPrices | None = None
+
+    def named(self) -> dict[str, TokenPrices]:
+        """The prices there are."""
+        return {role: prices for role, prices in (("target", self.target), ("draft", self.draft)) if prices}
+
+
+class Prices(FileModel):
+    """A price table: of tokens by role, of machines by the hour, or both, which then add up."""
+
+    currency: str = Field(min_length=1, max_length=16)
+    per_million: RolePrices = RolePrices()
+    per_machine_hour: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _some_price(self) -> "Prices":
+        if not self.per_million.named() and self.per_machine_hour is None:
+            raise ValueError("it needs per_machine_hour or a table of tokens such as [per_million.target]")
+        return self
+
+    def of(self, block: Block) -> float | None:
+        """What a block cost; None if tokens have a price and were not counted."""
+        if self.per_million.named() and block.usage is None:
+            return None
+        usage = block.usage or {}
+        tokens = sum(prices.of(usage[role]) for role, prices in self.per_million.named().items() if role in usage)
+        return tokens + (self.per_machine_hour or 0.0) * block.wall_s / 3600
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a policy's problems, as far as it could be measured."""
+
+    per_problem: float
+    num_measured: int
+    """Rows in blocks whose cost is known."""
+
+
+def costs(blocks: Iterable[Block], prices: Prices) -> dict[str, Cost]:
+    """The mean cost of a problem by policy; policies of which nothing is known are left out."""
+    totals: dict[str, tuple[float, int]] = {}
+    for block in blocks:
+        money = prices.of(block)
+        if money is not None and block.jobs:
+            before = totals.get(block.policy, (0.0, 0))
+            totals[block.policy] = before[0] + money, before[1] + len(block.jobs)
+    return {policy: Cost(money / num_jobs, num_jobs) for policy, (money, num_jobs) in totals.items()}
+
+
+def cost_figure(known: Mapping[str, Cost], num_rows: Mapping[str, int], prices: Prices) -> Extra:
+    """The cost as a line of the tables, for all policies in `num_rows`, which says how many rows each has."""
+    return Extra(
+        f"{prices.currency} per problem",
+        f"mean cost at the given prices ({_in_words(prices)}); in brackets the share of the rows it was measured on",
+        {policy: _cell(known.get(policy), rows) for policy, rows in num_rows.items()},
+    )
+
+
+def _cell(cost: Cost | None, num_rows: int) -> Cell:
+    if cost is None:
+        return UNKNOWN, ""
+    share = min(1.0, cost.num_measured / num_rows) if num_rows else 0.0
+    return significant(cost.per_problem), f"(on {percent(share)})"
+
+
+def _in_words(prices: Prices) -> str:
+    parts = [
+        f"{role}: {tokens.input:g} in, {tokens.input if tokens.cached is None else tokens.cached:g} cached, "
+        f"{tokens.output:g} out a million tokens"
+        for role, tokens in prices.per_million.named().items()
+    ]
+    if prices.per_machine_hour is not None:
+        parts.append(f"{prices.per_machine_hour:g} a machine-hour")
+    return "; ".join(parts)

@@ -1,0 +1,175 @@
+"""The blocks of a README that are made from results.
+
+    python -m stepspec.evaluation.report --readme README.md evals/results/gsm-mini
+
+rewrites what stands in the README between `<!-- results:NAME -->` and `<!-- /results -->`, and the headline between
+`<!-- headline:NAME -->` and `<!-- /headline -->`. Of a folder with several runs below it, such as one for each
+temperature, both name them all. Given the file of a `stepspec bench engine`, it rewrites the results called `engine`.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from stepspec.bench.speed import EngineSpeeds, speeds_markdown
+from stepspec.errors import StepSpecError, UsageError
+from stepspec.evaluation.records import BASELINE, RunRecord, Summary
+from stepspec.evaluation.report.cells import count, joined, percent_with_interval, times
+from stepspec.evaluation.report.conditions import (
+    commit_in_words,
+    conditions_sentence,
+    hardware_in_words,
+    models_in_words,
+)
+from stepspec.evaluation.report.findings import speeds_that_do_not_count
+from stepspec.evaluation.report.source import settings_of
+from stepspec.evaluation.report.tables import readme_table
+from stepspec.evaluation.runs import find_runs, read_run, read_summary
+
+HEADLINED = "stepspec"
+"""The policy that the headline is about."""
+
+Results = Sequence[tuple[RunRecord, Summary]]
+"""Conditions and summaries of one benchmark's runs, such as those at several temperatures."""
+
+
+def readme_block(results: Results) -> str:
+    """What a README shows between the markers: of each run the table and its conditions."""
+    settings = settings_of([run for run, _ in results], [Path() for _ in results])
+    return "\n\n".join(
+        _run_block(setting, run, summary) for setting, (run, summary) in zip(settings, results, strict=True)
+    )
+
+
+def _run_block(setting: str, run: RunRecord, summary: Summary) -> str:
+    heading = [f"**{setting[0].upper()}{setting[1:]}**"] if setting else []
+    conditions = f"{conditions_sentence(run, summary)} Intervals are 95%."
+    return "\n\n".join([*heading, readme_table(summary), *speeds_that_do_not_count(summary), conditions])
+
+
+def headline(results: Results) -> str:
+    """The sentences that a README opens with: speed and accuracy of our policy, with conditions and intervals.
+
+    Raises:
+        UsageError: a run did not compare our policy with the target and with token-level speculation, or the policy's
+            speed does not count; or the runs are not on the same problems and hardware.
+    """
+    run, summary = results[0]
+    shared = [(each.data_sha256, each.concurrency, each.hardware, other.n) for each, other in results]
+    if any(each != shared[0] for each in shared):
+        raise UsageError("A headline of several runs needs the same problems, concurrency and hardware in all of them.")
+    found = "; ".join(_at_temperature(*each) for each in results)
+    return (
+        f"On {count(summary.n, 'problem')} of {run.benchmark} with the embedded pair: {found} (concurrency "
+        f"{run.concurrency}, {hardware_in_words(run.hardware)}; 95% intervals)."
+    )
+
+
+def _at_temperature(run: RunRecord, summary: Summary) -> str:
+    ours, target = summary.policies.get(HEADLINED), summary.policies.get(BASELINE)
+    if ours is None or target is None or ours.speedup_vs_token is None:
+        raise UsageError(f"The headline needs a run of the policies target, token and {HEADLINED}.")
+    if ours.no_speed is not None:
+        raise UsageError(f"The speed of {HEADLINED} does not count and is no headline: {ours.no_speed}.")
+    cells = (
+        times(ours.speedup_vs_target, ours.speedup_vs_target_ci),
+        times(ours.speedup_vs_token, ours.speedup_vs_token_ci),
+        percent_with_interval(ours.accuracy, ours.accuracy_ci),
+        percent_with_interval(target.accuracy, target.accuracy_ci),
+    )
+    vs_target, vs_token, accuracy, reference = map(joined, cells)
+    return (
+        f"at temperature {run.temperature:g} the policy `{HEADLINED}` is {vs_target} as fast as the target alone and "
+        f"{vs_token} as fast as token-level speculation, and answers {accuracy} correctly where the target answers "
+        f"{reference}"
+    )
+
+
+def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
+    """The text with what stands between the markers of that kind and benchmark replaced.
+
+    Raises:
+        UsageError: the markers are not there.
+    """
+    marker, end_marker = f"<!-- {kind}:{benchmark} -->", f"<!-- /{kind} -->"
+    before, found, rest = text.partition(marker)
+    _, end, after = rest.partition(end_marker)
+    if not found or not end:
+        raise UsageError(f"There is no {marker} with {end_marker} after it; add both where the text belongs.")
+    return f"{before}{marker}\n{block}\n{end_marker}{after}"
+
+
+def speeds_block(speeds: EngineSpeeds) -> str:
+    """What a README shows of a benchmark of the torch engine: the table and its conditions."""
+    plan, prompt = speeds.plan, "prompt" if speeds.synthetic else "prompt of gsm-mini"
+    parts = [
+        f"greedy, at most {plan.max_tokens} tokens after each {prompt}",
+        f"medians of {plan.turns} paired turns",
+        models_in_words({"target": speeds.engine, "draft": speeds.draft}),
+        hardware_in_words(speeds.hardware),
+        ", ".join(f"{name} {version}" for name, version in speeds.versions.items()),
+        commit_in_words(speeds.commit),
+    ]
+    return f"{speeds_markdown(speeds)}\n\n{'; '.join(parts)}."
+
+
+def with_results(text: str, results: Results) -> str:
+    """A README with its tables made anew, and its headline if it has one."""
+    benchmark = results[0][1].benchmark
+    text = with_block(text, "results", benchmark, readme_block(results))
+    if f"<!-- headline:{benchmark} -->" not in text:
+        return text
+    return with_block(text, "headline", benchmark, headline(results))
+
+
+def read_speeds(file: Path) -> EngineSpeeds:
+    """What a `stepspec bench engine` has found.
+
+    Raises:
+        UsageError: the file does not hold that.
+    """
+    try:
+        return EngineSpeeds.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UsageError(f"{file} does not hold the figures of a 'stepspec bench engine': {error}.") from error
+
+
+def read_results(folder: Path) -> Results:
+    """The conditions and the summaries of finished runs: the folder's own, or of the folders right below it.
+
+    Raises:
+        UsageError: a folder does not hold both.
+    """
+    return [(read_run(each), _finished_summary(each)) for each in find_runs(folder)]
+
+
+def _finished_summary(folder: Path) -> Summary:
+    summary = read_summary(folder)
+    if summary is None:
+        raise UsageError(f"{folder} holds no finished run: there is no summary.json.")
+    return summary
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrites a README's block from a folder of results."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.evaluation.report", description=main.__doc__)
+    parser.add_argument("--readme", type=Path, required=True, help="the file whose block is rewritten")
+    parser.add_argument("results", type=Path, help="a folder of a run or of several, or a benchmark's file")
+    options = parser.parse_args(arguments)
+    try:
+        text = options.readme.read_text("utf-8")
+        if options.results.is_file():
+            text = with_block(text, "results", "engine", speeds_block(read_speeds(options.results)))
+        else:
+            text = with_results(text, read_results(options.results))
+        options.readme.write_text(text, "utf-8")
+    except OSError as error:
+        print(f"Cannot rewrite {options.readme}: {error.strerror}.", file=sys.stderr)
+        return 1
+    except StepSpecError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,93 @@
+"""Tables of a summary, for a terminal and in Markdown."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from stepspec.evaluation.records import PolicySummary, Summary
+from stepspec.evaluation.report import cells
+from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known
+from stepspec.evaluation.report.findings import speeds_that_do_not_count
+
+
+def closing_table(summary: Summary, *, setting: str = "") -> Table:
+    """The table that closes an evaluation: what one wants to know first."""
+    return _table(summary, CLOSING, setting, ())
+
+
+def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> Table:
+    """The same with every figure that was measured."""
+    further = [column for column in further_columns(summary) if column not in CLOSING]
+    return _table(summary, (*CLOSING, *further), setting, extras)
+
+
+def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
+    """For a terminal: a line per figure, so that several policies fit into 80 columns."""
+    named = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
+    title = Text(f"{named}: {cells.count(summary.n, 'problem')}, 95% intervals")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    if notes := speeds_that_do_not_count(summary):
+        table.caption, table.caption_justify = Text("\n".join(notes)), "left"
+    table.add_column("")
+    for name in summary.policies:
+        table.add_column(Text(name), justify="right", overflow="fold")
+    for column in columns:
+        table.add_row(column.title, *(_figure(column, policy) for policy in summary.policies.values()))
+    for extra in extras:
+        table.add_row(Text(extra.title), *(_lines(extra.cells[name]) for name in summary.policies))
+    return table
+
+
+def _figure(column: Column, policy: PolicySummary) -> Text:
+    """A figure in lines, struck through where it does not count."""
+    lines = _lines(column.cell(policy))
+    if column.is_struck(policy):
+        lines.stylize("strike dim")
+    return lines
+
+
+def _lines(cell: cells.Cell) -> Text:
+    """A value, and below it its interval or one percentile a line."""
+    return Text(cells.joined(cell, "\n").replace(", p99", "\np99"))
+
+
+def further_columns(summary: Summary) -> list[Column]:
+    """Of the figures beyond `COLUMNS` those that were measured."""
+    return [column for column in FURTHER if is_known(column, summary.policies)]
+
+
+def readme_table(summary: Summary) -> str:
+    """The table in Markdown, a policy a line, without a final newline."""
+    return _policies_table(summary, COLUMNS)
+
+
+def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
+    """What the other table has no room for, a figure a line; empty where nothing of it was measured."""
+    rows = [
+        [column.title, *(_written(column, policy) for policy in summary.policies.values())]
+        for column in further_columns(summary)
+    ]
+    rows += [[extra.title, *(cells.joined(extra.cells[name]) for name in summary.policies)] for extra in extras]
+    return markdown_table(["", *summary.policies], rows) if rows else ""
+
+
+def _policies_table(summary: Summary, columns: Sequence[Column]) -> str:
+    rows = [[name, *(_written(column, policy) for column in columns)] for name, policy in summary.policies.items()]
+    return markdown_table(["policy", *(column.title for column in columns)], rows)
+
+
+def _written(column: Column, policy: PolicySummary) -> str:
+    text = cells.joined(column.cell(policy))
+    return f"~~{text}~~" if column.is_struck(policy) else text
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    return "\n".join(map(_markdown_row, [head, [":--", *("--:" for _ in head[1:])], *rows]))
+
+
+def _markdown_row(texts: Sequence[str]) -> str:
+    escaped = [text.replace("|", "\\|") for text in texts]
+    return f"| {' | '.join(escaped)} |"

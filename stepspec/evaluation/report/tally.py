@@ -1,0 +1,159 @@
+"""What the page draws, gathered from rows in one pass: memory grows by some bytes a step, and not with texts."""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from stepspec.evaluation.records import Row, StepRecord
+
+ORIGIN_LETTERS: Mapping[str, str] = {"draft": "d", "salvaged": "s", "target": "t"}
+MAX_LETTERS = 400
+"""Of a request's steps, for the strip that shows who wrote them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request."""
+
+    status: str
+    answer: str | None
+    found_by: str | None
+    decided_by: str | None
+    why: str | None
+    truncated: bool
+    wall_s: float
+    num_tokens: int
+    origins: str
+    """A letter a step: who wrote it."""
+    output_sha256: str
+
+    @classmethod
+    def of(cls, row: Row) -> "Outcome":
+        """Without the steps, but for their origins."""
+        return cls(
+            status=row.status,
+            answer=row.answer,
+            found_by=row.found_by,
+            decided_by=row.decided_by,
+            why=row.why,
+            truncated=row.finish_reason == "length",
+            wall_s=row.wall_s,
+            num_tokens=row.tokens.committed,
+            origins="".join(ORIGIN_LETTERS[step.origin] for step in row.steps[:MAX_LETTERS]),
+            output_sha256=row.output_sha256,
+        )
+
+
+@dataclass
+class ProblemTally:
+    """One problem, with its outcomes by policy and repeat."""
+
+    gold: str
+    level: int | None
+    subject: str | None
+    outcomes: dict[str, dict[int, Outcome]] = field(default_factory=dict[str, dict[int, Outcome]])
+
+
+@dataclass
+class ScoreTally:
+    """The scores of one judge under one policy."""
+
+    accepted: "array[float]" = field(default_factory=lambda: array("d"))
+    refused: "array[float]" = field(default_factory=lambda: array("d"))
+    lowest: "array[float]" = field(default_factory=lambda: array("d"))
+    """The lowest accepted score of each request that has one, and beside it whether its answer is right."""
+    correct: "array[int]" = field(default_factory=lambda: array("b"))
+    problems: list[str] = field(default_factory=list[str])
+    """Which problem each of `lowest` is of."""
+
+
+@dataclass
+class PlaceTally:
+    """How many steps of one problem were judged and accepted, by their place in the request; repeats add up."""
+
+    judged: "array[int]" = field(default_factory=lambda: array("L"))
+    accepted: "array[int]" = field(default_factory=lambda: array("L"))
+
+    def add(self, index: int, accepted: bool) -> None:
+        """Takes in a judged step."""
+        missing = [0] * (index + 1 - len(self.judged))
+        self.judged.extend(missing)
+        self.accepted.extend(missing)
+        self.judged[index] += 1
+        self.accepted[index] += accepted
+
+
+@dataclass
+class PolicyTally:
+    """The steps of one policy."""
+
+    places: dict[str, PlaceTally] = field(default_factory=dict[str, PlaceTally])
+    """By problem, of those that have a judged step."""
+    scores: dict[str, ScoreTally] = field(default_factory=dict[str, ScoreTally])
+
+    def add(self, row: Row) -> None:
+        """Takes in the steps of a row."""
+        lowest: dict[str, float] = {}
+        for index, step in enumerate(row.steps):
+            if not step.scores:
+                continue
+            self.places.setdefault(row.problem, PlaceTally()).add(index, is_accepted(step))
+            for judge, score in step.scores.items():
+                if score is None:
+                    continue
+                tally = self.scores.setdefault(judge, ScoreTally())
+                (tally.accepted if is_accepted(step) else tally.refused).append(score)
+                if is_accepted(step):
+                    lowest[judge] = min(score, lowest.get(judge, score))
+        for judge, score in lowest.items():
+            self.scores[judge].lowest.append(score)
+            self.scores[judge].correct.append(row.status == "correct")
+            self.scores[judge].problems.append(row.problem)
+
+
+def is_accepted(step: StepRecord) -> bool:
+    """Whether a step that has scores was kept as the draft wrote it."""
+    return step.origin == "draft"
+
+
+@dataclass
+class RunTally:
+    """Everything that the page takes from the rows of a run."""
+
+    policies: dict[str, PolicyTally] = field(default_factory=dict[str, PolicyTally])
+    problems: dict[str, ProblemTally] = field(default_factory=dict[str, ProblemTally])
+    num_rows: int = 0
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "RunTally":
+        """From all rows of a run, once each."""
+        tally = cls()
+        for row in rows:
+            tally.add(row)
+        return tally
+
+    def add(self, row: Row) -> None:
+        """Takes in one row."""
+        self.num_rows += 1
+        self.policies.setdefault(row.policy, PolicyTally()).add(row)
+        problem = self.problems.setdefault(row.problem, ProblemTally(row.gold, row.level, row.subject))
+        problem.outcomes.setdefault(row.policy, {})[row.repeat] = Outcome.of(row)
+
+    def walls(self, policy: str) -> list[float]:
+        """Seconds of every request of a policy."""
+        return [
+            outcome.wall_s
+            for problem in self.problems.values()
+            for outcome in problem.outcomes.get(policy, {}).values()
+        ]
+
+    def length_ratios(self, policy: str, baseline: str) -> list[float]:
+        """By problem, the policy's committed tokens over the baseline's, in the repeats that both have finished."""
+        ratios: list[float] = []
+        for problem in self.problems.values():
+            own, other = problem.outcomes.get(policy, {}), problem.outcomes.get(baseline, {})
+            common = own.keys() & other.keys()
+            written = sum(other[repeat].num_tokens for repeat in common)
+            if written:
+                ratios.append(sum(own[repeat].num_tokens for repeat in common) / written)
+        return ratios

@@ -1,0 +1,44 @@
+"""Evaluation: a benchmark times policies gives rows, each on disk at once, and the rows give a summary.
+
+name, benchmark = load_benchmark("gsm-mini")
+problems = load_problems(benchmark, data_file=None, limit=100)
+policies = load_policies(["target", "stepspec"])
+run = conditions(name, benchmark, problems, policies, engines, pair.hash, Settings())
+systems = {name: StepSpec(policy=policy, pair=pair) for name, (policy, _) in policies.items()}
+with Grading(benchmark.grader) as grading:
+    summary = await evaluate(run, problems.problems, systems, Keeping(Path("runs/mine")), grading=grading)
+"""
+
+from stepspec.base.extras import from_extra
+
+with from_extra("eval", "An evaluation"):
+    from stepspec.evaluation.running.conditions import Settings, conditions
+    from stepspec.evaluation.running.folder import RunFolder
+    from stepspec.evaluation.running.gauges import Gauges
+    from stepspec.evaluation.running.merging import merge
+    from stepspec.evaluation.running.policies import LoadedPolicy, fit_policies, load_policies, token_policy
+    from stepspec.evaluation.running.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
+    from stepspec.evaluation.running.running import Keeping, System, evaluate
+    from stepspec.evaluation.running.schedule import Part
+    from stepspec.evaluation.running.summary import summarise
+
+__all__ = [
+    "EvalProblem",
+    "Gauges",
+    "Keeping",
+    "LoadedPolicy",
+    "Part",
+    "ProblemSet",
+    "RunFolder",
+    "Settings",
+    "System",
+    "conditions",
+    "evaluate",
+    "fit_policies",
+    "load_benchmark",
+    "load_policies",
+    "load_problems",
+    "merge",
+    "summarise",
+    "token_policy",
+]

@@ -1,0 +1,133 @@
+"""Policies against each other, over the problems that all of them have finished."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from stepspec.evaluation.records import BASELINE, Matched, RunRecord
+from stepspec.evaluation.running.tally import Compared, Table
+from stepspec.evaluation.stats import (
+    Candidate,
+    Interval,
+    Paired,
+    Powers,
+    Ratio,
+    corrected_confidence,
+    fastest,
+    median_of_ratios,
+    n_for_ratio,
+    products_of_sums,
+)
+
+TOKEN_LEVEL = "token"
+
+MATCHED_LOSS = 0.01
+"""The accuracy that an accuracy-matched policy may lose, for all that is known: a point."""
+WANTED_SPEEDUP_WIDTH = 0.05
+"""Half of the interval, as a share of the speedup, that `n_for_speedup` is given for."""
+
+Figure = Literal["speedup", "speedup vs token", "length", "rate"]
+
+
+class Pairs:
+    """All ratios come from the same resamples. Without a problem that all have finished, nothing is known."""
+
+    def __init__(self, run: RunRecord, table: Table) -> None:
+        self._run = run
+        self.compared: Mapping[str, Compared] = table.compared if table.problems else {}
+        self._why_no_speed = {policy: table.why_no_speed(policy) for policy in self.compared}
+        self._has_times = BASELINE in self.compared and bool(self.compared[BASELINE].problems)
+        self.token_baseline = self._fastest_token_level()
+        self._ratios: Mapping[tuple[Figure, str], Ratio] = self._compute_ratios() if self._has_times else {}
+
+    def rng(self) -> np.random.Generator:
+        """A generator for one figure, so that none depends on which others there are."""
+        return np.random.default_rng(self._run.seed)
+
+    def _fastest_token_level(self) -> str | None:
+        known = [
+            name
+            for name, policy in self._run.policies.items()
+            if name in self.compared
+            and self._why_no_speed[name] is None
+            and (policy.kind == "token" and policy.exact if policy.kind else name == TOKEN_LEVEL)
+        ]
+        return min(known, key=lambda name: float(self.compared[name].wall_s.sum()), default=None)
+
+    def _compute_ratios(self) -> Mapping[tuple[Figure, str], Ratio]:
+        columns = {f"{policy} s": compared.wall_s for policy, compared in self.compared.items()}
+        columns |= {f"{policy} tokens": compared.committed for policy, compared in self.compared.items()}
+        wanted: dict[tuple[Figure, str], Powers] = {
+            (figure, policy): powers for policy in self.compared for figure, powers in self._powers(policy).items()
+        }
+        named = {f"{figure} of {policy}": powers for (figure, policy), powers in wanted.items()}
+        found = products_of_sums(columns, named, self.rng())
+        return dict(zip(wanted, found.values(), strict=True))
+
+    def _powers(self, policy: str) -> Mapping[Figure, Powers]:
+        """How each figure of a policy is made of sums. Of a policy against itself it is 1, whatever the sums."""
+        figures: dict[Figure, Powers] = {"speedup": _quotient(f"{BASELINE} s", f"{policy} s")}
+        if self.token_baseline is not None:
+            figures["speedup vs token"] = _quotient(f"{self.token_baseline} s", f"{policy} s")
+        if self.compared[BASELINE].committed.any():
+            figures["length"] = _quotient(f"{policy} tokens", f"{BASELINE} tokens")
+            figures["rate"] = {**figures["length"], **figures["speedup"]}
+        return figures
+
+    def ratio(self, figure: Figure, policy: str) -> tuple[float | None, Interval | None]:
+        """A policy's sums over those of the target, or of the fastest token-level policy."""
+        found = self._ratios.get((figure, policy))
+        return (found.value, found.interval) if found else (None, None)
+
+    def accuracy(self, policy: str) -> Paired | None:
+        """Against the target's; None of the target itself."""
+        if policy == BASELINE or BASELINE not in self.compared:
+            return None
+        own, target = self.compared[policy].scores, self.compared[BASELINE].scores
+        return Paired.of(list(own.values()), list(target.values()))
+
+    def median_speedup(self, policy: str) -> tuple[float | None, Interval | None]:
+        """The median over problems."""
+        if not self._has_times:
+            return None, None
+        return median_of_ratios(self.compared[BASELINE].wall_s, self.compared[policy].wall_s)
+
+    def n_for_speedup(self, policy: str) -> int | None:
+        """Problems for the speedup to be known to 5%; None of the target itself."""
+        if policy == BASELINE or not self._has_times:
+            return None
+        return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
+
+    def matched(self, throughputs: Mapping[str, float | None]) -> Matched | None:
+        """The fastest policy that keeps the target's accuracy within a point, by the rule of `stats.fastest`.
+
+        Args:
+            throughputs: over the target's, where several requests ran together.
+        """
+        if BASELINE not in self.compared:
+            return None
+        others = [policy for policy in self.compared if policy != BASELINE]
+        confidence = corrected_confidence(sum(not self._is_exact(policy) for policy in others))
+        candidates = [
+            Candidate(
+                policy,
+                *self.ratio("speedup", policy),
+                loss_upper=paired.loss_upper(confidence) if (paired := self.accuracy(policy)) else None,
+                exact=self._is_exact(policy),
+                why_no_speed=self._why_no_speed[policy],
+                throughput=throughputs.get(policy),
+            )
+            for policy in others
+        ]
+        found = fastest(candidates, MATCHED_LOSS)
+        policy = found.name if found else BASELINE
+        speedup, interval = self.ratio("speedup", policy)
+        return Matched(loss=MATCHED_LOSS, policy=policy, speedup=speedup, speedup_ci=interval)
+
+    def _is_exact(self, policy: str) -> bool:
+        return policy in (BASELINE, self.token_baseline) or self._run.policies[policy].exact
+
+
+def _quotient(above: str, below: str) -> Powers:
+    return {} if above == below else {above: 1, below: -1}

@@ -1,0 +1,149 @@
+"""The policies of a run: those that were asked for, and the baselines without which figures say little."""
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stepspec.api.session import Pair, fit_policy
+from stepspec.base.files import find_data_file
+from stepspec.engines.protocol import DrafterName
+from stepspec.errors import UsageError
+from stepspec.evaluation.records import BASELINE, PolicyKind
+from stepspec.loop.policy import Policy, load_policy
+
+LoadedPolicy = tuple[Policy, str]
+"""A policy and the text of its file."""
+
+
+TOKEN_LEVEL = """\
+# Token-level speculation by {drafter}: the target verifies what was drafted, in one pass. Exact: greedy output is the
+# target's token for token, sampled output has the target's distribution (arXiv:2211.17192).
+version = 1
+summary = "the target with token-level speculation by {drafter}, {words}; exact"
+family = "target"
+
+[token]
+drafter = "{drafter}"
+num_tokens = {num_tokens}
+"""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Policies as a pair carries them out, and what the user should know about that."""
+
+    policies: Mapping[str, LoadedPolicy]
+    notes: Sequence[str]
+
+
+TOKEN_BASELINES = ("token", "lookup")
+"""What is compared with besides the target: token-level speculation by the draft, or where that cannot be by lookup."""
+
+
+def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
+    """The policies of a run by name, `target` among them: without it there is nothing to compare with.
+
+    Raises:
+        UsageError: a policy is unknown or wrong, two have one name, or `target` is not the target alone.
+    """
+    loaded: dict[str, LoadedPolicy] = {}
+    for each in names:
+        name = find_data_file("policies", each).stem
+        if name in loaded:
+            raise UsageError(f"There are two policies called {name!r}; results need a name for each.")
+        loaded[name] = load_policy(each)
+    if "target" not in loaded:
+        loaded = {"target": load_policy("target"), **loaded}
+    if kind_of(loaded["target"][0], "none") != "target":
+        raise UsageError("The policy called 'target' must be the target alone, as the baseline; rename yours.")
+    return loaded
+
+
+def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out: bool = False) -> Fitted:
+    """The policies as this pair carries them out, with the baselines that it can have.
+
+    Where the target's engine drafts tokens by itself, the target alone is the target as its engine serves it. Where it
+    drafts as a policy asks, exact token-level speculation is added if no policy is that.
+
+    Args:
+        leave_out: whether a policy that the pair cannot carry out is left out with a note, and not an error.
+
+    Raises:
+        UsageError: the pair cannot carry out a policy.
+    """
+    fitted, notes = dict[str, LoadedPolicy](), list[str]()
+    for name, (wanted, text) in policies.items():
+        if name == BASELINE and not can_serve(wanted, pair):
+            wanted, text = load_policy("engine")
+            notes.append(
+                f"{pair.target.name} drafts tokens by itself ({pair.target.own_speculation}), so the policy "
+                f"{BASELINE!r} is the target as its engine serves it."
+            )
+        try:
+            policy, note = fit_policy(wanted, pair)
+        except UsageError as error:
+            if not leave_out:
+                raise UsageError(f"{name!r} cannot run. {error}") from error
+            notes.append(f"{name!r} is left out. {error}")
+        else:
+            fitted[name] = policy, text
+            notes += [note] if note else []
+    for name in [name for name in fitted if name != BASELINE and _same(fitted[name][0], fitted[BASELINE][0], pair)]:
+        del fitted[name]
+        notes.append(f"{name!r} is left out: here it is the same as {BASELINE!r}.")
+    return Fitted(_with_token_baseline(fitted, pair), list(dict.fromkeys(notes)))
+
+
+def _same(policy: Policy, baseline: Policy, pair: Pair) -> bool:
+    """Whether two policies are one on these engines, so that one of them would be faster by chance alone."""
+    own = pair.target.own_speculation
+    found = [each.model_dump(exclude={"summary", "paper"}) for each in (policy, baseline)]
+    for each in found:
+        if own == "none" and each["token"]["drafter"] == "engine":
+            each["token"]["drafter"] = "none"
+    return found[0] == found[1]
+
+
+def _with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> dict[str, LoadedPolicy]:
+    """The policies, with the token-level speculation that this pair can do if none of them is that already."""
+    own = pair.target.own_speculation
+    if "engine" in pair.target.drafters or any(
+        kind_of(policy, own) == "token" and is_exact(policy) for policy, _ in policies.values()
+    ):
+        return dict(policies)
+    for name in TOKEN_BASELINES:
+        policy, text = load_policy(name)
+        if name not in policies and can_serve(policy, pair):
+            return {BASELINE: policies[BASELINE], name: (policy, text), **policies}
+    return dict(policies)
+
+
+def can_serve(policy: Policy, pair: Pair) -> bool:
+    """Whether a pair can do what a policy asks."""
+    try:
+        fit_policy(policy, pair)
+    except UsageError:
+        return False
+    return pair.draft is not None or not policy.needs_draft
+
+
+def is_exact(policy: Policy) -> bool:
+    """Whether what the target writes has the target's law."""
+    return policy.token.tolerance == 0
+
+
+def kind_of(policy: Policy, own_speculation: str | None) -> PolicyKind:
+    """Who writes under a policy, on an engine that speculates by itself in that way."""
+    if policy.family == "target":
+        alone = policy.token.drafter == "none"
+        alone |= policy.token.drafter == "engine" and own_speculation in (None, "none")
+        return "target" if alone else "token"
+    return "draft" if policy.family == "draft" else "step"
+
+
+def token_policy(drafter: DrafterName, num_tokens: int | None) -> LoadedPolicy:
+    """Token-level speculation with so many tokens a round; None has the engine choose."""
+    words = "as many tokens as pay" if num_tokens is None else f"{num_tokens} tokens a round"
+    number = '"auto"' if num_tokens is None else str(num_tokens)
+    text = TOKEN_LEVEL.format(drafter=drafter, words=words, num_tokens=number)
+    return Policy.model_validate(tomllib.loads(text)), text

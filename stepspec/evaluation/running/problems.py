@@ -1,0 +1,149 @@
+"""The problems of a benchmark: drawn, from the Hugging Face hub, or from a file, checked against its hash."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import cast
+
+from stepspec.base.files import find_data_file
+from stepspec.errors import UsageError, unknown_name
+from stepspec.evaluation.benchmark import Benchmark, DrawnData, FileData, HubData, RowsTable
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.generators.gsm_mini import SPLIT_SIZES, Problem, Split, load_split
+from stepspec.evaluation.running.reading import EvalProblem, ProblemReader, ProblemSet
+from stepspec.loop.policy import load_toml
+
+GENERATORS: Mapping[str, Callable[[Split], Iterator[Problem] | Iterator[plain.PlainProblem]]] = {
+    "gsm-mini": load_split,
+    "gsm-plain": plain.load_split,
+}
+"""Of problems, by the kind of data."""
+
+
+def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
+    """A benchmark by name or from a file of the user's, with the name that results call it by.
+
+    Raises:
+        UsageError: there is no such benchmark, or the file says something that a benchmark cannot.
+    """
+    path = find_data_file("evals", name_or_file)
+    benchmark, _ = load_toml(path, Benchmark)
+    data = benchmark.data
+    if isinstance(data, DrawnData) and data.split not in SPLIT_SIZES:
+        raise UsageError(f"{path}: split: {unknown_name('split', data.split, SPLIT_SIZES)}")
+    if isinstance(data, FileData) and data.path is not None:
+        data = data.model_copy(update={"path": str(path.parent / data.path)})
+    if isinstance(data, HubData) and data.copy_path is not None:
+        data = data.model_copy(update={"copy_path": str(path.parent / data.copy_path)})
+    return path.stem, benchmark.model_copy(update={"data": data})
+
+
+def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | None) -> ProblemSet:
+    """The first `limit` problems of a benchmark; None is its default limit. All rows are read and checked in any case.
+
+    Raises:
+        UsageError: a file where none is taken; none where one is needed, and the hub does not give it; a file that
+            cannot be read, is empty, holds other problems than the benchmark's, or has a bad row.
+    """
+    limit = limit if limit is not None else benchmark.default_limit
+    data = benchmark.data
+    if isinstance(data, DrawnData):
+        if data_file is not None:
+            raise UsageError(f"{benchmark.title} draws its own problems; leave out --data.")
+        return _drawn(data, limit)
+    if data_file is None and isinstance(data, FileData) and data.path is not None:
+        data_file = Path(data.path)
+    if data_file is None and isinstance(data, HubData) and data.copy_path and Path(data.copy_path).is_file():
+        data_file = Path(data.copy_path)
+    if data_file is not None:
+        return _from_file(benchmark, data, data_file, limit)
+    if isinstance(data, FileData):
+        raise UsageError(f"{benchmark.title} needs a file of problems; give it with --data FILE.")
+    return _from_hub(benchmark, data, limit)
+
+
+def _drawn(data: DrawnData, limit: int | None) -> ProblemSet:
+    split = cast(Split, data.split)
+    if limit is None and SPLIT_SIZES[split] is None:
+        raise UsageError(f"The split {split!r} has no end; say how many problems with --limit.")
+    drawn = itertools.islice(GENERATORS[data.kind](split), limit)
+    problems = tuple(EvalProblem(each.id, each.question, str(each.answer), each.level) for each in drawn)
+    # Without the subject, which they lack: runs of before there were subjects can still be resumed.
+    known = [{key: value for key, value in asdict(problem).items() if key != "subject"} for problem in problems]
+    return ProblemSet(problems, hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest())
+
+
+def _from_file(benchmark: Benchmark, data: RowsTable, path: Path, limit: int | None) -> ProblemSet:
+    rows = ProblemReader(benchmark.grader, data, limit)
+    rows.read(path)
+    if not rows.num_problems:
+        raise UsageError(f"{path} has no problems; it needs rows with a question and an answer.")
+    different = _difference(benchmark, data, path, rows)
+    if different is not None:
+        raise UsageError(
+            f"{path} {different}; give the whole split as it was published, or, to ask other problems on purpose, "
+            "use the benchmark 'questions' or one of your own."
+        )
+    return rows.problem_set()
+
+
+def _difference(benchmark: Benchmark, data: RowsTable, path: Path, rows: ProblemReader) -> str | None:
+    """What tells that a file is not the benchmark's, if anything that is pinned does."""
+    published = data.files[0].sha256 if isinstance(data, HubData) and len(data.files) == 1 else None
+    if rows.sha256 == data.sha256 or (published and _hash_file(path) == published):
+        return None
+    if data.rows not in (None, rows.num_rows):
+        return f"has {rows.num_rows:,} rows, where {benchmark.title} has {data.rows:,}"
+    if data.sha256 is not None:
+        return _differs(benchmark, "content", rows.sha256, data.sha256)
+    return _differs(benchmark, "file", _hash_file(path), published) if published else None
+
+
+def _differs(benchmark: Benchmark, what: str, found: str, pinned: str) -> str:
+    return f"is not the data of {benchmark.title} (its {what} hash begins {found[:12]}, the pinned one {pinned[:12]})"
+
+
+def _from_hub(benchmark: Benchmark, data: HubData, limit: int | None) -> ProblemSet:
+    rows = ProblemReader(benchmark.grader, data, limit)
+    for path in _fetched(benchmark, data):
+        rows.read(path)
+    if not rows.num_problems:
+        raise _missing(benchmark, data, "what the hub gave has no problems")
+    if data.rows not in (None, rows.num_rows):
+        raise _missing(benchmark, data, f"what the hub gave has {rows.num_rows:,} rows, and not {data.rows:,}")
+    if data.sha256 not in (None, rows.sha256) and not all(file.sha256 for file in data.files):
+        raise _missing(benchmark, data, "what the hub gave is not what was pinned")
+    return rows.problem_set()
+
+
+def _fetched(benchmark: Benchmark, data: HubData) -> Iterator[Path]:
+    try:
+        from stepspec.evaluation.running.hub import FetchError, fetch_file
+    except ModuleNotFoundError as error:
+        why = f"{error.name} is not installed (pip install 'stepspec[eval]')"
+        raise _missing(benchmark, data, why) from error
+    for file in data.files:
+        try:
+            path = fetch_file(data.repository, data.revision, file.path)
+        except FetchError as error:
+            raise _missing(benchmark, data, str(error)) from error
+        if file.sha256 not in (None, _hash_file(path)):
+            raise _missing(benchmark, data, f"{path}, which the hub gave, is not the file that was pinned")
+        yield path
+
+
+def _missing(benchmark: Benchmark, data: HubData, why: str) -> UsageError:
+    files = " and ".join(file.path for file in data.files)
+    them = "it" if len(data.files) == 1 else "all their rows in one file"
+    return UsageError(
+        f"The data of {benchmark.title} cannot be fetched: {why}; download {files} of the dataset {data.repository}, "
+        f"revision {data.revision}, from the Hugging Face hub, and give {them} with --data FILE."
+    )
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

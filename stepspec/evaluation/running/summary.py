@@ -1,0 +1,121 @@
+"""What rows come to: accuracies with intervals, speedups over the same problems, rates and sums.
+
+Definitions: a policy's own figures are over all its rows. Paired figures are over the (problem, repeat) pairs
+that are finished under every policy that has any row, added up per problem. Accuracies count requests that ended in an
+error as not correct. The target is not compared with itself in accuracy: those are null.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from stepspec.evaluation.records import BASELINE, Block, Failure, PolicySummary, Row, RunRecord, Summary
+from stepspec.evaluation.running.groups import groups
+from stepspec.evaluation.running.pairs import Pairs
+from stepspec.evaluation.running.tally import Table, Tally, percentiles
+from stepspec.evaluation.running.throughput import throughputs
+
+WANTED_ACCURACY_WIDTH = 0.01
+"""Half of the interval of the difference of accuracies that `n_for_one_point` is given for."""
+
+
+def summarise(
+    run: RunRecord, rows: Iterable[Row], blocks: Iterable[Block] = (), failures: Iterable[Failure] = ()
+) -> Summary:
+    """The summary of a run, whole or not; policies without a row are left out."""
+    table = Table(run.policies, rows, failures)
+    pairs = Pairs(run, table)
+    rates, parts = throughputs(list(blocks), list(table.begun), run.seed), groups(table, pairs)
+    policies = {
+        policy: _summarise_policy(policy, tally, pairs).model_copy(
+            update={
+                **_answers(policy, table),
+                "token_level_exact": run.policies[policy].token_level_exact,
+                "throughput": rates.get(policy),
+                "groups": parts.get(policy, {}),
+            }
+        )
+        for policy, tally in table.begun.items()
+    }
+    return Summary(
+        benchmark=run.benchmark,
+        n=table.num_finished,
+        temperature=run.temperature,
+        concurrency=run.concurrency,
+        pair=run.pair,
+        policies=policies,
+        num_rows=sum(len(tally.figures) for tally in table.tallies.values()),
+        failed={policy: len(tally.failed) for policy, tally in table.tallies.items() if tally.failed},
+        token_baseline=pairs.token_baseline,
+        matched=pairs.matched(
+            # One at a time a request's speedup says it all, and blocks would say it again with other noise.
+            {policy: rate.speedup_vs_target for policy, rate in rates.items()} if run.concurrency > 1 else {},
+        ),
+        num_repeats=run.num_repeats,
+    )
+
+
+def _answers(policy: str, table: Table) -> Mapping[str, object]:
+    """What the policy left without an answer, by itself and beside the target."""
+    tally = table.begun[policy]
+    unanswered = {"failed": len(tally.failed), "unanswered": len(tally.ended - tally.answered)}
+    if BASELINE not in table.begun:
+        return unanswered
+    beside = table.answered(policy)
+    compared = {"answers_lost": beside.only_target, "answers_gained": beside.only_policy}
+    return unanswered | compared | {"no_speed": table.why_no_speed(policy)}
+
+
+def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
+    accuracy, finished = tally.accuracy(), tally.accuracy(without_failed=True)
+    tokens, time_s, counts = tally.tokens, tally.time_s, tally.counts
+    wall_s = sum(figures.wall_s for figures in tally.figures.values())
+    delta, steps = pairs.accuracy(policy), tally.step_acceptance
+    speedup, speedup_ci = pairs.ratio("speedup", policy)
+    vs_token, vs_token_ci = pairs.ratio("speedup vs token", policy)
+    length, length_ci = pairs.ratio("length", policy)
+    rate, rate_ci = pairs.ratio("rate", policy)
+    median, median_ci = pairs.median_speedup(policy)
+    return PolicySummary(
+        n=accuracy.num_problems,
+        accuracy=accuracy.value,
+        accuracy_ci=accuracy.interval(),
+        accuracy_without_failed=finished.value,
+        accuracy_without_failed_ci=finished.interval(),
+        accuracy_delta=delta and delta.difference,
+        accuracy_delta_ci=delta and delta.interval(),
+        accuracy_loss_upper95=delta and delta.loss_upper(),
+        accuracy_p=delta and delta.p_value(pairs.rng()),
+        wall_s=wall_s,
+        speedup_vs_target=speedup,
+        speedup_vs_target_ci=speedup_ci,
+        speedup_vs_token=vs_token,
+        speedup_vs_token_ci=vs_token_ci,
+        speedup_median=median,
+        speedup_median_ci=median_ci,
+        length_ratio=length,
+        length_ratio_ci=length_ci,
+        tokens_per_s_ratio=rate,
+        tokens_per_s_ratio_ci=rate_ci,
+        step_acceptance=steps and steps.value,
+        step_acceptance_ci=steps and steps.interval(),
+        token_acceptance=_share(counts["token_accepted"], counts["token_drafted"]),
+        token_drafted=counts["token_drafted"],
+        tokens_per_target_pass=_share(counts["committed"], counts["target_passes"]),
+        judge_controller_share=(time_s.judge + time_s.controller) / wall_s if wall_s else 0.0,
+        tokens=tokens,
+        time_s=time_s,
+        truncated=counts["truncated"],
+        no_answer=counts["no_answer"],
+        num_rows=len(tally.figures),
+        parse_errors=counts["parse_error"],
+        timeouts=counts["timeout"],
+        by_last_number=counts["by last number"],
+        latency_s=tally.latency_s,
+        first_step_s=percentiles(tally.first_step_s),
+        first_answer_s=percentiles(tally.first_answer_s),
+        n_for_one_point=delta and delta.n_for_half_width(WANTED_ACCURACY_WIDTH),
+        n_for_five_percent=pairs.n_for_speedup(policy),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,51 @@
+"""How much a policy gets done in a time, and the energy and tokens it takes, from blocks of rows that ran together."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from stepspec.evaluation.records import BASELINE, Block, Throughput, Usage
+from stepspec.evaluation.stats import ratio_of_sums
+
+
+def throughputs(blocks: Sequence[Block], policies: Sequence[str], seed: int) -> Mapping[str, Throughput]:
+    """By policy, over the blocks with the same rows under every one of the policies; empty without such blocks.
+
+    A block that was stopped and resumed has other rows in one piece than under other policies, and is left out.
+    """
+    by_jobs: dict[frozenset[tuple[str, int]], dict[str, Block]] = {}
+    for block in blocks:
+        by_jobs.setdefault(frozenset(block.jobs), {})[block.policy] = block
+    whole = [together for together in by_jobs.values() if set(together) == set(policies)]
+    if not whole:
+        return {}
+    target = [together[BASELINE] for together in whole] if BASELINE in policies else None
+    return {policy: _throughput([together[policy] for together in whole], target, seed) for policy in policies}
+
+
+def _throughput(own: Sequence[Block], target: Sequence[Block] | None, seed: int) -> Throughput:
+    wall_s = sum(block.wall_s for block in own)
+    num_rows = sum(len(block.jobs) for block in own)
+    speedup, interval = None, None
+    if target:
+        walls = [block.wall_s for block in target], [block.wall_s for block in own]
+        speedup, interval = ratio_of_sums(*walls, np.random.default_rng(seed))
+    joules = [block.joules for block in own if block.joules is not None]
+    return Throughput(
+        problems_per_s=num_rows / wall_s,
+        tokens_per_s=sum(block.committed_tokens for block in own) / wall_s,
+        speedup_vs_target=speedup,
+        speedup_vs_target_ci=interval,
+        joules_per_problem=sum(joules) / num_rows if len(joules) == len(own) else None,
+        usage=_total_usage(own),
+    )
+
+
+def _total_usage(blocks: Sequence[Block]) -> dict[str, Usage] | None:
+    counted = [block.usage for block in blocks if block.usage is not None]
+    if len(counted) < len(blocks):
+        return None
+    return {
+        role: Usage(**{name: sum(getattr(usage[role], name) for usage in counted) for name in Usage.model_fields})
+        for role in counted[0]
+    }

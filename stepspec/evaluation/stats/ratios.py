@@ -1,0 +1,60 @@
+"""Ratios of what two policies took for the same problems: of sums, as a speedup is, and per problem."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepspec.evaluation.stats.intervals import Interval, z_value
+from stepspec.evaluation.stats.products import products_of_sums
+from stepspec.evaluation.stats.resamples import MIN_FOR_BOOTSTRAP
+from stepspec.evaluation.stats.runs import Floats
+from stepspec.evaluation.stats.spread import quantile_interval
+
+Values = Sequence[float] | NDArray[np.float64]
+
+
+def ratio_of_sums(
+    above: Values, below: Values, rng: np.random.Generator, confidence: float = 0.95
+) -> tuple[float, Interval | None]:
+    """sum(above) / sum(below) over the same problems, or the same blocks of a load, with a bootstrap interval.
+
+    Problems are drawn with replacement, each with both its values. There is no interval for fewer than
+    `MIN_FOR_BOOTSTRAP` problems. Several figures over the same problems are one call of `products_of_sums`.
+    """
+    pairs = _pairs(above, below)
+    columns = {"above": pairs[:, 0], "below": pairs[:, 1]}
+    found = products_of_sums(columns, {"ratio": {"above": 1, "below": -1}}, rng, confidence)["ratio"]
+    return found.value, found.interval
+
+
+def median_of_ratios(above: Values, below: Values, confidence: float = 0.95) -> tuple[float, Interval | None]:
+    """The median over problems of above / below, and an interval between two of the ratios."""
+    pairs = _pairs(above, below)
+    assert (pairs[:, 1] > 0).all()
+    ratios = pairs[:, 0] / pairs[:, 1]
+    return float(np.median(ratios)), quantile_interval(ratios, 0.5, confidence)
+
+
+def n_for_ratio(above: Values, below: Values, half_width: float, confidence: float = 0.95) -> int | None:
+    """How many problems would give the ratio of sums an interval of ± `half_width`, as a share of the ratio.
+
+    By the linearised variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, section 6.3). Never fewer
+    than the interval needs at all; `None` if that few were seen, for their spread says too little.
+    """
+    assert half_width > 0
+    pairs = _pairs(above, below)
+    if len(pairs) < MIN_FOR_BOOTSTRAP:
+        return None
+    relative = pairs / pairs.mean(axis=0)
+    spread = float((relative[:, 0] - relative[:, 1]).std(ddof=1))
+    return max(MIN_FOR_BOOTSTRAP, ceil((z_value(confidence) * spread / half_width) ** 2))
+
+
+def _pairs(above: Values, below: Values) -> Floats:
+    assert len(above) == len(below) > 0, (len(above), len(below))
+    pairs = np.column_stack([above, below]).astype(np.float64)  # [problems, 2]
+    assert (pairs >= 0).all()
+    assert pairs[:, 1].sum() > 0
+    return pairs

@@ -1,0 +1,432 @@
+"""The loop over steps: propose, judge, then accept, or salvage and regenerate; at last the answer.
+
+Step-level speculation is not exact: an accepted step is the draft's, not the target's. What is exact, token-level
+speculation inside whatever the target writes, is the engine's business. The draft never ends the thinking or the
+text by itself: where it wants to, the target's own choice there decides, and the answer is always the target's.
+"""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from stepspec.chat.answer import AnswerReader
+from stepspec.engines.protocol import Chunk, Drafting, Engine, Sampling, Stop, Verification, collect
+from stepspec.errors import ContextError, EngineError, TargetError, UnknownIdError
+from stepspec.loop.breaker import Breaker
+from stepspec.loop.judges import Panel
+from stepspec.loop.ledger import Ledger
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import Done, Event, FinishReason, Limit, Proposal, Result, StepJudged, StepProposed, Verdict
+from stepspec.loop.transcript import Transcript
+
+DRAFT_SEED = 0x5EED
+"""Added to the draft's seed, so that draft and target never draw with the same numbers."""
+
+SURE = math.log(0.5)
+"""A token above this log-probability is the most likely one, whatever the others are."""
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What a request asks for besides text.
+
+    Attributes:
+        json_schema: what the answer has to be, see `Engine.generate`.
+        call_opener: where a call of a tool begins in the text of a model that does not think apart.
+        max_thinking_tokens: after so many the thinking is ended and the answer begins.
+        deadline_s: so many seconds after its start a request is hurried: the thinking is ended and the answer begins,
+            or the text is ended where the two are one.
+        stop_token_ids: the answer ends with any of them, as with the model's own end.
+    """
+
+    json_schema: str | None = None
+    call_opener: re.Pattern[str] | None = None
+    max_thinking_tokens: int | None = None
+    deadline_s: float | None = None
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass
+class Controller:
+    """One request under one policy."""
+
+    policy: Policy
+    target: Engine
+    draft: Engine | None
+    panel: Panel
+    think_end: int | None
+    sampling: Sampling
+    ledger: Ledger
+    breaker: Breaker = field(default_factory=Breaker)
+    """Of the draft, for all requests together."""
+    demands: Demands = Demands()
+    answer: AnswerReader = field(default_factory=AnswerReader)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = self.target.tokenizer
+        self.answer_ends = self.tokenizer.end_ids | self.demands.stop_token_ids
+        self.ends = self.answer_ends if self.think_end is None else self.tokenizer.end_ids | {self.think_end}
+        self.drafting = self.policy.token.drafting
+        self.deadline: float | None = None
+        self.limit: Limit | None = None
+
+    async def run(self, prompt: Sequence[int]) -> AsyncGenerator[Event, None]:
+        """The events of the request, `Done` last.
+
+        Raises:
+            ContextError: the prompt leaves no room for a token.
+            TargetError: the target failed; the error carries what was committed.
+        """
+        table = self.policy.step
+        step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
+        self.transcript = Transcript(
+            prompt, self.tokenizer, step_stop, self.think_end, self.answer, self.demands.stop_token_ids
+        )
+        if self.demands.deadline_s is not None:
+            self.deadline = asyncio.get_running_loop().time() + self.demands.deadline_s
+        try:
+            async with aclosing(self.text()) as events:
+                while True:
+                    with self.ledger.time("controller"):  # the engines' parts are measured inside it, and not in it
+                        event = await anext(events, None)
+                    if event is None:
+                        break
+                    self.ledger.shown(event)
+                    yield event
+        except ContextError:
+            if len(self.transcript.buffer) == len(prompt):
+                raise
+        except EngineError as error:
+            committed = "".join(step.text for step in self.transcript.steps)
+            committed += self.answer.text if self.think_end is not None else self.transcript.open_text
+            raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
+        with self.ledger.time("controller"):
+            last = list(self.answer.finish())
+        for event in last:
+            self.ledger.shown(event)
+            yield event
+        with self.ledger.time("controller"):
+            self.check_json()
+            result = self.result(len(prompt))
+        yield Done(result)
+
+    def check_json(self) -> None:
+        """Refuses a text that ended by itself under a schema and is no JSON: an engine's grammar may give up midway.
+
+        Raises:
+            TargetError: it is such a text.
+        """
+        cut = not self.transcript.ended or self.answer.stopped or self.demands.stop_token_ids
+        if self.demands.json_schema is None or cut or self.answer.calls or not self.answer.text:
+            return
+        try:
+            json.loads(self.answer.text)
+        except ValueError as error:
+            raise TargetError(
+                f"{self.target.name} ended its answer before it was what the JSON schema describes. Make the schema "
+                f"simpler. Committed until then: {self.answer.text!r}.",
+                self.answer.text,
+            ) from error
+
+    async def text(self) -> AsyncGenerator[Event, None]:
+        """Thinking and answer, each by whom the policy wants to write it."""
+        if self.policy.family == "score" and (self.think_end is not None or self.demands.json_schema is None):
+            async with aclosing(self.speculate()) as events:
+                async for event in events:
+                    yield event
+        if self.transcript.thinking and self.think_end is not None and self.answers_apart:
+            if self.may_think_on():
+                async with aclosing(self.write_on(Stop(self.room, token_ids=self.ends), self.deadline)) as events:
+                    async for event in events:
+                        yield event
+            if not self.may_think_on() and self.ledger.remaining > 0:
+                self.ledger.generated(1)
+                self.ledger.wrote("forced", 1)
+                for event in self.transcript.end_thinking("target"):
+                    yield event
+        if not self.transcript.ended and self.ledger.remaining > 0 and self.may_think_on():
+            stop = Stop(self.ledger.remaining, token_ids=self.answer_ends)
+            deadline = self.deadline if self.think_end is None else None
+            async with aclosing(self.write_on(stop, deadline, self.demands.json_schema)) as events:
+                async for event in events:
+                    yield event
+            self.may_think_on()
+
+    @property
+    def answers_apart(self) -> bool:
+        """Whether the answer has to be a call of its own behind the thinking."""
+        asked = self.demands
+        limited = asked.max_thinking_tokens is not None or self.deadline is not None
+        return asked.json_schema is not None or limited or bool(asked.stop_token_ids)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be written, or thought while there is thinking."""
+        most = self.demands.max_thinking_tokens
+        if most is None or not self.transcript.thinking:
+            return self.ledger.remaining
+        return min(self.ledger.remaining, most - self.transcript.num_thought - len(self.transcript.open_ids))
+
+    def may_think_on(self) -> bool:
+        """Whether there is room and time for more; notes what there is none of. Always so for an answer that stands
+        apart, which no deadline cuts."""
+        if not self.transcript.thinking:
+            return True
+        if self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline:
+            self.limit = "deadline"
+        elif self.room <= 0 < self.ledger.remaining:
+            self.limit = "max_thinking_tokens"
+        return self.room > 0 and self.limit is None
+
+    async def speculate(self) -> AsyncGenerator[Event, None]:
+        """The thinking, step by step, for as long as there are a draft and tokens to spend."""
+        max_step_tokens = self.policy.step.max_step_tokens
+        while self.transcript.thinking and self.draft is not None and self.may_think_on():
+            if not self.ledger.may_waste(max_step_tokens):
+                return  # the target goes on alone
+            if len(self.transcript.steps) < self.policy.first_target_steps:
+                async with aclosing(self.regenerate("forced")) as events:
+                    async for event in events:
+                        yield event
+                for event in self.transcript.close_step("target"):
+                    yield event
+                continue
+            proposal = await self.propose(self.draft)
+            if proposal is None:
+                return
+            index = len(self.transcript.steps)
+            yield StepProposed(index, proposal.text, len(proposal.ids))
+            try:
+                verification, verdict = await self.judge(proposal)
+            except (ContextError, UnknownIdError):  # there may be room to write in, if not to judge in
+                self.ledger.abandoned(len(proposal.ids))
+                return
+            yield StepJudged(index, verdict.accepted, verdict.scores)
+            if verdict.accepted:
+                self.accept(proposal, verification)
+                origin, num_from_draft = "draft", proposal.num_written
+            else:
+                num_from_draft, rest = self.salvage(proposal, verification, verdict)
+                async with aclosing(self.regenerate("regenerated", hint=rest)) as events:
+                    async for event in events:
+                        yield event
+                origin = "salvaged" if num_from_draft else "target"
+            for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
+                yield event
+            if self.opens_call(self.transcript.steps[-1].text if self.transcript.steps else ""):
+                return  # what a call says is the target's
+            self.end_where_the_target_would(proposal, verification, verdict)
+
+    async def propose(self, draft: Engine) -> Proposal | None:
+        """The draft's next step; None if it failed or took too long, which costs the request its speed alone."""
+        if not self.breaker.allows():
+            return None
+        sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
+        stop = self.transcript.rest_of_step(self.room)
+        drafted: list[int] = []
+        try:
+            with self.ledger.time("draft"):
+                async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.deadline):
+                    chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
+        except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
+            self.ledger.proposed(len(drafted))
+            self.ledger.abandoned(len(drafted))
+            if not isinstance(error, ContextError) and self.may_think_on():
+                self.breaker.failed()
+            return None
+        self.breaker.worked()
+        self.ledger.waited("draft", chunk.queue_s)
+        self.ledger.proposed(len(chunk.ids))
+        num_written = len(chunk.ids) - (chunk.end == "token")
+        return Proposal(chunk.ids, self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])), num_written)
+
+    def opens_call(self, text: str) -> bool:
+        """Whether a call of a tool begins in a step."""
+        opener = self.demands.call_opener
+        return opener is not None and opener.search(text) is not None
+
+    async def judge(self, proposal: Proposal) -> tuple[Verification, Verdict]:
+        """What the target thinks of the step, from one pass. Empty and repeated steps are refused unasked, and so are
+        calls of tools."""
+        steps = self.transcript.steps
+        repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
+        refused = repeated or not proposal.text.strip() or self.opens_call(proposal.text)
+        with self.ledger.time("judge"):
+            verification = await self.target.verify(
+                self.transcript.buffer,
+                proposal.ids[: proposal.num_written],
+                () if refused else self.panel.probes,
+                scores=self.policy.needs_scores,
+            )
+        self.ledger.waited("judge", verification.queue_s)
+        self.ledger.found_cached(verification.cached)
+        self.ledger.add(target_passes=verification.passes)
+        if not refused:
+            self.ledger.add(steps_judged=1)
+            return verification, self.panel.judge(verification)
+        only_ends = not proposal.num_written and verification.next_choice == proposal.tag
+        return verification, Verdict(only_ends, {})
+
+    def accept(self, proposal: Proposal, verification: Verification) -> None:
+        """Takes the draft's step; the tag that ends it, if there is one, only if it is the target's choice too."""
+        confirmed = proposal.tag is not None and proposal.tag == verification.next_choice
+        taken = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
+        self.ledger.judged(accepted=len(taken), rejected=len(proposal.ids) - len(taken))
+        if proposal.num_written:
+            self.ledger.add(steps_accepted=1)
+        self.transcript.extend(taken)
+
+    def salvage(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> tuple[int, tuple[int, ...]]:
+        """Keeps the part of a rejected step that the target agrees with.
+
+        Returns its length in tokens, and what the rest of the step, whose first token the target may have replaced
+        already, says of how the target goes on.
+
+        The verifying pass has also shown the target's own choice after that part. At temperature 0 that is the next
+        token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely
+        probable, or an empty or repeated step would come in by this door.
+        """
+        table = None if self.opens_call(proposal.text) else self.policy.salvage
+        bound = table.min_logprob if table and verdict.scores else 0.0
+        kept = agreed_prefix(proposal, verification, bound) if table else 0
+        self.ledger.judged(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
+        self.transcript.extend(proposal.ids[:kept])
+        free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
+        if free and verification.choices is not None and self.ledger.remaining > 0:
+            choices = (*verification.choices, verification.next_choice)
+            self.ledger.generated(1)
+            self.ledger.wrote("regenerated", 1)
+            self.transcript.extend([choices[kept]])
+            return kept, proposal.ids[kept + 1 :]
+        return kept, proposal.ids[kept:]
+
+    async def regenerate(
+        self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()
+    ) -> AsyncGenerator[Event, None]:
+        """Has the target write the open step to its end, perhaps much as in the hint."""
+        if self.transcript.step_is_over or self.room <= 0:
+            return
+        stop = self.transcript.rest_of_step(self.room)
+        num_before, chunk = len(self.transcript.open_ids), Chunk(())
+        written = self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint)
+        async with aclosing(punctual(written, self.deadline)) as chunks:
+            while not self.answer.stopped:
+                try:
+                    with self.ledger.time("target"):
+                        following = await anext(chunks, None)
+                except ContextError:
+                    if not self.transcript.open_ids:
+                        raise
+                    break  # what was salvaged fills the context, and is the whole step
+                if following is None:
+                    break
+                chunk = following
+                self.ledger.generated(len(chunk.ids))
+                self.transcript.extend(chunk.ids)
+                for event in self.transcript.tell():
+                    yield event
+        self.ledger.add_target_call(chunk)
+        self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)
+
+    def end_where_the_target_would(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> None:
+        """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""
+        if self.ledger.remaining <= 0 or not self.transcript.thinking:
+            return
+        if verdict.accepted and verification.next_choice in self.ends:
+            self.ledger.generated(1)
+            self.ledger.wrote("forced", 1)
+            self.transcript.extend([verification.next_choice])
+            for _ in self.transcript.close_step("target"):
+                raise AssertionError("a tag alone is no step")
+
+    async def write_on(
+        self, stop: Stop, deadline: float | None, json_schema: str | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """A piece from one writer alone: the answer, or everything under a policy without steps."""
+        draft = self.draft if self.policy.family == "draft" else None
+        engine = draft or self.target
+        writer: Literal["draft", "target"] = "draft" if draft else "target"
+        drafting = Drafting() if draft else self.drafting
+        written = engine.generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
+        async with aclosing(punctual(written, deadline)) as chunks:
+            while not self.transcript.ended:
+                with self.ledger.time(writer):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    break
+                if draft:
+                    self.ledger.proposed(len(chunk.ids))
+                    self.ledger.judged(accepted=len(chunk.ids), rejected=0)
+                    self.ledger.waited("draft", chunk.queue_s)
+                else:
+                    self.ledger.generated(len(chunk.ids))
+                    self.ledger.wrote("forced", len(chunk.ids))
+                    self.ledger.add_target_call(chunk)
+                for event in self.transcript.write_on(chunk.ids, writer):
+                    yield event
+        for event in self.transcript.finish(writer):
+            yield event
+
+    def result(self, num_prompt_tokens: int) -> Result:
+        """The request as it ended."""
+        steps = tuple(self.transcript.steps)
+        reasoning = "".join(step.text for step in steps)
+        self.ledger.add(steps=len(steps))
+        self.ledger.committed(len(self.transcript.buffer) - num_prompt_tokens)
+        counts, times = self.ledger.counts, self.ledger.times()
+        reason: FinishReason = "tool_calls" if self.answer.calls else "stop"
+        if not self.transcript.ended:
+            reason = "length"
+            if self.limit != "deadline":
+                self.limit = "context" if self.ledger.remaining > 0 else "max_tokens"
+        elif self.limit == "deadline" and not self.answer.calls:
+            reason = "length"
+        return Result(
+            reasoning=reasoning,
+            answer=self.answer.text,
+            steps=steps,
+            counts=counts,
+            times=times,
+            finish_reason=reason,
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=self.ledger.cached or 0,
+            tool_calls=tuple(self.answer.calls),
+            thinks=self.think_end is not None,
+            limit=self.limit,
+            token_level_exact=self.policy.token.tolerance == 0,
+        )
+
+
+async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) -> AsyncGenerator[Chunk, None]:
+    """The chunks of a call until it ends, or until the deadline, by the event loop's clock, which ends it."""
+    async with aclosing(chunks):
+        while True:
+            limit = asyncio.timeout_at(deadline)
+            try:
+                async with limit:
+                    chunk = await anext(chunks, None)
+            except TimeoutError:
+                if limit.expired():
+                    return
+                raise
+            if chunk is None:
+                raise EngineError("The engine ended a generation without saying why.")
+            yield chunk
+            if chunk.end is not None:
+                return
+
+
+def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: float) -> int:
+    """How many leading tokens of a step the target agrees with: its own choices, or at least that probable to it."""
+    logprobs, choices = verification.logprobs, verification.choices
+    assert logprobs is not None, "policies that salvage are refused where the target gives no scores"
+    for index in range(proposal.num_written):
+        own_choice = logprobs[index] > SURE if choices is None else proposal.ids[index] == choices[index]
+        if not own_choice and logprobs[index] < min_logprob:
+            return index
+    return proposal.num_written

@@ -1,0 +1,203 @@
+"""What a policy file says: how steps are proposed and judged and what follows, read from commented TOML."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from stepspec.base.file_problems import first_problem
+from stepspec.base.files import find_data_file
+from stepspec.chat.prompts import RATING_PROMPTS
+from stepspec.engines.protocol import MAX_DRAFTED, DrafterName, Drafting
+from stepspec.errors import UsageError, unknown_name
+
+
+class FileModel(BaseModel):
+    """A table of a file that people write: an unknown key is an error, and neither "7" nor true nor nan is a number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _whole_number(value: object) -> object:
+    if type(value) is not int:  # true and 1.0 equal 1
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+Version = Annotated[Literal[1], BeforeValidator(_whole_number)]
+"""Of a file's form."""
+
+M = TypeVar("M", bound=FileModel)
+
+
+class RatingSpec(FileModel):
+    """The target rates the step with a digit from 0 to 9; accepted from `threshold` on."""
+
+    kind: Literal["rating"]
+    prompt: str = "short"
+    """A name in `stepspec.chat.prompts.RATING_PROMPTS`."""
+    readout: Literal["greedy", "expected"] = "greedy"
+    """The most likely token if it is a digit, or the expectation over the digits, renormalised."""
+    threshold: float = Field(default=7.0, ge=0, le=9)
+
+    @property
+    def name(self) -> str:
+        """What scores are called in results."""
+        return f"rating.{self.prompt}"
+
+    @model_validator(mode="after")
+    def _known_prompt(self) -> "RatingSpec":
+        if self.prompt not in RATING_PROMPTS:
+            raise ValueError(unknown_name("rating prompt", self.prompt, RATING_PROMPTS))
+        return self
+
+
+class LikelihoodSpec(FileModel):
+    """The step's own log-probability under the target, in nats a token; accepted from `threshold` on."""
+
+    kind: Literal["likelihood"]
+    statistic: Literal["min", "mean"] = "min"
+    """Of the step's tokens: the least probable one's, or the mean."""
+    threshold: float = Field(le=0)
+
+    @property
+    def name(self) -> str:
+        """What scores are called in results."""
+        return f"likelihood.{self.statistic}"
+
+
+JudgeSpec = Annotated[RatingSpec | LikelihoodSpec, Field(discriminator="kind")]
+
+
+class StepTable(FileModel):
+    """Where a step ends."""
+
+    delimiter: str = Field(default="\n\n", min_length=1)
+    max_step_tokens: int = Field(default=512, ge=1)
+    draft_deadline_s: float = Field(default=60.0, gt=0)
+    """A draft that has not ended its step by then is left out for the rest of the request."""
+
+
+class TokenTable(FileModel):
+    """Token-level speculation inside whatever the target writes. Exact, unless there is a tolerance."""
+
+    drafter: Literal[DrafterName, "auto"] = "none"
+    """"auto" takes the draft model if the target's engine can draft with it; else what the engine uses by itself, or
+    prompt lookup."""
+    num_tokens: int | Literal["auto"] = "auto"
+    """Tokens drafted a round; "auto" chooses online, by measured acceptance and costs."""
+    tolerance: float = Field(default=0.0, ge=0, le=1)
+    """Above 0 drafted tokens are also kept where they are merely typical of the target: not exact. See
+    `stepspec.engines.protocol.Drafting`."""
+
+    archive: str = ""
+    """Of the drafter `suffix`: a name for the past outputs that it drafts from. Policies with the same name share them,
+    and evaluations keep them from block to block. Without one, a block's first request knows no past outputs."""
+
+    @model_validator(mode="after")
+    def _archive_of_suffix(self) -> "TokenTable":
+        if self.archive and self.drafter != "suffix":
+            raise ValueError(f"only the drafter 'suffix' has an archive of past outputs, not {self.drafter!r}")
+        return self
+
+    @field_validator("num_tokens", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        if value == "auto" or (type(value) is int and 1 <= value <= MAX_DRAFTED):
+            return value
+        raise ValueError(f'it must be "auto" or a whole number from 1 to {MAX_DRAFTED}')
+
+    @property
+    def drafting(self) -> Drafting:
+        """The same as engines take it, once it is settled what "auto" stands for (`session.fit_policy`)."""
+        assert self.drafter != "auto", "the policy was not fitted to its models"
+        num_tokens = None if self.num_tokens == "auto" else self.num_tokens
+        return Drafting(self.drafter, num_tokens, self.tolerance, self.archive)
+
+
+class SalvageTable(FileModel):
+    """How much of a rejected step is kept: its longest prefix in which every token is the target's own choice or has
+    at least this log-probability under the target, in nats; at 0 only the target's own choices count."""
+
+    min_logprob: float = Field(default=0.0, le=0)
+
+
+class Policy(FileModel):
+    """One policy file. `family` says who writes: the target alone, the draft alone, or (score) the draft with the
+    target judging every finished step."""
+
+    version: Version
+    summary: str
+    paper: str | None = None
+    family: Literal["target", "draft", "score"]
+    first_target_steps: int = Field(default=0, ge=0)
+    salvage: SalvageTable | None = None
+    """Keep the part of a rejected step that the target agrees with, and regenerate only the rest."""
+    step: StepTable = StepTable()
+    token: TokenTable = TokenTable()
+    judges: Annotated[tuple[JudgeSpec, ...], Strict(False)] = ()
+    """All must accept; the first that refuses decides. They are read from one pass of the target."""
+
+    @model_validator(mode="after")
+    def _judges_where_judged(self) -> "Policy":
+        if (self.family == "score") != bool(self.judges):
+            raise ValueError("family 'score' needs at least one [[judges]] table, and the other families take none")
+        names = [judge.name for judge in self.judges]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two of the judges {', '.join(names)} are the same")
+        return self
+
+    @property
+    def needs_draft(self) -> bool:
+        """Whether any of it uses the draft model."""
+        return self.family != "target" or self.token.drafter == "draft-model"
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether any of it looks at the target's law over a proposed step's own tokens."""
+        return self.salvage is not None or any(judge.kind == "likelihood" for judge in self.judges)
+
+    @property
+    def needs_label_laws(self) -> bool:
+        """Whether any of it looks at the law over a probe's labels, and not only at the target's choice."""
+        return any(judge.kind == "rating" and judge.readout == "expected" for judge in self.judges)
+
+
+def load_policy(name_or_file: str) -> tuple[Policy, str]:
+    """A policy by name or from a file of the user's, with the text it was read from.
+
+    Raises:
+        UsageError: there is no such policy, or the file says something that a policy cannot.
+    """
+    path = find_data_file("policies", name_or_file)
+    return load_toml(path, Policy)
+
+
+def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
+    """Reads a TOML file into its model, with the text.
+
+    Raises:
+        UsageError: the file cannot be read, is not TOML, or has a key or value that the model does not take.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        return model.model_validate(tomllib.loads(text)), text
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {path}: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} is nested too deeply.") from error
+    except ValidationError as error:
+        raise UsageError(f"{path}: {first_problem(error, model)}") from error

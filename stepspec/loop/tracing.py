@@ -1,0 +1,161 @@
+"""Spans of a request, by OpenTelemetry's conventions for generative AI. They are in development: all names are here.
+
+Only `opentelemetry-api` is used, if it is installed; where nothing listens, a request has no spans and costs nothing.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from stepspec.engines.protocol import Sampling
+from stepspec.errors import StepSpecError
+from stepspec.loop.step import AnswerDelta, Done, Event, Result, StepCommitted, StepJudged, StepProposed, ToolCallDelta
+
+PROVIDER = "stepspec"
+OPERATION = "chat"
+DRAFT_SPAN, VERIFY_SPAN, REGENERATE_SPAN, STEP_SPAN = (
+    "stepspec.draft",
+    "stepspec.verify",
+    "stepspec.regenerate",
+    "stepspec.step",
+)
+"""Children of a request's span: who was busy with a step. A `step` was written by one model, and nobody judged it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a span says of a request when it begins."""
+
+    target: str
+    policy: str
+    sampling: Sampling
+    max_tokens: int | None
+    stop: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The span's name."""
+        return f"{OPERATION} {self.target}"
+
+    def attributes(self) -> Mapping[str, Any]:
+        """The request's."""
+        return {
+            "gen_ai.operation.name": OPERATION,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": self.target,
+            "gen_ai.request.temperature": self.sampling.temperature,
+            "gen_ai.request.top_p": self.sampling.top_p,
+            "gen_ai.request.top_k": self.sampling.top_k,
+            "gen_ai.request.seed": self.sampling.seed,
+            "stepspec.policy": self.policy,
+            **({"gen_ai.request.max_tokens": self.max_tokens} if self.max_tokens is not None else {}),
+            **({"gen_ai.request.stop_sequences": self.stop} if self.stop else {}),
+        }
+
+
+def answer_attributes(result: Result, target: str) -> Mapping[str, Any]:
+    """The response's."""
+    usage = result.usage
+    return {
+        "gen_ai.response.model": target,
+        "gen_ai.response.finish_reasons": (result.finish_reason,),
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+        "stepspec.usage.draft_tokens": usage.draft_tokens,
+        "stepspec.usage.target_tokens": usage.target_tokens,
+        "stepspec.usage.wasted_tokens": usage.wasted_tokens,
+        **({"stepspec.limit": result.limit} if result.limit else {}),
+    }
+
+
+async def traced(events: AsyncGenerator[Event, None], asked: Asked) -> AsyncGenerator[Event, None]:
+    """The events of a request, with a span for it and one for each thing that a model did in it."""
+    api = _api()
+    span = api.get_tracer("stepspec").start_span(asked.name, attributes=asked.attributes()) if api else None
+    if api is None or span is None or not span.is_recording():
+        async with aclosing(events):
+            async for event in events:
+                yield event
+        return
+    steps = _Steps(api, span)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                steps.note(event)
+                if isinstance(event, Done):
+                    span.set_attributes(answer_attributes(event.result, asked.target))
+                yield event
+                steps.resumed()
+    except StepSpecError as error:
+        span.set_attribute("error.type", type(error).__name__)
+        span.set_status(api.StatusCode.ERROR, str(error))
+        raise
+    finally:
+        span.end()
+
+
+class _Steps:
+    """Makes spans of the time between events."""
+
+    def __init__(self, api: Any, span: Any) -> None:
+        self._api = api
+        self._span = span
+        self._began = self._since = time.time_ns()
+        self._proposed = False
+        self._judged: StepJudged | None = None
+        self._seen = False
+
+    def resumed(self) -> None:
+        """Whoever takes the events has had the last one; the time that took is nobody's here."""
+        self._since = time.time_ns()
+
+    def note(self, event: Event) -> None:
+        """Ends what the event is the end of."""
+        if isinstance(event, StepProposed):
+            self._proposed = True
+            self._child(DRAFT_SPAN, event.index, {"stepspec.step.draft_tokens": event.num_tokens})
+        elif isinstance(event, StepJudged):
+            self._judged = event
+            scores = {f"stepspec.step.score.{name}": score for name, score in event.scores.items() if score is not None}
+            self._child(VERIFY_SPAN, event.index, {"stepspec.step.accepted": event.accepted, **scores})
+        elif isinstance(event, StepCommitted):
+            self._committed(event)
+        if isinstance(event, StepCommitted | AnswerDelta | ToolCallDelta) and not self._seen:
+            self._seen = True
+            seconds = (time.time_ns() - self._began) / 1e9
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
+
+    def _committed(self, event: StepCommitted) -> None:
+        step, judged = event.step, self._judged
+        told = {
+            "stepspec.step.source": step.origin,
+            "stepspec.step.draft_tokens": step.num_from_draft,
+            "stepspec.step.target_tokens": step.num_tokens - step.num_from_draft,
+        }
+        if not self._proposed:
+            self._child(STEP_SPAN, step.index, told)
+        elif judged is not None and not judged.accepted:
+            self._child(REGENERATE_SPAN, step.index, told)
+        self._proposed, self._judged = False, None
+
+    def _child(self, name: str, index: int, attributes: Mapping[str, Any]) -> None:
+        context = self._api.set_span_in_context(self._span)
+        tracer = self._api.get_tracer("stepspec")
+        about = {"stepspec.step.index": index, **attributes}
+        tracer.start_span(name, context, attributes=about, start_time=self._since).end()
+        self._since = time.time_ns()
+
+
+@cache
+def _api() -> Any:
+    """OpenTelemetry's tracing API; None where it is not installed."""
+    try:
+        from opentelemetry import trace
+    except ModuleNotFoundError:
+        return None
+    return trace

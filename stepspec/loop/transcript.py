@@ -1,0 +1,138 @@
+"""The growing text of one request: its token ids, the steps committed so far, then the answer.
+
+Ids are only ever appended, never encoded again, so the work per step does not grow with the text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from stepspec.chat.answer import AnswerReader
+from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
+from stepspec.engines.stops import StopWatch
+from stepspec.engines.text import TextReader, visible_ids
+from stepspec.loop.step import Origin, Said, Step, StepCommitted, StepEnd
+
+
+class Transcript:
+    """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps,
+    whose text is the answer too."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        tokenizer: Tokenizer,
+        step_stop: Stop,
+        think_end: int | None,
+        answer: AnswerReader | None = None,
+        stop_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`stop_token_ids` end the answer as the tokenizer's own ends do."""
+        self.buffer = TokenBuffer(prompt)
+        self.steps: list[Step] = []
+        self.answer = answer or AnswerReader()
+        self.num_thought = 0
+        """Tokens of the closed steps."""
+        self.thinking = True
+        self.ended = False
+        self.open_ids: list[int] = []
+        """Ids of the step that is not closed yet."""
+        self.open_text = ""
+        """What a user has seen of it."""
+        self.visible = partial(visible_ids, tokenizer, marks=self.answer.marks)
+        """Of some ids those that a user sees."""
+        self._reader = TextReader(tokenizer, self.buffer, len(prompt), self.visible)
+        self._tokenizer = tokenizer
+        self._step_stop = step_stop
+        self._answer_ends = tokenizer.end_ids | stop_token_ids
+        self._think_end = think_end
+        self._watch = self._new_watch()
+        self._step_end: StepEnd | None = None
+
+    def _new_watch(self) -> StopWatch:
+        return StopWatch(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
+
+    @property
+    def step_is_over(self) -> bool:
+        """Whether the open step has come to its end and waits to be closed."""
+        return self._step_end is not None
+
+    def rest_of_step(self, remaining: int) -> Stop:
+        """Where the writer of the open step has to stop, with `remaining` tokens left in the budget."""
+        room = self._step_stop.max_tokens - len(self.open_ids)
+        return Stop(max(1, min(room, remaining)), self._step_stop.delimiters, self._step_stop.token_ids)
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Appends ids to the open step."""
+        self.buffer.append(ids)
+        for id in ids:
+            self.open_ids.append(id)
+            self._step_end = self._end_of(id)
+
+    def _end_of(self, id: int) -> StepEnd | None:
+        end = self._watch.feed(id)
+        if end == "token":
+            return "thinking" if id == self._think_end else "text"
+        return "cap" if end == "length" else end
+
+    def close_step(
+        self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
+    ) -> Iterator[StepCommitted | Said]:
+        """Commits the open step; an end tag ends the thinking or the text and is no part of the step."""
+        end = self._step_end or "cap"
+        ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
+        if ids:
+            rest = self._reader.read(len(self.buffer) - len(self.open_ids) + len(ids), to_the_end=end != "cap")
+            text = self.open_text + rest
+            step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
+            self.steps.append(step)
+            self.num_thought += len(ids)
+            yield StepCommitted(step)
+            if self._think_end is None:
+                yield from self.answer.feed(rest)
+        self.thinking = end not in ("thinking", "text") and not self.answer.stopped
+        self.ended = end == "text" or self.answer.stopped
+        if not self.thinking:
+            self._reader.position = len(self.buffer)
+        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
+
+    def tell(self) -> Iterator[Said]:
+        """Shows what there is of the open step, if steps are the answer. Nobody may take it back."""
+        if self._think_end is None and self.open_ids and not self.step_is_over:
+            text = self._reader.read(len(self.buffer), to_the_end=False)
+            self.open_text += text
+            yield from self.answer.feed(text)
+
+    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | Said]:
+        """Puts the tag behind what was thought so far, in the name of somebody who has not finished it."""
+        assert self._think_end is not None
+        yield from self.finish(origin)
+        self.extend([self._think_end])
+        yield from self.close_step(origin)
+
+    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | Said]:
+        """Takes ids of somebody who writes on alone, closing each step as it ends, then the answer."""
+        for index, id in enumerate(ids):
+            if self.ended:  # by a stop string; what was written behind it is there, and not shown
+                self.buffer.append(ids[index:])
+                return
+            if not self.thinking:
+                yield from self._answer(ids[index:])
+                return
+            self.extend([id])
+            if self.step_is_over:
+                yield from self.finish(origin)
+        yield from self.tell()
+        if self.answer.stopped:
+            yield from self.finish(origin)
+
+    def finish(self, origin: Origin) -> Iterator[StepCommitted | Said]:
+        """Closes the step that the last writer has left open."""
+        if self.open_ids:
+            yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
+
+    def _answer(self, ids: Sequence[int]) -> Iterator[Said]:
+        self.buffer.append(ids)
+        ended = ids[-1] in self._answer_ends
+        text = self._reader.read(len(self.buffer) - ended, to_the_end=ended)
+        yield from self.answer.feed(text)
+        self.ended = ended or self.answer.stopped

@@ -1,8 +1,0 @@
-"""A model behind any OpenAI-compatible server: vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp."""
-
-from stepspec.extras import from_extra
-
-with from_extra("remote", "A model on a server"):
-    from stepspec.remote.engine import RemoteEngine
-
-__all__ = ["RemoteEngine"]

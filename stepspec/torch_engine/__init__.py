@@ -1,8 +1,0 @@
-"""Our PyTorch engine: Hugging Face models, a slot cache, token-level speculation. Full-attention models only."""
-
-from stepspec.extras import from_extra
-
-with from_extra("torch", "The torch engine"):
-    from stepspec.torch_engine.engine import TorchEngine
-
-__all__ = ["TorchEngine"]

@@ -2,25 +2,11 @@
 
 from stepspec.api.blocking import SyncStepSpec
 from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import (
-    AnswerDelta,
-    Counts,
-    Done,
-    Event,
-    Result,
-    Step,
-    StepCommitted,
-    StepJudged,
-    StepProposed,
-    Times,
-    ToolCall,
-    ToolCallDelta,
-    ToolCalled,
-    Usage,
-)
+from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, StepJudged, StepProposed, Times, Usage
 
 __version__ = "0.1.0"
 

@@ -17,23 +17,12 @@ from stepspec.api.session import Options, one_conversation
 from stepspec.base.extras import from_extra
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.loop.options import check_options, check_patience
-from stepspec.loop.step import (
-    AnswerDelta,
-    Counts,
-    Done,
-    Event,
-    Result,
-    Step,
-    StepCommitted,
-    Times,
-    ToolCall,
-    ToolCallDelta,
-    ToolCalled,
-)
+from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, Times
 
 with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address

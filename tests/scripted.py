@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import jinja2
 from transformers.utils.chat_parsing import ResponseParser
 
+from stepspec.chat.events import AnswerDelta
 from stepspec.chat.prompts import think_end_id
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
@@ -37,7 +38,7 @@ from stepspec.loop.controller import Controller
 from stepspec.loop.judges import Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import Policy
-from stepspec.loop.step import AnswerDelta, Done, Event, Result, StepCommitted
+from stepspec.loop.step import Done, Event, Result, StepCommitted
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages -%}

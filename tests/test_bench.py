@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evaluation.report import main as report_main
+from stepspec.bench.readme import main as report_main
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 

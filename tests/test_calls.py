@@ -12,8 +12,8 @@ from scripted import WordTokenizer
 
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.chat.tools import FORMATS, call_format
-from stepspec.loop.step import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 
 TOKENIZER = WordTokenizer()
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}

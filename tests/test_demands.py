@@ -8,9 +8,10 @@ from following import THOUGHTS, asked_of, following_pair
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Result, StepSpec, TargetError
+from stepspec.chat.events import AnswerDelta, ToolCallDelta, ToolCalled
 from stepspec.engines.protocol import EVERYTHING
 from stepspec.errors import EngineError, UsageError
-from stepspec.loop.step import AnswerDelta, Done, StepCommitted, ToolCallDelta, ToolCalled
+from stepspec.loop.step import Done, StepCommitted
 
 pytestmark = pytest.mark.anyio
 

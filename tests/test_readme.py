@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from stepspec.evaluation.report import read_results, read_speeds, speeds_block, with_block, with_results
+from stepspec.bench.readme import read_speeds, speeds_block
+from stepspec.evaluation.report import read_results, with_block, with_results
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

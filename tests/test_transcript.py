@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scripted import WordTokenizer
 
 from stepspec.chat.answer import AnswerReader
+from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import Stop
-from stepspec.loop.step import AnswerDelta, StepCommitted
+from stepspec.loop.step import StepCommitted
 from stepspec.loop.transcript import Transcript
 
 TOKENIZER = WordTokenizer()

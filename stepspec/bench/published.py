@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, Field
 
-from stepspec.chat.prompts import RATING_PROMPTS, THINK_END, THINK_OPEN
+from stepspec.chat.prompts import RATING_PROMPTS
+from stepspec.engines.protocol import THINK_END, THINK_OPEN
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ModelList, Usage, validated
 from stepspec.engines.remote.client import Traffic

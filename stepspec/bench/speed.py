@@ -8,7 +8,7 @@ from pydantic import Field
 from rich import box
 from rich.table import Table
 
-from stepspec.evaluation.records import EngineRecord, Record
+from stepspec.evaluation.records import Conditions, EngineRecord, Record
 
 UNKNOWN = "–"
 SYNTHETIC = "synthetic: what is written means nothing"
@@ -61,16 +61,6 @@ class PlanRecord(Record):
     max_tokens: int
     turns: int
     synthetic_acceptance: float | None = None
-
-
-class Conditions(Record):
-    """Where and when something was measured."""
-
-    versions: dict[str, str]
-    commit: str | None
-    hardware: dict[str, str | int | float]
-    started: str
-    """UTC time, ISO 8601."""
 
 
 class EngineSpeeds(Conditions):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from stepspec.chat.calls import CallPiece, CallReader, Found
-from stepspec.loop.step import AnswerDelta, Said, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, AnswerEvent, ToolCall, ToolCallDelta, ToolCalled
 
 
 class AnswerReader:
@@ -41,7 +41,7 @@ class AnswerReader:
         """All that was given so far."""
         return "".join(self._pieces)
 
-    def feed(self, text: str) -> Iterator[Said]:
+    def feed(self, text: str) -> Iterator[AnswerEvent]:
         """Takes a further piece, and gives what is now certain to be seen."""
         if self.stopped:
             return
@@ -52,7 +52,7 @@ class AnswerReader:
         text, self._held = text[:end], "" if found else text[end:]
         yield from self._told(self._reader.feed(text) if self._reader else [text])
 
-    def finish(self) -> Iterator[Said]:
+    def finish(self) -> Iterator[AnswerEvent]:
         """Gives what was held back, as no more will come."""
         held, self._held = self._held, ""
         if self._reader is None:
@@ -60,7 +60,7 @@ class AnswerReader:
         else:
             yield from self._told([*self._reader.feed(held), *self._reader.finish()])
 
-    def _told(self, found: Sequence[Found]) -> Iterator[Said]:
+    def _told(self, found: Sequence[Found]) -> Iterator[AnswerEvent]:
         for each in found:
             if self._only_call and self.calls:
                 return

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from stepspec.loop.step import ToolCall
+from stepspec.chat.events import ToolCall
 
 
 @dataclass(frozen=True)

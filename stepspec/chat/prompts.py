@@ -15,10 +15,8 @@ from typing import Any, cast
 
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
-from stepspec.engines.protocol import Tokenizer
+from stepspec.engines.protocol import THINK_END, THINK_OPEN, Tokenizer
 from stepspec.errors import ContextError, UsageError, unknown_name
-
-THINK_OPEN, THINK_END = "<think>", "</think>"
 
 Message = Mapping[str, Any]
 """A turn of a conversation: `role`, `content`, and what else the model's chat template knows."""

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from stepspec.chat.events import AnswerDelta
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import (
     DraftOption,
@@ -22,7 +23,7 @@ from stepspec.cli.options import (
 )
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
-from stepspec.loop.step import AnswerDelta, Done, Event, Origin, Result, StepCommitted
+from stepspec.loop.step import Done, Event, Origin, Result, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}

@@ -20,8 +20,8 @@ from huggingface_hub.errors import HFValidationError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
 from transformers.utils.chat_parsing import ResponseParser
 
-from stepspec.chat.prompts import THINK_END, THINK_OPEN
 from stepspec.engines import draft_vocabulary
+from stepspec.engines.protocol import THINK_END, THINK_OPEN
 from stepspec.errors import ModelError, UsageError, reason_of
 
 TRIAL = Path(__file__).with_name("template_trial.py")

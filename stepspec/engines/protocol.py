@@ -14,6 +14,9 @@ from typing import Any, Literal, Protocol, cast, get_args
 from stepspec.engines.metrics import Metrics
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
+THINK_OPEN, THINK_END = "<think>", "</think>"
+"""The tags around thinking, which tokenizers keep in texts."""
+
 HIGHEST_ID = (1 << 31) - 1
 
 

@@ -16,6 +16,16 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Conditions(Record):
+    """Where and when something was measured."""
+
+    versions: dict[str, str]
+    commit: str | None
+    hardware: dict[str, str | int | float]
+    started: str
+    """UTC time, ISO 8601."""
+
+
 BASELINE = "target"
 """The policy that all others are compared with: the target alone."""
 

@@ -16,7 +16,8 @@ from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import tool_call_chunk
 
 from stepspec.chat.calls import Nesting
-from stepspec.loop.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.loop.step import Event, Result, Step, StepCommitted
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0

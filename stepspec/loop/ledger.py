@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
+from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.engines.protocol import Chunk
-from stepspec.loop.step import AnswerDelta, Counts, Event, StepCommitted, Times, ToolCallDelta
+from stepspec.loop.step import Counts, Event, StepCommitted, Times
 
 Role = Literal["draft", "judge", "target", "controller"]
 FIRSTS: Mapping[type[Event], str] = {

@@ -1,22 +1,24 @@
 """How a notebook shows a result: its steps in the colour of who wrote them, the answer, and what it took."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
+from typing import TYPE_CHECKING
 
-from stepspec.loop.step import Origin, Result, Step
+if TYPE_CHECKING:
+    from stepspec.loop.step import Result, Step
 
-COLOURS: dict[Origin, str] = {"draft": "#2a9d8f", "salvaged": "#e0a100", "target": "#4a7bd0"}
+COLOURS: Mapping[str, str] = {"draft": "#2a9d8f", "salvaged": "#e0a100", "target": "#4a7bd0"}
 """Of the bar beside a step; in the middle of the scale, so that they show on light and dark pages."""
 
 STYLE = "border-left: 4px solid {colour}; padding: 0.1em 0.8em; margin: 0.25em 0; white-space: pre-wrap"
 
 
-def result_html(result: Result) -> str:
+def result_html(result: "Result") -> str:
     """The result as HTML that needs no style sheet, no script and no network."""
     return "\n".join(["<div>", *_lines(result), "</div>"])
 
 
-def _lines(result: Result) -> Iterator[str]:
+def _lines(result: "Result") -> Iterator[str]:
     yield from (_step_line(step) for step in result.steps)
     if result.answer and result.answer != result.reasoning:  # a model that does not think apart says it all in steps
         yield f'<div style="margin: 0.6em 0; white-space: pre-wrap">{escape(result.answer.strip())}</div>'
@@ -31,7 +33,7 @@ def _lines(result: Result) -> Iterator[str]:
         yield f'<div style="font-size: 90%"><b>Note:</b> {escape(result.note)}</div>'
 
 
-def _step_line(step: Step) -> str:
+def _step_line(step: "Step") -> str:
     scores = ", ".join(f"{name} {score:.3g}" for name, score in step.scores.items() if score is not None)
     title = escape(f"{step.origin}, {step.num_tokens} tokens" + (f", {scores}" if scores else ""), quote=True)
     style = STYLE.format(colour=COLOURS[step.origin])

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from stepspec.chat.events import AnswerEvent, ToolCall
+from stepspec.loop.rendering import result_html
+
 Origin = Literal["draft", "salvaged", "target"]
 """Who wrote a committed step: the draft, the draft up to a point and then the target, or the target."""
 
@@ -149,52 +152,6 @@ class StepCommitted:
     type: Literal["step.committed"] = "step.committed"
 
 
-@dataclass(frozen=True)
-class AnswerDelta:
-    """A further piece of the answer, which is the target's."""
-
-    text: str
-    type: Literal["answer.delta"] = "answer.delta"
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call of a tool, written by the target."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
-    problem: str | None = None
-    """Why it cannot be made: a sentence. Arguments and name are then whatever the model wrote."""
-
-
-@dataclass(frozen=True)
-class ToolCallDelta:
-    """A further piece of a call, which the target is writing. The pieces' arguments make up the call's."""
-
-    index: int
-    """Which of the answer's calls, from 0 on."""
-    arguments: str
-    id: str | None = None
-    """With the first piece of a call; then None, and so is `name`."""
-    name: str | None = None
-    type: Literal["tool.delta"] = "tool.delta"
-
-
-@dataclass(frozen=True)
-class ToolCalled:
-    """A call is whole, or will never be. Its text is no part of the answer."""
-
-    index: int
-    call: ToolCall
-    type: Literal["tool.called"] = "tool.called"
-
-
-Said = AnswerDelta | ToolCallDelta | ToolCalled
-"""What there is to an answer while it is written."""
-
-
 LEAST_TO_JUDGE_BY = 8
 """Tokens that the target must have written in a request, to judge its pace by them."""
 
@@ -267,8 +224,6 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
-        from stepspec.loop.rendering import result_html
-
         return result_html(self)
 
 
@@ -280,4 +235,4 @@ class Done:
     type: Literal["done"] = "done"
 
 
-Event = StepProposed | StepJudged | StepCommitted | Said | Done
+Event = StepProposed | StepJudged | StepCommitted | AnswerEvent | Done

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import AnswerDelta, Done, Event, Result, StepCommitted, StepJudged, StepProposed, ToolCallDelta
+from stepspec.loop.step import Done, Event, Result, StepCommitted, StepJudged, StepProposed
 
 PROVIDER = "stepspec"
 OPERATION = "chat"

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from stepspec.chat.answer import AnswerReader
+from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
 from stepspec.engines.stops import StopWatch
 from stepspec.engines.text import TextReader, visible_ids
-from stepspec.loop.step import Origin, Said, Step, StepCommitted, StepEnd
+from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
 
 
 class Transcript:
@@ -76,7 +77,7 @@ class Transcript:
 
     def close_step(
         self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
-    ) -> Iterator[StepCommitted | Said]:
+    ) -> Iterator[StepCommitted | AnswerEvent]:
         """Commits the open step; an end tag ends the thinking or the text and is no part of the step."""
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
@@ -95,21 +96,21 @@ class Transcript:
             self._reader.position = len(self.buffer)
         self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
 
-    def tell(self) -> Iterator[Said]:
+    def tell(self) -> Iterator[AnswerEvent]:
         """Shows what there is of the open step, if steps are the answer. Nobody may take it back."""
         if self._think_end is None and self.open_ids and not self.step_is_over:
             text = self._reader.read(len(self.buffer), to_the_end=False)
             self.open_text += text
             yield from self.answer.feed(text)
 
-    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | Said]:
+    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
         """Puts the tag behind what was thought so far, in the name of somebody who has not finished it."""
         assert self._think_end is not None
         yield from self.finish(origin)
         self.extend([self._think_end])
         yield from self.close_step(origin)
 
-    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | Said]:
+    def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
         """Takes ids of somebody who writes on alone, closing each step as it ends, then the answer."""
         for index, id in enumerate(ids):
             if self.ended:  # by a stop string; what was written behind it is there, and not shown
@@ -125,12 +126,12 @@ class Transcript:
         if self.answer.stopped:
             yield from self.finish(origin)
 
-    def finish(self, origin: Origin) -> Iterator[StepCommitted | Said]:
+    def finish(self, origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
         """Closes the step that the last writer has left open."""
         if self.open_ids:
             yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
 
-    def _answer(self, ids: Sequence[int]) -> Iterator[Said]:
+    def _answer(self, ids: Sequence[int]) -> Iterator[AnswerEvent]:
         self.buffer.append(ids)
         ended = ids[-1] in self._answer_ends
         text = self._reader.read(len(self.buffer) - ended, to_the_end=ended)

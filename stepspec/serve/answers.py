@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stepspec.loop.step import AnswerDelta, Event, Result, Step, StepCommitted, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.loop.step import Event, Result, Step, StepCommitted
 
 
 class Answering:

@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from stepspec.loop.step import AnswerDelta, Done, Event
+from stepspec.chat.events import AnswerDelta
+from stepspec.loop.step import Done, Event
 
 
 async def unquoted(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

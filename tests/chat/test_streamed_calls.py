@@ -11,10 +11,11 @@ from langchain_core.messages import AIMessageChunk
 from service import serving
 
 from stepspec.api.session import StepSpec
+from stepspec.chat.events import ToolCall, ToolCallDelta, ToolCalled
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec
 from stepspec.langchain.messages import chunk_of
-from stepspec.loop.step import Event, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.loop.step import Event
 
 pytestmark = pytest.mark.anyio
 

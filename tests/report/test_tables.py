@@ -222,7 +222,7 @@ def test_a_readme_without_the_markers_is_refused(text: str) -> None:
 
 
 def report_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepspec.evaluation.report", *map(str, arguments)]
+    command = [sys.executable, "-m", "stepspec.bench.readme", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

@@ -4,9 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from stepspec.bench.speed import Conditions
 from stepspec.engines.protocol import DrafterName
-from stepspec.evaluation.records import EngineRecord, Percentiles, PolicyKind, Record, TimeRecord
+from stepspec.evaluation.records import Conditions, EngineRecord, Percentiles, PolicyKind, Record, TimeRecord
 
 Interval = tuple[float, float]
 

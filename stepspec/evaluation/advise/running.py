@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stepspec.api.session import Pair, StepSpec
-from stepspec.bench.speed import Conditions
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine, Sampling
 from stepspec.evaluation.advise.candidates import Candidates, baseline_of, make_candidates
@@ -22,7 +21,7 @@ from stepspec.evaluation.benchmark import Benchmark, FileData
 from stepspec.evaluation.energy import EnergyMeter
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import commit, hardware, versions
-from stepspec.evaluation.records import BASELINE, RunRecord
+from stepspec.evaluation.records import BASELINE, Conditions, RunRecord
 from stepspec.evaluation.running import Gauges, Keeping, ProblemSet, Settings, conditions, evaluate
 from stepspec.evaluation.running.conditions import engine_record
 from stepspec.evaluation.running.running import OnRow

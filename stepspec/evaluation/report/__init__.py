@@ -9,11 +9,8 @@ from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
 from stepspec.evaluation.report.readme import (
     headline,
-    main,
     read_results,
-    read_speeds,
     readme_block,
-    speeds_block,
     with_block,
     with_results,
 )
@@ -25,13 +22,10 @@ __all__ = [
     "closing_table",
     "conditions_sentence",
     "headline",
-    "main",
     "markdown_report",
     "read_results",
-    "read_speeds",
     "readme_block",
     "readme_table",
-    "speeds_block",
     "with_block",
     "with_results",
 ]

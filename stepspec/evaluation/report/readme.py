@@ -1,28 +1,14 @@
-"""The blocks of a README that are made from results.
+"""The blocks of a README that are made from the results of runs: tables with their conditions, and a headline."""
 
-    python -m stepspec.evaluation.report --readme README.md evals/results/gsm-mini
-
-rewrites what stands in the README between `<!-- results:NAME -->` and `<!-- /results -->`, and the headline between
-`<!-- headline:NAME -->` and `<!-- /headline -->`. Of a folder with several runs below it, such as one for each
-temperature, both name them all. Given the file of a `stepspec bench engine`, it rewrites the results called `engine`.
-"""
-
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from stepspec.bench.speed import EngineSpeeds, speeds_markdown
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, percent_with_interval, times
 from stepspec.evaluation.report.conditions import (
-    commit_in_words,
     conditions_sentence,
     hardware_in_words,
-    models_in_words,
 )
 from stepspec.evaluation.report.findings import speeds_that_do_not_count
 from stepspec.evaluation.report.source import settings_of
@@ -102,20 +88,6 @@ def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
     return f"{before}{marker}\n{block}\n{end_marker}{after}"
 
 
-def speeds_block(speeds: EngineSpeeds) -> str:
-    """What a README shows of a benchmark of the torch engine: the table and its conditions."""
-    plan, prompt = speeds.plan, "prompt" if speeds.synthetic else "prompt of gsm-mini"
-    parts = [
-        f"greedy, at most {plan.max_tokens} tokens after each {prompt}",
-        f"medians of {plan.turns} paired turns",
-        models_in_words({"target": speeds.engine, "draft": speeds.draft}),
-        hardware_in_words(speeds.hardware),
-        ", ".join(f"{name} {version}" for name, version in speeds.versions.items()),
-        commit_in_words(speeds.commit),
-    ]
-    return f"{speeds_markdown(speeds)}\n\n{'; '.join(parts)}."
-
-
 def with_results(text: str, results: Results) -> str:
     """A README with its tables made anew, and its headline if it has one."""
     benchmark = results[0][1].benchmark
@@ -123,18 +95,6 @@ def with_results(text: str, results: Results) -> str:
     if f"<!-- headline:{benchmark} -->" not in text:
         return text
     return with_block(text, "headline", benchmark, headline(results))
-
-
-def read_speeds(file: Path) -> EngineSpeeds:
-    """What a `stepspec bench engine` has found.
-
-    Raises:
-        UsageError: the file does not hold that.
-    """
-    try:
-        return EngineSpeeds.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise UsageError(f"{file} does not hold the figures of a 'stepspec bench engine': {error}.") from error
 
 
 def read_results(folder: Path) -> Results:
@@ -151,25 +111,3 @@ def _finished_summary(folder: Path) -> Summary:
     if summary is None:
         raise UsageError(f"{folder} holds no finished run: there is no summary.json.")
     return summary
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrites a README's block from a folder of results."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.evaluation.report", description=main.__doc__)
-    parser.add_argument("--readme", type=Path, required=True, help="the file whose block is rewritten")
-    parser.add_argument("results", type=Path, help="a folder of a run or of several, or a benchmark's file")
-    options = parser.parse_args(arguments)
-    try:
-        text = options.readme.read_text("utf-8")
-        if options.results.is_file():
-            text = with_block(text, "results", "engine", speeds_block(read_speeds(options.results)))
-        else:
-            text = with_results(text, read_results(options.results))
-        options.readme.write_text(text, "utf-8")
-    except OSError as error:
-        print(f"Cannot rewrite {options.readme}: {error.strerror}.", file=sys.stderr)
-        return 1
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0

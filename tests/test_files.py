@@ -21,7 +21,7 @@ CHECKOUT = Path(__file__).parent.parent
 BUILT_FROM = ["pyproject.toml", "README.md", "LICENSE", ".gitignore", "stepspec", "policies", "evals"]
 
 WHERE = """
-import json, stepspec, stepspec.files as files
+import json, stepspec, stepspec.base.files as files
 print(json.dumps({
     "package": stepspec.__file__,
     "folders": {kind: str(files.data_folder(kind)) for kind in ("policies", "evals")},
@@ -155,8 +155,8 @@ def test_a_package_that_lost_its_data_takes_no_stranger_s_folder(wheel: Path, tm
     shutil.rmtree(tmp_path / "stepspec" / "policies")
     (tmp_path / "policies").mkdir()
     program = (
-        "import stepspec.files, stepspec.errors\n"
-        "try: stepspec.files.data_folder('policies')\n"
+        "import stepspec.base.files, stepspec.errors\n"
+        "try: stepspec.base.files.data_folder('policies')\n"
         "except stepspec.errors.StepSpecError as error: print(error)\n"
     )
     said = run(fresh_python(tmp_path / "environment"), "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path))

@@ -24,11 +24,3 @@ def test_every_path_that_the_readme_links_to_exists():
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in target]
     assert links
     assert [target for target in links if not (ROOT / target).exists()] == []
-
-
-def test_the_tree_names_every_part_of_the_package():
-    tree = README.split("```\nstepspec/\n")[1].split("```")[0]
-    parts = {
-        path.stem for path in (ROOT / "stepspec").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert {part for part in parts if not part.startswith("__") and not re.search(rf"\b{part}\b", tree)} == set()

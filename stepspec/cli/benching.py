@@ -257,7 +257,8 @@ def bench_wire(
     """Compare SpecReason's published procedure with the policy `specreason` on the same two vLLM servers."""
     from stepspec.evaluation.generators.gsm_mini import load_split
 
-    published = importlib.import_module("stepspec.bench.published")
+    with from_extra("remote", "stepspec bench wire"):
+        published = importlib.import_module("stepspec.bench.published")
     problems = list(islice(load_split("test"), limit))
     conditions = _conditions()
     with asyncio.Runner() as runner:
@@ -343,7 +344,8 @@ def _http_transport() -> Any:
 
 def _bench() -> Any:
     """The module of the torch engine that measures it; loaded by name, as that library is no part of the core."""
-    return importlib.import_module("stepspec.bench.engine")
+    with from_extra("torch", "stepspec bench engine"):
+        return importlib.import_module("stepspec.bench.engine")
 
 
 def _load(target: str | None, draft: str | None, pair: str | None, shape: str | None, dtype: str | None) -> "Subject":

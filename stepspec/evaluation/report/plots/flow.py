@@ -1,6 +1,6 @@
 """Where the tokens went, as one picture: from who wrote them, by what became of them, to the text or to nowhere.
 
-The columns balance by the identities of `stepspec.step`: drafted = accepted + rejected + cancelled, written by the
+The columns balance by the identities of `stepspec.loop.step`: drafted = accepted + rejected + cancelled, written by the
 target = regenerated + forced + discarded, committed = accepted + regenerated + forced.
 """
 

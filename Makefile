@@ -9,7 +9,7 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check soak format clean chromium
+.PHONY: help demo test check docs soak format clean chromium
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -48,6 +48,9 @@ check: $(INSTALLED)  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+docs: $(INSTALLED)  ## build the documentation in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 soak: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m soak --timeout 0

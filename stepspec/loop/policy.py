@@ -42,14 +42,16 @@ M = TypeVar("M", bound=FileModel)
 
 
 class RatingSpec(FileModel):
-    """The target rates the step with a digit from 0 to 9; accepted from `threshold` on."""
+    """The target rates the step with a digit from 0 to 9."""
 
     kind: Literal["rating"]
+    """Selects this judge."""
     prompt: str = "short"
-    """A name in `stepspec.chat.prompts.RATING_PROMPTS`."""
+    """The question to the target: a name in `stepspec.chat.prompts.RATING_PROMPTS`."""
     readout: Literal["greedy", "expected"] = "greedy"
-    """The most likely token if it is a digit, or the expectation over the digits, renormalised."""
+    """`greedy` takes the most likely token if it is a digit. `expected` takes the mean over the ten digits."""
     threshold: float = Field(default=7.0, ge=0, le=9)
+    """Lowest rating that accepts a step."""
 
     @property
     def name(self) -> str:
@@ -64,12 +66,14 @@ class RatingSpec(FileModel):
 
 
 class LikelihoodSpec(FileModel):
-    """The step's own log-probability under the target, in nats a token; accepted from `threshold` on."""
+    """The target's log-probability of the step's tokens, in nats."""
 
     kind: Literal["likelihood"]
+    """Selects this judge."""
     statistic: Literal["min", "mean"] = "min"
-    """Of the step's tokens: the least probable one's, or the mean."""
+    """The score of a step: its least probable token, or the mean over its tokens."""
     threshold: float = Field(le=0)
+    """Lowest score that accepts a step."""
 
     @property
     def name(self) -> str:
@@ -84,26 +88,26 @@ class StepTable(FileModel):
     """Where a step ends."""
 
     delimiter: str = Field(default="\n\n", min_length=1)
+    """Text that ends a step."""
     max_step_tokens: int = Field(default=512, ge=1)
+    """Longest step, in tokens."""
     draft_deadline_s: float = Field(default=60.0, gt=0)
-    """A draft that has not ended its step by then is left out for the rest of the request."""
+    """Seconds for the draft to write a step. A slower draft is left out for the rest of the request."""
 
 
 class TokenTable(FileModel):
     """Token-level speculation inside whatever the target writes. Exact, unless there is a tolerance."""
 
     drafter: Literal[DrafterName, "auto"] = "none"
-    """"auto" takes the draft model if the target's engine can draft with it; else what the engine uses by itself, or
-    prompt lookup."""
+    """What drafts tokens. `auto` takes the draft model if the target's engine can draft with it, else what the engine
+    uses by itself, else prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"
-    """Tokens drafted a round; "auto" chooses online, by measured acceptance and costs."""
+    """Tokens drafted in each round. `auto` chooses from measured acceptance and costs."""
     tolerance: float = Field(default=0.0, ge=0, le=1)
-    """Above 0 drafted tokens are also kept where they are merely typical of the target: not exact. See
-    `stepspec.engines.protocol.Drafting`."""
-
+    """Above 0, also accepts drafted tokens that are merely typical of the target (arXiv:2401.10774). Not exact."""
     archive: str = ""
-    """Of the drafter `suffix`: a name for the past outputs that it drafts from. Policies with the same name share them,
-    and evaluations keep them from block to block. Without one, a block's first request knows no past outputs."""
+    """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
+    to block."""
 
     @model_validator(mode="after")
     def _archive_of_suffix(self) -> "TokenTable":
@@ -127,10 +131,11 @@ class TokenTable(FileModel):
 
 
 class SalvageTable(FileModel):
-    """How much of a rejected step is kept: its longest prefix in which every token is the target's own choice or has
-    at least this log-probability under the target, in nats; at 0 only the target's own choices count."""
+    """How much of a rejected step is kept."""
 
     min_logprob: float = Field(default=0.0, le=0)
+    """Keeps the longest prefix in which every token is the target's own choice, or has at least this log-probability
+    under the target, in nats. At 0 only the target's own choices count."""
 
 
 class Policy(FileModel):
@@ -138,16 +143,23 @@ class Policy(FileModel):
     target judging every finished step."""
 
     version: Version
+    """Version of the file format: 1."""
     summary: str
+    """One line for `stepspec policies` and reports."""
     paper: str | None = None
+    """The paper that the policy follows."""
     family: Literal["target", "draft", "score"]
+    """Who writes: the target alone, the draft alone, or the draft with the target judging every finished step."""
     first_target_steps: int = Field(default=0, ge=0)
+    """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None
-    """Keep the part of a rejected step that the target agrees with, and regenerate only the rest."""
+    """Keeps the prefix of a rejected step that the target agrees with, and regenerates only the rest."""
     step: StepTable = StepTable()
+    """Where a step ends."""
     token: TokenTable = TokenTable()
+    """Token-level speculation inside what the target writes."""
     judges: Annotated[tuple[JudgeSpec, ...], Strict(False)] = ()
-    """All must accept; the first that refuses decides. They are read from one pass of the target."""
+    """All judges must accept a step, and the first that rejects it decides. They share one pass of the target."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":

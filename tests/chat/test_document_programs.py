@@ -1,4 +1,4 @@
-"""Every Python program of the README runs. Models that cannot be had here are played by scripted ones."""
+"""Every Python program of README and docs runs. Scripted models stand in for those that need a GPU."""
 
 import ast
 import re
@@ -14,10 +14,12 @@ from service import serving
 import stepspec
 from stepspec.langchain import sharing
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+ROOT = Path(__file__).parents[2]
+PAGES = {page.stem: page.read_text("utf-8") for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PROGRAMS: dict[str, list[str]] = {
+    name: found for name, text in PAGES.items() if (found := re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+}
 SERVED = "http://localhost:8000/v1"
-START, PYTHON, AGENT, STREAM, GRAPH, SERVICE = range(6)
 
 Run = Callable[[str], str]
 
@@ -29,66 +31,67 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr(sharing, "_pairs", {})
 
     def ran(program: str) -> str:
-        exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+        exec(compile(program, "a document", "exec"), {"__name__": "__main__"})
         return capsys.readouterr().out
 
     return ran
 
 
 def test_these_are_all() -> None:
-    assert len(PROGRAMS) == 6
+    counts = {name: len(programs) for name, programs in PROGRAMS.items()}
+    assert counts == {"README": 2, "getting-started": 2, "langchain": 3, "service": 1}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", [program for programs in PROGRAMS.values() for program in programs])
 def test_programs_use_what_the_package_exports(program: str) -> None:
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.ImportFrom) and node.module == "stepspec":
             assert all(alias.name in stepspec.__all__ for alias in node.names)
 
 
-def test_the_first_program_streams_the_steps_of_a_solution(run: Run) -> None:
-    assert re.search(r"^(draft|salvaged|target) .*17", run(PROGRAMS[START]), re.MULTILINE)
+@pytest.mark.parametrize("page", ["README", "getting-started"])
+def test_the_first_program_streams_the_steps_of_a_solution(run: Run, page: str) -> None:
+    assert re.search(r"^(draft|salvaged|target) .*17", run(PROGRAMS[page][0]), re.MULTILINE)
 
 
 def test_the_python_api(run: Run) -> None:
-    printed = run(PROGRAMS[PYTHON])
+    printed = run(PROGRAMS["getting-started"][1])
     assert "\\boxed" in printed
     assert "Usage(prompt_tokens=" in printed
     assert printed.splitlines()[-1].count("boxed") == 2
 
 
-def test_the_agent_multiplies(run: Run) -> None:
-    assert run(PROGRAMS[AGENT]).strip() == "It is 144."  # of all numbers the scripted model knows the first
-
-
-def test_the_diff_is_the_whole_difference(run: Run) -> None:
-    diff = re.findall(r"```diff\n(.*?)```", README, re.DOTALL)[0].splitlines()
+@pytest.mark.parametrize(("page", "place"), [("README", 1), ("langchain", 0)])
+def test_the_agent_multiplies_and_the_diff_is_the_whole_difference(run: Run, page: str, place: int) -> None:
+    ours = PROGRAMS[page][place]
+    assert run(ours).strip() == "It is 144."  # of all numbers the scripted model knows the first
+    diff = re.findall(r"```diff\n(.*?)```", PAGES[page], re.DOTALL)[0].splitlines()
     before = [line[1:] for line in diff if line.startswith("-")]
     after = [line[1:] for line in diff if line.startswith("+")]
-    theirs = PROGRAMS[AGENT]
-    for ours, replaced in zip(after, before, strict=True):
-        assert f"\n{ours}\n" in theirs
-        theirs = theirs.replace(ours, replaced)
+    theirs = ours
+    for new, old in zip(after, before, strict=True):
+        assert f"\n{new}\n" in theirs
+        theirs = theirs.replace(new, old)
     assert "stepspec" not in theirs
     with serving(following_pair(name="Qwen/Qwen3-32B")) as address:
         theirs = theirs.replace(f'base_url="{SERVED}"', f'base_url="{address}", api_key="none"')
-        assert run(theirs) == run(PROGRAMS[AGENT])
+        assert run(theirs) == run(ours)
 
 
 def test_steps_are_streamed_and_a_form_is_kept_to(run: Run) -> None:
-    printed = run(PROGRAMS[STREAM])
+    printed = run(PROGRAMS["langchain"][1])
     assert printed.startswith("draft What is asked is clear.\ndraft Nothing else is needed.\n")
     assert printed.endswith("factors=[12] product=12\n")
 
 
 def test_the_graph_tells_every_step(run: Run) -> None:
-    lines = run(PROGRAMS[GRAPH]).splitlines()
+    lines = run(PROGRAMS["langchain"][2]).splitlines()
     assert lines[:3] == ["stepspec.step.proposed ", "stepspec.step.judged ", "stepspec.step.committed draft"]
 
 
 def test_the_service_is_asked(run: Run) -> None:
     with serving(following_pair()) as address:
-        printed = run(PROGRAMS[SERVICE].replace(SERVED, address))
+        printed = run(PROGRAMS["service"][0].replace(SERVED, address))
     assert "Nothing else is needed." in printed
     assert "You said 1 things" in printed
 

@@ -1,0 +1,117 @@
+"""Rewrites everything in the documents that is generated: `python -m stepspec.bench.documents`, in a checkout.
+
+Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
+docstrings, and the columns of reports from `stepspec.evaluation.report`.
+"""
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepspec.base.files import package_folder
+from stepspec.bench.readme import read_speeds, speeds_block
+from stepspec.errors import StepSpecError
+from stepspec.evaluation.report import headline, read_results, readme_block, with_block
+from stepspec.evaluation.report.figures import COLUMNS, FURTHER
+from stepspec.loop import policy
+
+TABLES: Mapping[str, type[policy.FileModel]] = {
+    "At the top of the file": policy.Policy,
+    "`[step]`": policy.StepTable,
+    "`[token]`": policy.TokenTable,
+    "`[salvage]`": policy.SalvageTable,
+    '`[[judges]]` with `kind = "likelihood"`': policy.LikelihoodSpec,
+    '`[[judges]]` with `kind = "rating"`': policy.RatingSpec,
+}
+
+
+def generated(root: Path) -> dict[Path, str]:
+    """The documents of a checkout as they should read.
+
+    Raises:
+        UsageError: a document has no marker for a block, or results are missing.
+    """
+    results = root / "evals" / "results"
+    gsm_mini = read_results(results / "gsm-mini")
+    blocks = (
+        ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
+        ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
+        ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
+        ("docs/policies.md", "keys", "policy", keys_block()),
+        ("docs/metrics.md", "columns", "metrics", columns_block()),
+    )
+    texts: dict[Path, str] = {}
+    for name, kind, about, block in blocks:
+        file = root / name
+        texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, block)
+    return texts
+
+
+def keys_block() -> str:
+    """Every key of a policy file: type, default and effect."""
+    parts: list[str] = []
+    for title, model in TABLES.items():
+        rows = [f"| `{name}` | {kind} | {default} | {effect} |" for name, kind, default, effect in _keys(model)]
+        parts.append("\n".join([f"**{title}**", "", "| key | type | default | effect |", "|:--|:--|:--|:--|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _keys(model: type[policy.FileModel]) -> Iterator[tuple[str, str, str, str]]:
+    schema: dict[str, Any] = model.model_json_schema()
+    effects = field_docs(model)
+    for name, about in schema["properties"].items():
+        is_table = "$ref" in json.dumps(about)
+        default = "required" if name in schema.get("required", ()) else f"`{json.dumps(about.get('default'))}`"
+        if is_table or default == "`null`":
+            default = ""
+        yield name, "table" if is_table else _type_in_words(about), default, effects[name]
+
+
+def _type_in_words(about: Mapping[str, Any]) -> str:
+    if "anyOf" in about:
+        return " or ".join(_type_in_words(each) for each in about["anyOf"] if each.get("type") != "null")
+    values: Sequence[Any] = about.get("enum", [about["const"]] if "const" in about else [])
+    if values:
+        return ", ".join(f"`{json.dumps(value)}`" for value in values)
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = ", ".join(f"{sign} {about[key]:g}" for key, sign in signs.items() if key in about)
+    return f"{about['type']} {bounds}".strip()
+
+
+def field_docs(model: type[policy.FileModel]) -> dict[str, str]:
+    """The docstring of each field of a class, in one line."""
+    (definition,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for statement, after in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
+            found[ast.unparse(statement.target)] = " ".join(str(ast.literal_eval(after.value)).split())
+    return found
+
+
+def columns_block() -> str:
+    """Every column of a report's tables."""
+    rows = [f"| {column.title} | {column.meaning} |" for column in (*COLUMNS, *FURTHER)]
+    return "\n".join(["| column | meaning |", "|:--|:--|", *rows])
+
+
+def main() -> int:
+    """Rewrites the documents of the checkout that this package is in."""
+    try:
+        for file, text in generated(package_folder().parent).items():
+            file.write_text(text, "utf-8")
+    except OSError as error:
+        print(f"Cannot rewrite {error.filename}: {error.strerror}. Run this in a checkout.", file=sys.stderr)
+        return 1
+    except StepSpecError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""README and docs: what they show was measured or generated, what they link to is there, what they quote is valid."""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from stepspec.bench.documents import generated
+from stepspec.cli import app
+from stepspec.loop.policy import Policy
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of a language, on all pages."""
+    return [block for page in PAGES for block in re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.S)]
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    found = {file: file.read_text("utf-8") for file in generated(ROOT)}
+    assert found == generated(ROOT), "python -m stepspec.bench.documents"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_and_heading_that_a_page_links_to_exists(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")):
+        if "://" in target:
+            continue
+        file, _, heading = target.partition("#")
+        path = page.parent / file if file else page
+        assert path.is_file(), target
+        headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE) if heading else []
+        names = [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+        assert not heading or heading in names, target
+
+
+def test_every_command_that_a_page_shows_has_its_options() -> None:
+    lines = [line for block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("stepspec ")]
+    assert len(commands) >= 10
+    for words in commands:
+        command = get_command(app)
+        for word in words[1:]:
+            if not hasattr(command, "commands"):
+                break
+            command = command.commands[word]  # type: ignore[attr-defined]
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert [word for word in words if word.startswith("--") and word not in known] == [], words
+
+
+def test_every_target_of_make_that_a_page_shows_exists() -> None:
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    shown = {
+        name for name in re.findall(r"\bmake ([a-z]+)`|^make ([a-z]+)", text, re.MULTILINE) for name in name if name
+    }
+    assert {"demo", "test"} <= shown
+    assert shown <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def test_every_policy_and_every_json_that_a_page_shows_is_valid() -> None:
+    assert [Policy.model_validate(tomllib.loads(block)) for block in blocks("toml")]
+    assert [json.loads(block) for block in blocks("json")]

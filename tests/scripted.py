@@ -289,7 +289,6 @@ class ScriptedEngine:
         return replace(
             seen,
             logprobs=seen.logprobs if "scores" in self.abilities else None,
-            entropies=seen.entropies if "scores" in self.abilities else None,
             choices=seen.choices if "choices" in self.abilities else None,
             probe_logprobs=seen.probe_logprobs if "label laws" in self.abilities else (),
         )
@@ -306,7 +305,6 @@ class ScriptedEngine:
         return Verification(
             logprobs=tuple(logprobs),
             choices=tuple(own[:-1]),
-            entropies=(0.0,) * len(continuation),
             next_choice=own[-1],
             probe_logprobs=(digits,) * len(probes),
             probe_choices=(rated,) * len(probes),

@@ -481,7 +481,7 @@ def found_in(folder: Path) -> Findings:
 def test_the_findings_hold_costs_trials_and_every_policy(unanswered: Path) -> None:
     found = found_in(unanswered)
     [load] = found.loads
-    assert load.costs.draft_cost is not None
+    assert load.costs.draft is not None
     assert load.costs.target.pass_over_one.keys() == {1, 8, 64}
     tried = {trial.drafter for trial in found.trials}
     assert tried == {"draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"}

@@ -22,7 +22,6 @@ def seen(*logprobs: float, choices: tuple[str, ...] = (), laws: tuple[dict[int, 
     return Verification(
         logprobs=logprobs,
         choices=(0,) * len(logprobs),
-        entropies=(0.0,) * len(logprobs),
         next_choice=0,
         probe_choices=tuple(TOKENIZER.encode(choice)[0] for choice in choices),
         probe_logprobs=tuple(

@@ -100,7 +100,7 @@ class InstantEngine:
         if ids and index % REFUSED_EVERY == 0:
             middle = len(ids) // 2
             choices[middle], logprobs[middle] = self.steps[0][0], -9.0
-        return Verification(tuple(logprobs), tuple(choices), (0.0,) * len(ids), self._end if not ids else ids[0])
+        return Verification(tuple(logprobs), tuple(choices), self._end if not ids else ids[0])
 
     def describe(self) -> dict[str, str | None]:
         """See `Engine.describe`."""

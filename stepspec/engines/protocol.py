@@ -242,16 +242,15 @@ class Probe:
 class Verification:
     """What the model thinks of a continuation of n tokens, from one pass, at temperature 1.
 
-    `logprobs`, `choices` and `entropies` have n entries: the log-probability of each token, the model's own most likely
-    token in its place, and the entropy of the law there in nats. `next_choice` is the most likely token after the
-    continuation. For each probe, `probe_logprobs` holds the log-probabilities of its labels among the whole vocabulary
-    (of a label that a server does not show, -inf), and `probe_choices` the most likely token there, a label or not.
-    What an engine cannot give, or was not asked for, is None; `probe_logprobs` is then empty.
+    `logprobs` and `choices` have n entries: the log-probability of each token, and the model's own most likely token in
+    its place. `next_choice` is the most likely token after the continuation. For each probe, `probe_logprobs` holds the
+    log-probabilities of its labels among the whole vocabulary (of a label that a server does not show, -inf), and
+    `probe_choices` the most likely token there, a label or not. What an engine cannot give, or was not asked for, is
+    None; `probe_logprobs` is then empty.
     """
 
     logprobs: tuple[float, ...] | None
     choices: tuple[int, ...] | None
-    entropies: tuple[float, ...] | None
     next_choice: int
     probe_logprobs: tuple[tuple[float, ...], ...] = ()
     probe_choices: tuple[int, ...] = ()

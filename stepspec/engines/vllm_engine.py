@@ -240,7 +240,7 @@ class VllmEngine:
 
     async def _next(self, ids: list[int]) -> Verification:
         output = await self._one_token(ids)
-        return Verification(None, None, None, _token(output), cached=output.num_cached_tokens or 0)
+        return Verification(None, None, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _scored(self, ids: list[int], start: int) -> Verification:
         """The ids from position `start` on, scored in the way of the installed version."""
@@ -250,7 +250,7 @@ class VllmEngine:
         rows = output.prompt_logprobs[start:]
         logprobs = tuple(row[id].logprob for row, id in zip(rows, ids[start:], strict=True))
         choices = tuple(next(id for id, entry in row.items() if entry.rank == 1) for row in rows)
-        return Verification(logprobs, choices, None, _token(output), cached=output.num_cached_tokens or 0)
+        return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _scored_by_ids(self, ids: list[int], start: int) -> Verification:
         wanted = {"prompt_logprob_token_ids": [[id] for id in ids[start:]], "prompt_logprob_start": start - 1}
@@ -259,7 +259,7 @@ class VllmEngine:
             output = await self._one_token(ids, **wanted, skip_reading_prefix_cache=True)
         rows: Any = output.prompt_token_id_logprobs
         logprobs = tuple(float(row[0]) for row in rows)
-        return Verification(logprobs, None, None, _token(output), cached=output.num_cached_tokens or 0)
+        return Verification(logprobs, None, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _probed(self, ids: list[int], labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
         """The most likely token after the ids, and the law over the labels."""

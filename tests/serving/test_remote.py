@@ -67,7 +67,7 @@ def prompts(tokenizer: HuggingFaceTokenizer) -> list[list[int]]:
 
 async def test_what_the_server_can_do_is_found_out(remote: RemoteEngine) -> None:
     server = remote._server
-    assert (server.takes_ids, server.gives_ids, server.names_ids, server.extended) == (True, True, True, True)
+    assert (server.takes_ids, server.gives_ids, server.extended) == (True, True, True)
     assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
     assert remote.describe()["device"] == f"vLLM 0.32.0 at {remote.address.base}"
     assert "forget" in remote.abilities
@@ -260,7 +260,7 @@ async def text_server(port: int) -> AsyncIterator[RemoteEngine]:
 async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:
     async with text_server(target_port) as remote:
         server = remote._server
-        assert (server.takes_ids, server.gives_ids, server.names_ids) == (False, False, False)
+        assert (server.takes_ids, server.gives_ids) == (False, False)
         assert (server.scores, remote.abilities) == (None, {"label laws", "json schema", "forget"})
         (tag,) = remote.tokenizer.encode("</think>")
         for stop in (Stop(60, ("\n\n",)), Stop(200, token_ids=frozenset({tag}))):

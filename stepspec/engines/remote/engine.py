@@ -265,7 +265,7 @@ class RemoteEngine:
             own, asked = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
         else:
             first, *asked = await self._tokens_after(prompt, [continuation, *ends])
-            own = Verification(None, None, None, self._token_of(first))
+            own = Verification(None, None, self._token_of(first))
         laws = [self._law(choice, probe.labels) for choice, probe in zip(asked, probes, strict=True)]
         return replace(
             own,
@@ -311,7 +311,7 @@ class RemoteEngine:
             choices = tuple(next(id for id, entry in law.items() if entry.rank == 1) for law in laws)
         except (KeyError, ValueError, StopIteration):
             raise nonsense(self.address, "prompt log-probabilities that do not fit the prompt") from None
-        return Verification(logprobs, self._checked(choices), None, self._token_of(choice))
+        return Verification(logprobs, self._checked(choices), self._token_of(choice))
 
     async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
         """The same by SGLang's own path."""
@@ -328,7 +328,7 @@ class RemoteEngine:
             raise nonsense(self.address, "log-probabilities that do not fit the prompt")
         self._note(prompt, Usage())
         own, *_ = self._checked(answer.output_ids)
-        return Verification(logprobs, self._checked(choices), None, own, cached=meta.cached_tokens or 0)
+        return Verification(logprobs, self._checked(choices), own, cached=meta.cached_tokens or 0)
 
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(checked_ids(self.address, ids, self.tokenizer.num_ids))

@@ -13,7 +13,6 @@ from pydantic import BaseModel, Field, ValidationError
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import (
-    TOKEN_ID,
     Choice,
     Completion,
     Generated,
@@ -67,8 +66,6 @@ class Server:
     gives_ids: bool
     num_logprobs: int
     """Most likely tokens whose log-probabilities it gives; 0 if none."""
-    names_ids: bool
-    """Whether it calls these tokens by their ids."""
     several_prompts: bool
     """Whether one call may have several prompts."""
     scores: ScoreRoute | None
@@ -140,7 +137,6 @@ class _Asking:
             takes_ids=trial.prompt is TRIAL_IDS,
             gives_ids=bool(choice.token_ids),
             num_logprobs=trial.num_logprobs if tops else 0,
-            names_ids=bool(tops) and all(name.startswith(TOKEN_ID) for name in tops),
             several_prompts=await self._takes_several(card.id, trial),
             scores=await self._score_route(card.id) if trial.prompt is TRIAL_IDS else None,
             schema_field=await self._schema_field(card.id, trial),

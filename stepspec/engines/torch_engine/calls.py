@@ -155,14 +155,12 @@ def read_verification(logprobs: torch.Tensor, call: Scoring) -> Verification:
     body = logprobs[:count]
     chosen = body.gather(1, torch.tensor([call.continuation], device=body.device).T)[:, 0] if count else body[:, 0]
     own = logprobs.argmax(-1).tolist()
-    entropies = -(body.exp() * body).nan_to_num().sum(-1)
     labels = [
         tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
     ]
     return Verification(
         logprobs=tuple(chosen.tolist()),
         choices=tuple(own[:count]),
-        entropies=tuple(entropies.tolist()),
         next_choice=own[count],
         probe_logprobs=tuple(labels),
         probe_choices=tuple(own[count + 1 :]),

@@ -28,11 +28,6 @@ class LoadCosts(Record):
     target: ModelCosts
     draft: ModelCosts | None
 
-    @property
-    def draft_cost(self) -> float | None:
-        """A token of the draft over one of the target: c of arXiv:2211.17192."""
-        return self.draft.write_s / self.target.write_s if self.draft else None
-
 
 class Trial(Record):
     """What a drafter did on a few prompts with a fixed number of tokens, and what follows from that."""

@@ -149,7 +149,7 @@ class Opinion:
 
     A token of the step that is the model's own choice has the log-probability -0.1, any other -9, unless
     `logprobs` says otherwise by position. `rating` is the model's choice at the end of a probe, `digits` the
-    law there.
+    distribution there.
     """
 
     text: str = ""
@@ -290,7 +290,7 @@ class ScriptedEngine:
             seen,
             logprobs=seen.logprobs if "scores" in self.abilities else None,
             choices=seen.choices if "choices" in self.abilities else None,
-            probe_logprobs=seen.probe_logprobs if "label laws" in self.abilities else (),
+            probe_logprobs=seen.probe_logprobs if "label logprobs" in self.abilities else (),
         )
 
     def _verification(self, opinion: Opinion, continuation: Sequence[int], probes: Sequence[Probe]) -> Verification:
@@ -299,8 +299,8 @@ class ScriptedEngine:
         logprobs = [-0.1 if id == choice else -9.0 for id, choice in zip(continuation, own, strict=False)]
         for position, logprob in (opinion.logprobs or {}).items():
             logprobs[position] = logprob
-        law = opinion.digits or ({int(opinion.rating): 1.0} if opinion.rating.isdigit() else {})
-        digits = tuple(math.log(law[digit]) if law.get(digit) else -math.inf for digit in range(10))
+        distribution = opinion.digits or ({int(opinion.rating): 1.0} if opinion.rating.isdigit() else {})
+        digits = tuple(math.log(distribution[digit]) if distribution.get(digit) else -math.inf for digit in range(10))
         rated = self.tokenizer.encode(opinion.rating)[0]
         return Verification(
             logprobs=tuple(logprobs),

@@ -17,15 +17,18 @@ from stepspec.loop.policy import LikelihoodSpec, RatingSpec
 TOKENIZER = WordTokenizer()
 
 
-def seen(*logprobs: float, choices: tuple[str, ...] = (), laws: tuple[dict[int, float], ...] = ()) -> Verification:
-    """A verification with these log-probabilities, and one choice and one law over digits for each probe."""
+def seen(
+    *logprobs: float, choices: tuple[str, ...] = (), distributions: tuple[dict[int, float], ...] = ()
+) -> Verification:
+    """A verification with these log-probabilities, and one choice and one distribution over digits for each probe."""
     return Verification(
         logprobs=logprobs,
         choices=(0,) * len(logprobs),
         next_choice=0,
         probe_choices=tuple(TOKENIZER.encode(choice)[0] for choice in choices),
         probe_logprobs=tuple(
-            tuple(math.log(law[digit]) if law.get(digit) else -math.inf for digit in range(10)) for law in laws
+            tuple(math.log(distribution[digit]) if distribution.get(digit) else -math.inf for digit in range(10))
+            for distribution in distributions
         ),
     )
 
@@ -36,12 +39,12 @@ def rating(**spec: object) -> RatingJudge:
 
 @pytest.mark.parametrize("digit", range(10))
 def test_the_greedy_rating_is_the_digit_that_was_chosen(digit: int) -> None:
-    assert rating().score(seen(choices=(str(digit),), laws=({},)), 0) == digit
+    assert rating().score(seen(choices=(str(digit),), distributions=({},)), 0) == digit
 
 
 @pytest.mark.parametrize("choice", ["ten", " ", "</think>", "<|end|>"])
 def test_a_choice_that_is_no_digit_is_not_a_rating_and_rejects(choice: str) -> None:
-    read = seen(-0.1, choices=(choice,), laws=({9: 0.4},))
+    read = seen(-0.1, choices=(choice,), distributions=({9: 0.4},))
     assert rating().score(read, 0) is None
     verdict = Panel([RatingSpec(kind="rating", threshold=0.0)], TOKENIZER).judge(read)
     assert not verdict.accepted
@@ -55,23 +58,23 @@ def test_a_step_is_accepted_from_the_threshold_on(score: float, accepted: bool) 
 
 def test_the_expected_rating_renormalises_over_the_digits() -> None:
     judge = rating(readout="expected")
-    assert judge.score(seen(choices=("ten",), laws=({9: 0.3, 6: 0.1},)), 0) == pytest.approx(8.25)
+    assert judge.score(seen(choices=("ten",), distributions=({9: 0.3, 6: 0.1},)), 0) == pytest.approx(8.25)
 
 
 @given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
-def test_the_expected_rating_lies_between_the_digits_and_is_not_read_from_nothing(law: list[float]) -> None:
-    score = expected_digit(tuple(math.log(p) if p else -math.inf for p in law))
-    if sum(law) < 0.9e-6:
+def test_the_expected_rating_lies_between_the_digits_and_is_not_read_from_nothing(distribution: list[float]) -> None:
+    score = expected_digit(tuple(math.log(p) if p else -math.inf for p in distribution))
+    if sum(distribution) < 0.9e-6:
         assert score is None
-    elif sum(law) > 1.1e-6:
-        assert score == pytest.approx(sum(d * p for d, p in enumerate(law)) / sum(law))
+    elif sum(distribution) > 1.1e-6:
+        assert score == pytest.approx(sum(d * p for d, p in enumerate(distribution)) / sum(distribution))
         assert score is not None
         assert 0 <= score <= 9.0000001
 
 
 def test_a_rating_without_any_digit_in_the_law_rejects() -> None:
     spec = RatingSpec(kind="rating", readout="expected", threshold=0.0)
-    verdict = Panel([spec], TOKENIZER).judge(seen(-0.1, choices=("ten",), laws=({},)))
+    verdict = Panel([spec], TOKENIZER).judge(seen(-0.1, choices=("ten",), distributions=({},)))
     assert (verdict.accepted, verdict.scores) == (False, {"rating.short": None})
 
 
@@ -131,7 +134,7 @@ def test_each_judge_reads_its_own_probe() -> None:
     panel = Panel([greedy, between, expected], TOKENIZER)
     assert len(panel.probes) == 2
     assert panel.probes[0] != panel.probes[1]
-    laws: tuple[dict[int, float], ...] = ({2: 1.0}, {4: 1.0})
-    assert panel.judge(seen(-1.0, choices=("8", "1"), laws=laws)).accepted
-    assert not panel.judge(seen(-1.0, choices=("6", "9"), laws=laws)).accepted
-    assert not panel.judge(seen(-1.0, choices=("8", "9"), laws=({9: 1.0}, {2: 1.0}))).accepted
+    distributions: tuple[dict[int, float], ...] = ({2: 1.0}, {4: 1.0})
+    assert panel.judge(seen(-1.0, choices=("8", "1"), distributions=distributions)).accepted
+    assert not panel.judge(seen(-1.0, choices=("6", "9"), distributions=distributions)).accepted
+    assert not panel.judge(seen(-1.0, choices=("8", "9"), distributions=({9: 1.0}, {2: 1.0}))).accepted

@@ -235,7 +235,7 @@ def _check_judging(policy: Policy, target: Engine) -> None:
             f"The policy judges or salvages by the log-probabilities of proposed tokens, which {target.name} does not "
             "give. Choose a policy with a rating judge alone, such as 'specreason', or serve the target with vLLM."
         )
-    if policy.needs_label_laws and "label laws" not in target.abilities:
+    if policy.needs_label_logprobs and "label logprobs" not in target.abilities:
         raise UsageError(
             f"The policy rates by the expected digit, but {target.name} gives no log-probabilities. "
             'Set readout = "greedy" in its rating judge.'

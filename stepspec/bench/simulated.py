@@ -1,4 +1,4 @@
-"""Evaluations drawn from known laws, in which problems differ and the runs of a problem are alike.
+"""Evaluations drawn from known distributions, in which problems differ and the runs of a problem are alike.
 
 Knows no interval: what the intervals make of these is in `stepspec.bench.coverage`.
 """

@@ -1,4 +1,4 @@
-"""What is asked of a model: three verbs on token ids. An engine knows token ids and laws, not steps or judges."""
+"""The engine interface: three methods on token ids. An engine knows token ids and distributions, no steps or judges."""
 
 import asyncio
 import hashlib
@@ -90,7 +90,7 @@ def check_numbers(**settings: Any) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn. Temperature 0 is greedy; the other defaults leave the law as it is.
+    """How the next token is sampled. Temperature 0 is greedy; the other defaults leave the distribution as it is.
 
     What changes logits comes first (the repetition penalty over prompt and output, then the bias and the mask of
     allowed tokens), then temperature, top-k, top-p and min-p.
@@ -180,8 +180,8 @@ MAX_DRAFTED = 64
 class Drafting:
     """Token-level speculation inside a call: without a tolerance exact, so that it changes speed and nothing else.
 
-    Exact means the law: which text of that law a seed gives depends, above temperature 0, on how many tokens a model
-    drafts. Where that is chosen online a seed does not repeat a text; a fixed number does.
+    Exact means that the distribution of texts is the target's. Above temperature 0 the text of a seed depends on how
+    many tokens are drafted: a fixed number repeats it, a number that is chosen online does not.
 
     Raises:
         UsageError: a value is out of its range.
@@ -232,7 +232,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Probe:
-    """Ids that follow the continuation on a branch of their own; the law over `labels` is read at their end."""
+    """Ids that follow the continuation on a branch of their own; the log-probs of `labels` are read at their end."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -259,10 +259,9 @@ class Verification:
     cached: int = 0
 
 
-Ability = Literal["scores", "choices", "label laws", "json schema", "forget"]
-"""What not every engine can do. Its `verify` gives log-probabilities of a continuation, the model's own choices beside
-its tokens, the law over a probe's labels; its `generate` holds the model to a schema; `forget` clears all of its
-caches."""
+Ability = Literal["scores", "choices", "label logprobs", "json schema", "forget"]
+"""What not every engine can do. `verify` gives log-probabilities of a continuation, the model's own choices beside its
+tokens, log-probabilities of a probe's labels; `generate` keeps to a schema; `forget` clears all caches."""
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 

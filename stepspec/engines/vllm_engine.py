@@ -113,7 +113,7 @@ class VllmEngine:
         choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
         # Suffix decoding keeps past outputs of all requests, which no salt divides.
         forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
-        return frozenset(["scores", "label laws", "json schema", *choices, *forgets])
+        return frozenset(["scores", "label logprobs", "json schema", *choices, *forgets])
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
@@ -234,7 +234,7 @@ class VllmEngine:
         return replace(
             own,
             probe_choices=tuple(choice for choice, _ in labelled),
-            probe_logprobs=tuple(law for _, law in labelled),
+            probe_logprobs=tuple(logprobs for _, logprobs in labelled),
             passes=1 + len(probes),
         )
 
@@ -262,10 +262,12 @@ class VllmEngine:
         return Verification(logprobs, None, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _probed(self, ids: list[int], labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
-        """The most likely token after the ids, and the law over the labels."""
+        """The most likely token after the ids, and the log-probabilities of the labels."""
         output = await self._one_token(ids, logprobs=NUM_LOGPROBS)
-        law: Mapping[int, Any] = output.outputs[0].logprobs[0]
-        return _token(output), tuple(law[label].logprob if label in law else float("-inf") for label in labels)
+        logprobs: Mapping[int, Any] = output.outputs[0].logprobs[0]
+        return _token(output), tuple(
+            logprobs[label].logprob if label in logprobs else float("-inf") for label in labels
+        )
 
     async def _one_token(self, ids: list[int], **wanted: Any) -> Any:
         params = SamplingParams(

@@ -49,7 +49,7 @@ class PolicyRecord(Record):
 
     @property
     def exact(self) -> bool:
-        """Whether the policy's output has the target's law."""
+        """Whether the policy's output has the target's distribution."""
         return self.kind in ("target", "token") and self.token_level_exact
 
 
@@ -316,7 +316,7 @@ class PolicySummary(Record):
     token_drafted: int | None = None
     """Tokens drafted inside what the target wrote."""
     token_level_exact: bool = True
-    """False under a policy with a tolerance: what the target wrote is then not of its law."""
+    """False under a policy with a tolerance: what the target wrote is then not of its distribution."""
     tokens_per_target_pass: float | None
     """Committed tokens per forward pass of the target."""
     judge_controller_share: float

@@ -177,12 +177,12 @@ class Policy(FileModel):
 
     @property
     def needs_scores(self) -> bool:
-        """Whether any of it looks at the target's law over a proposed step's own tokens."""
+        """Whether any of it looks at the target's distribution over a proposed step's own tokens."""
         return self.salvage is not None or any(judge.kind == "likelihood" for judge in self.judges)
 
     @property
-    def needs_label_laws(self) -> bool:
-        """Whether any of it looks at the law over a probe's labels, and not only at the target's choice."""
+    def needs_label_logprobs(self) -> bool:
+        """Whether any of it looks at the distribution over a probe's labels, and not only at the target's choice."""
         return any(judge.kind == "rating" and judge.readout == "expected" for judge in self.judges)
 
 

@@ -191,7 +191,7 @@ class Result:
     limit: Limit | None = None
     """What cut it short, or its thinking alone; a deadline then gives the reason `length`, unless a tool is called."""
     token_level_exact: bool = True
-    """Whether what the target wrote has the target's law; false under a policy with a tolerance."""
+    """Whether what the target wrote has the target's distribution; false under a policy with a tolerance."""
     note: str | None = None
     """One sentence where the question is unlike what a pair that ships with stepspec has learned."""
 

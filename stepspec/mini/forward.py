@@ -139,30 +139,30 @@ class Attend(torch.autograd.Function):
         rows, groups, length, size = q.shape
         batch = mask.shape[0]
         ctx.step = -(-length // BLOCKS)
-        output, keys, laws = torch.empty_like(q), k.transpose(1, 2), []
+        output, keys, saved = torch.empty_like(q), k.transpose(1, 2), []
         for start in range(0, length, ctx.step):
             end = min(length, start + ctx.step)
             block = q[:, :, start:end].reshape(rows, -1, size)
             scores = torch.bmm(block, keys[:, :, :end]).view(batch, -1, groups, end - start, end)
-            law = scores.add_(mask[:, :, :, start:end, :end]).softmax(-1).view(rows, -1, end)
-            output[:, :, start:end] = torch.bmm(law, v[:, :end]).view(rows, groups, -1, size)
-            laws.append(law)
-        ctx.save_for_backward(q, k, v, *laws)
+            probs = scores.add_(mask[:, :, :, start:end, :end]).softmax(-1).view(rows, -1, end)
+            output[:, :, start:end] = torch.bmm(probs, v[:, :end]).view(rows, groups, -1, size)
+            saved.append(probs)
+        ctx.save_for_backward(q, k, v, *saved)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, *laws = ctx.saved_tensors
+        q, k, v, *saved = ctx.saved_tensors
         rows, groups, length, size = q.shape
         q_grad = torch.empty_like(q)
         k_grad, v_grad = (torch.zeros(k.shape, device=k.device) for _ in range(2))
         values = v.transpose(1, 2)
-        for start, law in zip(range(0, length, ctx.step), laws, strict=True):
+        for start, probs in zip(range(0, length, ctx.step), saved, strict=True):
             end = min(length, start + ctx.step)
             incoming, block = (each[:, :, start:end].reshape(rows, -1, size) for each in (grad, q))
-            law_grad = torch.bmm(incoming, values[:, :, :end])
-            score_grad = torch._softmax_backward_data(law_grad, law, -1, _LOW)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-            v_grad[:, :end] += torch.bmm(law.transpose(1, 2), incoming)
+            probs_grad = torch.bmm(incoming, values[:, :, :end])
+            score_grad = torch._softmax_backward_data(probs_grad, probs, -1, _LOW)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            v_grad[:, :end] += torch.bmm(probs.transpose(1, 2), incoming)
             k_grad[:, :end] += torch.bmm(score_grad.transpose(1, 2), block)
             q_grad[:, :, start:end] = torch.bmm(score_grad, k[:, :end]).view(rows, groups, -1, size)
         return q_grad, k_grad.to(_LOW), v_grad.to(_LOW), None

@@ -155,8 +155,8 @@ class Judge:
         assert seen.logprobs is not None
         scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
         *ratings, yes_no = seen.probe_logprobs
-        for name, law in zip(self.ratings, ratings, strict=True):
-            rating = expected_digit(law)
+        for name, logprobs in zip(self.ratings, ratings, strict=True):
+            rating = expected_digit(logprobs)
             scores[name] = -1.0 if rating is None else rating  # below every digit, as the judge refuses it
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
@@ -167,9 +167,9 @@ class Judge:
             return
         user = EQUIVALENCE_PROMPT.user.format(first=second.strip(), second=step.strip())
         probe = self._probe(replace(EQUIVALENCE_PROMPT, user=user), self.yes_no_labels)
-        (law,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
+        (logprobs,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
         judged.equivalent = self.source.same(problem, second, step)
-        judged.equivalence = law[0] - law[1]
+        judged.equivalence = logprobs[0] - logprobs[1]
 
     async def _select(
         self, problem: Any, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
@@ -183,8 +183,8 @@ class Judge:
         lines = "\n".join(selection_line(name, each) for name, each in zip(SELECTION_NAMES, candidates, strict=False))
         user = SELECTION_PROMPT.user.format(candidates=lines)
         probe = self._probe(replace(SELECTION_PROMPT, user=user), self.selection_labels)
-        (law,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
-        chosen = max(range(len(law)), key=law.__getitem__)
+        (logprobs,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
+        chosen = max(range(len(logprobs)), key=logprobs.__getitem__)
         judged.selected = chosen == (place if judged.right else len(SELECTION_NAMES))
 
 

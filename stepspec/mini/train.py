@@ -117,8 +117,8 @@ def losses_of(
     for name, total in totals.items():
         if name in TAUGHT_LAYERS:
             learned = batch[name].any(-1)
-            law = read.scores[TAUGHT_LAYERS[name]][learned].log_softmax(-1)  # [N, T]
-            losses[name] = -law.masked_fill(~batch[name][learned], -torch.inf).logsumexp(-1).sum() / total
+            logprobs = read.scores[TAUGHT_LAYERS[name]][learned].log_softmax(-1)  # [N, T]
+            losses[name] = -logprobs.masked_fill(~batch[name][learned], -torch.inf).logsumexp(-1).sum() / total
             continue
         learned = batch[name] >= 0
         if name in ("targets", "verdicts"):

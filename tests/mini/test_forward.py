@@ -43,7 +43,7 @@ def test_values_and_gradients_are_those_of_the_model(model: LlamaForCausalLM, le
     read = model.model(
         input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, output_attentions=True
     )
-    wanted, laws = read.last_hidden_state, read.attentions
+    wanted, distributions = read.last_hidden_state, read.attentions
     weights = torch.randn_like(wanted)
     (wanted * weights).sum().backward()
     wanted_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -53,7 +53,7 @@ def test_values_and_gradients_are_those_of_the_model(model: LlamaForCausalLM, le
     (hidden * weights).sum().backward()
     assert list(read.scores) == [1]
     assert (model.model.norm.weight * read.tapped[1] - hidden).norm() < 0.02 * hidden.norm()
-    assert (read.scores[1].softmax(-1) - laws[1][:, 0]).abs().max() < 0.02
+    assert (read.scores[1].softmax(-1) - distributions[1][:, 0]).abs().max() < 0.02
     assert (hidden - wanted).norm() < 0.02 * wanted.norm()
     for name, parameter in model.named_parameters():
         assert (parameter.grad - wanted_gradients[name]).norm() < 0.04 * wanted_gradients[name].norm(), name

@@ -41,7 +41,7 @@ def test_a_faster_policy_is_named_with_the_accuracy_that_it_costs() -> None:
 
 def test_what_is_exact_is_told_apart() -> None:
     assert findings(RUN, summary("stepspec")).exactness == (
-        "target and token: exact, the output has the target's own law. stepspec: not exact, other answers are "
+        "target and token: exact, the output has the target's own distribution. stepspec: not exact, other answers are "
         "possible, and what that costs is measured."
     )
 

@@ -36,7 +36,10 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
                 "choices": verification.choices,
                 "next": verification.next_choice,
                 "probe_choices": verification.probe_choices,
-                "laws": [[x if x > float("-inf") else None for x in law] for law in verification.probe_logprobs],
+                "distributions": [
+                    [x if x > float("-inf") else None for x in distribution]
+                    for distribution in verification.probe_logprobs
+                ],
                 "less": [less.logprobs, less.next_choice],
             }
         )

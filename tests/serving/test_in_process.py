@@ -59,12 +59,14 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
         assert tuple(seen["choices"]) == own.choices
         assert (seen["next"], tuple(seen["probe_choices"])) == (own.next_choice, own.probe_choices)
         assert seen["less"] == [None, own.next_choice]
-        for law, whole in zip(seen["laws"], own.probe_logprobs, strict=True):
-            shown = [index for index, logprob in enumerate(law) if logprob is not None]
+        for distribution, whole in zip(seen["distributions"], own.probe_logprobs, strict=True):
+            shown = [index for index, logprob in enumerate(distribution) if logprob is not None]
             assert shown
-            assert [law[index] for index in shown] == pytest.approx([whole[index] for index in shown], abs=ROUNDING)
+            assert [distribution[index] for index in shown] == pytest.approx(
+                [whole[index] for index in shown], abs=ROUNDING
+            )
     await torch_engine.aclose()
-    assert found["abilities"] == ["choices", "forget", "json schema", "label laws", "scores"]
+    assert found["abilities"] == ["choices", "forget", "json schema", "label logprobs", "scores"]
     assert json.loads(found["held"]) in asked["schema"]["enum"]
     assert found["no schema"][0] == "UsageError"
     assert "The JSON schema cannot be kept to" in found["no schema"][1]

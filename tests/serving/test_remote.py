@@ -126,9 +126,11 @@ async def test_it_judges_as_the_torch_engine_does(remote: RemoteEngine, torch_en
         assert theirs.logprobs == pytest.approx(ours.logprobs, abs=ROUNDING)
         assert (theirs.choices, theirs.next_choice) == (ours.choices, ours.next_choice)
         assert theirs.probe_choices == ours.probe_choices
-        for law, own in zip(theirs.probe_logprobs, ours.probe_logprobs, strict=True):
-            shown = [index for index, logprob in enumerate(law) if logprob > float("-inf")]
-            assert [law[index] for index in shown] == pytest.approx([own[index] for index in shown], abs=ROUNDING)
+        for distribution, own in zip(theirs.probe_logprobs, ours.probe_logprobs, strict=True):
+            shown = [index for index, logprob in enumerate(distribution) if logprob > float("-inf")]
+            assert [distribution[index] for index in shown] == pytest.approx(
+                [own[index] for index in shown], abs=ROUNDING
+            )
         less = await remote.verify(TokenBuffer(ids), step, scores=False)
         assert (less.logprobs, less.choices, less.next_choice) == (None, None, ours.next_choice)
 
@@ -261,7 +263,7 @@ async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, 
     async with text_server(target_port) as remote:
         server = remote._server
         assert (server.takes_ids, server.gives_ids) == (False, False)
-        assert (server.scores, remote.abilities) == (None, {"label laws", "json schema", "forget"})
+        assert (server.scores, remote.abilities) == (None, {"label logprobs", "json schema", "forget"})
         (tag,) = remote.tokenizer.encode("</think>")
         for stop in (Stop(60, ("\n\n",)), Stop(200, token_ids=frozenset({tag}))):
             for ids in prompts(remote.tokenizer)[:3]:

@@ -1,10 +1,10 @@
-"""Greedy equality and the exact law again on a CUDA device, and in bfloat16 as far as they hold there."""
+"""Greedy equality and the exact distribution again on a CUDA device, and in bfloat16 as far as they hold there."""
 
 import copy
 
 import pytest
 import torch
-from laws import FALSE_ALARM, conditional_laws, joint_law, p_value, sample_texts
+from distributions import FALSE_ALARM, conditional_distributions, joint_distribution, p_value, sample_texts
 from tiny_models import (
     FAMILIES,
     generate,
@@ -64,17 +64,17 @@ async def test_four_concurrent_greedy_calls_equal_transformers_on_the_device(fam
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_p=0.85)], ids=str)
-def test_three_tokens_from_speculation_have_the_targets_joint_law_on_the_device(sampling: Sampling) -> None:
+def test_three_tokens_from_speculation_have_the_targets_joint_distribution_on_the_device(sampling: Sampling) -> None:
     """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     prompt = [1, 4, 2]
     target = make_network(llama_config(vocab_size=5, num_hidden_layers=1, initializer_range=0.1), seed=3)
-    joint = joint_law(conditional_laws(on_device(target), prompt, 3, sampling))
+    joint = joint_distribution(conditional_distributions(on_device(target), prompt, 3, sampling))
     models = model_on_device(target), model_on_device(noisy_copy(target, share=0.4))
     texts, accepted = sample_texts(*models, prompt, sampling, 6000)
     assert 0.2 < accepted < 0.98
     assert p_value(texts, joint) > FALSE_ALARM
     texts, _ = sample_texts(models[1], None, prompt, sampling, 6000)
-    assert p_value(texts, joint) < FALSE_ALARM, "the draft's own law is not seen to be another"
+    assert p_value(texts, joint) < FALSE_ALARM, "the draft's own distribution is not seen to be another"
 
 
 async def test_in_bfloat16_every_greedy_choice_is_the_best_but_for_rounding() -> None:

@@ -1,4 +1,4 @@
-"""Text that is held to a schema is drafted and verified like any other, and has the law that it should have."""
+"""Text that is constrained to a schema is drafted and verified like any other, and has the right distribution."""
 
 import asyncio
 import json
@@ -102,8 +102,8 @@ async def test_sampled_text_keeps_to_its_schema(pair: Pair, drafter: DrafterName
     assert len({text for text, _ in texts}) > 1
 
 
-async def test_drafting_does_not_change_the_law(pair: Pair) -> None:
-    """Two samples of one law, by chi-square; a bias of the drafted one would be seen."""
+async def test_drafting_does_not_change_the_distribution(pair: Pair) -> None:
+    """Two samples of one distribution, by chi-square; a bias of the drafted one would be seen."""
     form, num_texts = {"enum": ["five", "six", "ten", "more", "Ann"]}, 300
 
     async def sample(drafter: DrafterName, first_seed: int) -> Counter[str]:

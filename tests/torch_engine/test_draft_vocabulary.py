@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from laws import FALSE_ALARM, conditional_laws, joint_law, p_value, sample_texts
+from distributions import FALSE_ALARM, conditional_distributions, joint_distribution, p_value, sample_texts
 from tiny_models import (
     DRAFTED,
     VOCAB_SIZE,
@@ -79,7 +79,7 @@ def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...]
     model, prompt = make_model(target), [1, 4, 2, 1, 1, 4, 2]
     draft = DraftModel(CausalModel(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
     texts, _ = sample_texts(model, draft, prompt, sampling, 6000, depth=2)
-    assert p_value(texts, joint_law(conditional_laws(target, prompt, 2, sampling))) > FALSE_ALARM
+    assert p_value(texts, joint_distribution(conditional_distributions(target, prompt, 2, sampling))) > FALSE_ALARM
 
 
 def test_a_pass_reads_the_scored_rows_of_the_head_alone() -> None:

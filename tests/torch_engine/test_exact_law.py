@@ -1,8 +1,8 @@
-"""Speculative sampling, from drafting to emitted text, has the target's joint law; a bias would be seen."""
+"""Speculative sampling, from drafting to emitted text, has the target's joint distribution; a bias would be seen."""
 
 import pytest
 import torch
-from laws import FALSE_ALARM, conditional_laws, joint_law, p_value, sample_texts
+from distributions import FALSE_ALARM, conditional_distributions, joint_distribution, p_value, sample_texts
 from tiny_models import llama_config, make_model, make_network, noisy_copy
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -55,20 +55,20 @@ def make_drafter(name: str, model: CausalModel, draft: PreTrainedModel) -> Draft
 
 @pytest.mark.parametrize("name", ["draft-model", "early-exit", "medusa", "prompt-lookup", "suffix"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_tokens_from_speculation_have_the_targets_joint_law(
+def test_tokens_from_speculation_have_the_targets_joint_distribution(
     target: PreTrainedModel, draft: PreTrainedModel, name: str, sampling: Sampling
 ) -> None:
     """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     model = make_model(target)
     texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, NUM_TEXTS, depth=3)
     assert 0.1 < accepted < 0.98, "neither accepting nor rejecting is exercised"
-    assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, sampling))) > FALSE_ALARM
+    assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
 
 
-def test_three_tokens_from_the_target_alone_have_its_joint_law(target: PreTrainedModel) -> None:
+def test_three_tokens_from_the_target_alone_have_its_joint_distribution(target: PreTrainedModel) -> None:
     """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     texts, _ = sample_texts(make_model(target), None, PROMPT, Sampling(1.0), NUM_TEXTS)
-    assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, Sampling(1.0)))) > FALSE_ALARM
+    assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, Sampling(1.0)))) > FALSE_ALARM
 
 
 def speculate(p: list[Tensor], q: list[Tensor], believed_q: list[Tensor], num_rows: int) -> Tensor:
@@ -78,7 +78,7 @@ def speculate(p: list[Tensor], q: list[Tensor], believed_q: list[Tensor], num_ro
     for p_here, q_here, believed in zip(p, q, believed_q, strict=True):
         before = tuple(text)
         p_rows, q_rows, believed_rows = (
-            laws[before].expand(num_rows, -1) for laws in (p_here, q_here, believed)
+            distributions[before].expand(num_rows, -1) for distributions in (p_here, q_here, believed)
         )  # [N, V]
         drafted = q_rows.multinomial(1, generator=generator)
         chance = acceptance(p_rows, believed_rows).gather(1, drafted)
@@ -92,15 +92,15 @@ def speculate(p: list[Tensor], q: list[Tensor], believed_q: list[Tensor], num_ro
 def test_the_same_statistic_catches_a_draft_law_that_is_not_the_one_drawn_from(
     target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
 ) -> None:
-    """As many texts as above: the right law passes, and another model's law in its place does not."""
-    p, q = conditional_laws(target, PROMPT, 3, sampling), conditional_laws(draft, PROMPT, 3, sampling)
-    other = conditional_laws(noisy_copy(target, share=0.4, seed=2), PROMPT, 3, sampling)
-    assert p_value(speculate(p, q, q, NUM_TEXTS), joint_law(p)) > FALSE_ALARM
-    assert p_value(speculate(p, q, other, NUM_TEXTS), joint_law(p)) < FALSE_ALARM
+    """As many texts as above: the right distribution passes, and another model's distribution in its place does not."""
+    p, q = conditional_distributions(target, PROMPT, 3, sampling), conditional_distributions(draft, PROMPT, 3, sampling)
+    other = conditional_distributions(noisy_copy(target, share=0.4, seed=2), PROMPT, 3, sampling)
+    assert p_value(speculate(p, q, q, NUM_TEXTS), joint_distribution(p)) > FALSE_ALARM
+    assert p_value(speculate(p, q, other, NUM_TEXTS), joint_distribution(p)) < FALSE_ALARM
 
 
 def test_the_same_statistic_catches_the_draft_taken_for_the_target(
     target: PreTrainedModel, draft: PreTrainedModel
 ) -> None:
     texts, _ = sample_texts(make_model(draft), None, PROMPT, Sampling(1.0), NUM_TEXTS)
-    assert p_value(texts, joint_law(conditional_laws(target, PROMPT, 3, Sampling(1.0)))) < FALSE_ALARM
+    assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, Sampling(1.0)))) < FALSE_ALARM

@@ -1,4 +1,4 @@
-"""The next token's laws and the acceptance rule, as algebra: nothing is sampled where identities do."""
+"""The next token's distributions and the acceptance rule, as algebra: nothing is sampled where identities do."""
 
 import math
 from dataclasses import replace
@@ -16,9 +16,9 @@ from stepspec.engines.torch_engine.sampling import (
     accept,
     accept_choices,
     acceptance,
+    distributions,
     draw,
     edited,
-    laws,
     residual,
     samplers,
     seed_key,
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 ROUNDING = 1e-12  # of a few operations on float64 numbers below 1
 
 
-def to_law(weights: list[int]) -> Tensor:
+def to_distribution(weights: list[int]) -> Tensor:
     return torch.tensor(weights, dtype=torch.float64) / sum(weights)
 
 
@@ -45,7 +45,7 @@ PAIRS = st.integers(1, 6).flatmap(lambda size: st.tuples(weights_of(size), weigh
 LOGITS = st.lists(st.integers(-64, 64).map(lambda eighths: eighths / 8), min_size=1, max_size=8, unique=True)
 
 
-def for_pairs_of_laws(test):  # type: ignore[no-untyped-def]
+def for_pairs_of_distributions(test):  # type: ignore[no-untyped-def]
     test = example(([1, 2, 3], [1, 2, 3]))(test)
     test = example(([1, 0, 2, 0], [0, 3, 0, 1]))(test)
     test = example(([1], [1]))(test)
@@ -53,19 +53,19 @@ def for_pairs_of_laws(test):  # type: ignore[no-untyped-def]
     return given(PAIRS)(test)
 
 
-@for_pairs_of_laws
-def test_an_accepted_or_replaced_token_has_the_targets_law(pair: tuple[list[int], list[int]]) -> None:
-    p, q = to_law(pair[0]), to_law(pair[1])
+@for_pairs_of_distributions
+def test_an_accepted_or_replaced_token_has_the_targets_distribution(pair: tuple[list[int], list[int]]) -> None:
+    p, q = to_distribution(pair[0]), to_distribution(pair[1])
     kept = q * acceptance(p, q)
     outcome = kept + (1 - kept.sum()) * residual(p, q)
     assert (outcome - p).abs().max() <= ROUNDING
 
 
-@for_pairs_of_laws
+@for_pairs_of_distributions
 def test_the_residual_is_a_law_that_only_gives_what_the_draft_gave_too_rarely(
     pair: tuple[list[int], list[int]],
 ) -> None:
-    p, q = to_law(pair[0]), to_law(pair[1])
+    p, q = to_distribution(pair[0]), to_distribution(pair[1])
     left = residual(p, q)
     assert (left >= 0).all()
     assert abs(left.sum() - 1) <= ROUNDING
@@ -73,11 +73,11 @@ def test_the_residual_is_a_law_that_only_gives_what_the_draft_gave_too_rarely(
     assert torch.equal(p, q) or (left[p <= q] == 0).all()
 
 
-@for_pairs_of_laws
+@for_pairs_of_distributions
 def test_acceptance_is_a_probability_and_certain_where_the_draft_is_not_too_eager(
     pair: tuple[list[int], list[int]],
 ) -> None:
-    p, q = to_law(pair[0]), to_law(pair[1])
+    p, q = to_distribution(pair[0]), to_distribution(pair[1])
     accepted = acceptance(p, q)
     assert ((accepted >= 0) & (accepted <= 1)).all()
     assert (accepted[q <= p] == 1).all()
@@ -89,7 +89,7 @@ def test_the_residual_of_equal_laws_is_the_law_itself() -> None:
     assert torch.equal(residual(p, p), p)
 
 
-def test_acceptance_and_residual_take_laws_of_many_positions_at_once() -> None:
+def test_acceptance_and_residual_take_distributions_of_many_positions_at_once() -> None:
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 3, 4, 5, generator=generator, dtype=torch.float64).softmax(-1)
     for index in [(0, 0), (2, 3)]:
@@ -111,31 +111,31 @@ def outcome(p: Tensor, q: Tensor, token: int, accept_noise: float, resample_nois
     return int(num_kept), int(following)
 
 
-@for_pairs_of_laws
+@for_pairs_of_distributions
 def test_a_token_that_the_target_never_writes_is_not_accepted_even_by_the_smallest_number(
     pair: tuple[list[int], list[int]],
 ) -> None:
-    p, q = to_law(pair[0]), to_law(pair[1])
+    p, q = to_distribution(pair[0]), to_distribution(pair[1])
     for token in range(len(p)):
         num_kept, following = outcome(p, q, token, 0.0)
         assert num_kept == int(p[token] > 0)
         assert p[following] > 0
 
 
-@for_pairs_of_laws
+@for_pairs_of_distributions
 def test_a_drafted_token_is_kept_by_just_those_numbers_that_its_acceptance_says(
     pair: tuple[list[int], list[int]],
 ) -> None:
-    p, q = to_law(pair[0]), to_law(pair[1])
+    p, q = to_distribution(pair[0]), to_distribution(pair[1])
     for token in [token for token in range(len(p)) if q[token] > 0]:
         chance = float(acceptance(p, q)[token])
         assert outcome(p, q, token, max(0.0, chance - 1e-9))[0] == int(chance > 0)
         assert chance == 1 or outcome(p, q, token, chance + 1e-9)[0] == 0
 
 
-@for_pairs_of_laws
+@for_pairs_of_distributions
 def test_a_rejected_token_is_replaced_by_one_of_the_residual(pair: tuple[list[int], list[int]]) -> None:
-    p, q = to_law(pair[0]), to_law(pair[1])
+    p, q = to_distribution(pair[0]), to_distribution(pair[1])
     for token in [token for token in range(len(p)) if p[token] < q[token]]:
         for noise in (0.0, 0.3, 1 - 2**-53):
             num_kept, following = outcome(p, q, token, 1 - 2**-53, noise)
@@ -149,8 +149,8 @@ def test_a_rejected_token_is_replaced_by_one_of_the_residual(pair: tuple[list[in
 @example([0, 1, 0, 0, 0])
 @example([10**9, 1, 0, 0, 1])
 def test_evenly_spread_numbers_draw_each_token_in_its_share(weights: list[int]) -> None:
-    """The law of a draw, exactly: no number is random here."""
-    p, size = to_law(weights), 2000
+    """The distribution of a draw, exactly: no number is random here."""
+    p, size = to_distribution(weights), 2000
     tokens = draw(p.expand(size, -1), (torch.arange(size, dtype=torch.float64) + 0.5) / size)
     counts = torch.bincount(tokens, minlength=len(p))
     assert (counts - size * p).abs().max() <= 1 + 1e-6
@@ -159,11 +159,11 @@ def test_evenly_spread_numbers_draw_each_token_in_its_share(weights: list[int]) 
 
 @given(weights_of(5), st.sampled_from([0.0, 0.5, 1 - 2**-53]))
 def test_no_number_draws_an_impossible_token(weights: list[int], noise: float) -> None:
-    p = to_law(weights).float()
+    p = to_distribution(weights).float()
     assert p[draw(p[None], torch.tensor([noise], dtype=torch.float64))] > 0
 
 
-def slow_law(logits: list[float], sampling: Sampling) -> list[float]:
+def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
     """Temperature, top-k and top-p of a single position, one token at a time."""
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if sampling.temperature == 0:
@@ -182,11 +182,11 @@ def slow_law(logits: list[float], sampling: Sampling) -> list[float]:
     return [weights[token] / mass if token in nucleus else 0.0 for token in range(len(logits))]
 
 
-def law(logits: list[float] | Tensor, sampling: Sampling) -> Tensor:
-    """The law of one position, or of many."""
+def distribution(logits: list[float] | Tensor, sampling: Sampling) -> Tensor:
+    """The distribution of one position, or of many."""
     rows = torch.as_tensor(logits).reshape(-1, 1, len(logits[-1]) if torch.as_tensor(logits).dim() > 1 else len(logits))
     how = samplers([sampling] * len(rows), rows.shape[-1], CPU)
-    return laws(edited(rows, how, None), how)[:, 0].reshape(torch.as_tensor(logits).shape)
+    return distributions(edited(rows, how, None), how)[:, 0].reshape(torch.as_tensor(logits).shape)
 
 
 SETTINGS = st.builds(
@@ -202,11 +202,11 @@ SETTINGS = st.builds(
 @example([0.5, -1.0, 2.0], Sampling(1.0, 0.97, 1))
 @example([0.5, -1.0, 2.0], Sampling(0.0, 0.5, 2))
 def test_laws_agree_with_a_slow_reference(logits: list[float], sampling: Sampling) -> None:
-    expected = torch.tensor(slow_law(logits, sampling))
+    expected = torch.tensor(slow_distribution(logits, sampling))
     # Where a sum or a quotient is at a bound but for rounding, the reference may err as well.
-    assume(torch.allclose(expected, torch.tensor(slow_law(logits, nudged(sampling, 1e-5))), atol=1e-4))
-    assume(torch.allclose(expected, torch.tensor(slow_law(logits, nudged(sampling, -1e-5))), atol=1e-4))
-    assert torch.allclose(law(logits, sampling), expected, atol=2e-6)
+    assume(torch.allclose(expected, torch.tensor(slow_distribution(logits, nudged(sampling, 1e-5))), atol=1e-4))
+    assume(torch.allclose(expected, torch.tensor(slow_distribution(logits, nudged(sampling, -1e-5))), atol=1e-4))
+    assert torch.allclose(distribution(logits, sampling), expected, atol=2e-6)
 
 
 def nudged(sampling: Sampling, amount: float) -> Sampling:
@@ -216,7 +216,7 @@ def nudged(sampling: Sampling, amount: float) -> Sampling:
 
 @given(LOGITS)
 def test_the_greedy_law_is_one_hot_at_the_largest_logit(logits: list[float]) -> None:
-    greedy = law(logits, Sampling(temperature=0))
+    greedy = distribution(logits, Sampling(temperature=0))
     assert greedy.tolist() == [float(value == max(logits)) for value in logits]
 
 
@@ -231,8 +231,8 @@ def test_rows_of_a_batch_draw_each_in_its_own_way() -> None:
         Sampling(1.0, logit_bias=((2, 5.0),), allowed=frozenset({1, 2, 6})),
     ]
     how = samplers(ways, 7, CPU)
-    together = laws(edited(logits[:, None], how, None), how)[:, 0]
-    alone = torch.stack([law(row, way) for row, way in zip(logits, ways, strict=True)])
+    together = distributions(edited(logits[:, None], how, None), how)[:, 0]
+    alone = torch.stack([distribution(row, way) for row, way in zip(logits, ways, strict=True)])
     assert torch.allclose(together, alone, atol=1e-6)
     assert (together[5] > 0).tolist() == [False, True, True, False, False, False, True]
 

@@ -113,13 +113,15 @@ class Histories(RuleBasedStateMachine):
         ids = text.since(0)
         probes = (Probe((), (1, 2)), Probe(tuple(probe), (0, 3)))
         verification = self.wait(self.engine.verify(text, step, probes))
-        laws = [logits_after([*ids, *step[:length]]).log_softmax(-1) for length in range(len(step) + 1)]
-        expected = [float(law[token]) for law, token in zip(laws, step, strict=False)]
+        distributions = [logits_after([*ids, *step[:length]]).log_softmax(-1) for length in range(len(step) + 1)]
+        expected = [float(distribution[token]) for distribution, token in zip(distributions, step, strict=False)]
         assert verification.logprobs == pytest.approx(expected, abs=1e-3)
-        assert [*verification.choices, verification.next_choice] == [int(law.argmax()) for law in laws]
-        ends = laws[-1], logits_after([*ids, *step, *probe]).log_softmax(-1)
-        for each, found, law in zip(probes, verification.probe_logprobs, ends, strict=True):
-            assert found == pytest.approx([float(law[label]) for label in each.labels], abs=1e-3)
+        assert [*verification.choices, verification.next_choice] == [
+            int(distribution.argmax()) for distribution in distributions
+        ]
+        ends = distributions[-1], logits_after([*ids, *step, *probe]).log_softmax(-1)
+        for each, found, distribution in zip(probes, verification.probe_logprobs, ends, strict=True):
+            assert found == pytest.approx([float(distribution[label]) for label in each.labels], abs=1e-3)
         if accepted:
             text.append(step)
 

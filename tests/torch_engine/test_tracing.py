@@ -61,9 +61,11 @@ def test_the_draft_loop_and_verifying_are_traced_whole(family: str, name: str) -
     how = how_for(name, target.vocab_size)
     table = [(slot, length - 1, 5, 7) for slot, length in enumerate(LENGTHS)]
     places, (before, last) = frame(drafter, table, NUM_TOKENS)
-    tokens, laws = assert_traced_whole(draft_loop, drafter, places, before, last, NUM_TOKENS, how, target.vocab_size)
+    tokens, distributions = assert_traced_whole(
+        draft_loop, drafter, places, before, last, NUM_TOKENS, how, target.vocab_size
+    )
     places, (_, last) = frame(target, table, NUM_TOKENS + 1)
-    draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), laws)
+    draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts = torch.tensor([NUM_TOKENS, 2])
     assert_traced_whole(verify_and_accept, target, places, last, counts, draft, how)
 

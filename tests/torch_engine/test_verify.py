@@ -109,7 +109,7 @@ async def test_an_accepted_step_is_not_read_again_by_a_verification(network: Pre
         following = random_ids(5, 6)
         with model.counted() as reads:
             actual = await engine.verify(buffer, following)
-        assert reads == [1 + len(following)], "the last id is read once more, for the law after it"
+        assert reads == [1 + len(following)], "the last id is read once more, for the distribution after it"
     assert_same(actual, slow_verification(network, PROMPT + STEP, following, []))
 
 

@@ -69,10 +69,10 @@ class RemoteEngine:
         self.tokenizer = tokenizer
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
-        laws: list[Ability] = ["label laws"] if server.num_logprobs else []
+        labels: list[Ability] = ["label logprobs"] if server.num_logprobs else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
         forgets: list[Ability] = ["forget"] if server.takes_salt else []
-        self.abilities: frozenset[Ability] = frozenset([*scores, *laws, *schemas, *forgets])
+        self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *schemas, *forgets])
         self.own_speculation = server.speculation
         self.address = address
         self._server = server
@@ -266,11 +266,11 @@ class RemoteEngine:
         else:
             first, *asked = await self._tokens_after(prompt, [continuation, *ends])
             own = Verification(None, None, self._token_of(first))
-        laws = [self._law(choice, probe.labels) for choice, probe in zip(asked, probes, strict=True)]
+        found = [self._label_logprobs(choice, probe.labels) for choice, probe in zip(asked, probes, strict=True)]
         return replace(
             own,
             probe_choices=tuple(map(self._token_of, asked)),
-            probe_logprobs=tuple(law for law in laws if law is not None),
+            probe_logprobs=tuple(logprobs for logprobs in found if logprobs is not None),
             passes=1 + len(probes),
         )
 
@@ -288,8 +288,8 @@ class RemoteEngine:
         answers = await side_by_side(*(self._asked(prompt, fields, [further]) for further in furthers))
         return [answer.only_choice(self.address) for answer in answers]
 
-    def _law(self, choice: Choice, labels: Sequence[int]) -> tuple[float, ...] | None:
-        """The law over labels, if the server shows one."""
+    def _label_logprobs(self, choice: Choice, labels: Sequence[int]) -> tuple[float, ...] | None:
+        """The log-probabilities of labels, if the server shows any."""
         if not self._server.num_logprobs:
             return None
         tops = choice.top_logprobs()
@@ -306,9 +306,9 @@ class RemoteEngine:
         choice = answer.only_choice(self.address)
         rows = (choice.prompt_logprobs or [])[prompt_length:]
         try:
-            laws = [row or {} for row in rows]
-            logprobs = tuple(law[id].logprob for law, id in zip(laws, continuation, strict=True))
-            choices = tuple(next(id for id, entry in law.items() if entry.rank == 1) for law in laws)
+            tops = [row or {} for row in rows]
+            logprobs = tuple(top[id].logprob for top, id in zip(tops, continuation, strict=True))
+            choices = tuple(next(id for id, entry in top.items() if entry.rank == 1) for top in tops)
         except (KeyError, ValueError, StopIteration):
             raise nonsense(self.address, "prompt log-probabilities that do not fit the prompt") from None
         return Verification(logprobs, self._checked(choices), self._token_of(choice))

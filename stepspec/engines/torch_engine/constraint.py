@@ -1,7 +1,7 @@
 """What a text may go on with where it has to be JSON of some form: masks over the vocabulary, by llguidance.
 
 A mask is made for the next token and for the one behind each drafted token, so that constrained text is drafted and
-verified like any other, and has the target's law among what is allowed.
+verified like any other, and has the target's distribution among what is allowed.
 """
 
 import json

@@ -1,8 +1,8 @@
 """One round of generation for several rows: draft, verify in one pass, accept (arXiv:2211.17192, algorithm 1).
 
 The last emitted token of a row is not in the cache yet: a pass of the target reads it together with the drafted
-tokens, and its logits give the law at each drafted position and one beyond. A row's random numbers are its own, so
-what it emits does not depend on the rows it shares a pass with.
+tokens, and its logits give the distribution at each drafted position and one beyond. A row's random numbers are its
+own, so what it emits does not depend on the rows it shares a pass with.
 
 `verify_and_accept` is a function of tensors alone. What a device has to be told about a round goes there in one copy,
 and what came of it comes back in one.
@@ -62,13 +62,13 @@ def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Sam
     override = sampling.overrides(logits, draft.tokens, first, how)
     if how.temperature is None:
         return sampling.accept_choices(logits.argmax(-1), draft.tokens, counts, override)
-    p = sampling.laws(logits, how)
+    p = sampling.distributions(logits, how)
     positions = first[:, None] + torch.arange(logits.shape[1], device=logits.device)
     noise = uniform(how.keys, positions, RESAMPLE)
-    if draft.laws is None:
+    if draft.distributions is None:
         return sampling.accept_choices(sampling.draw(p, noise), draft.tokens, counts, override)
     accept_noise = uniform(how.keys, positions[:, :-1], ACCEPT)
-    return sampling.accept(p, draft.laws, draft.tokens, counts, accept_noise, noise, override)
+    return sampling.accept(p, draft.distributions, draft.tokens, counts, accept_noise, noise, override)
 
 
 class Rounds:

@@ -1,9 +1,9 @@
-"""Laws over the next token, and the exact rule by which drafted tokens are accepted (arXiv:2211.17192, section 2.3).
+"""Distributions over the next token, and the exact rule that accepts drafted tokens (arXiv:2211.17192, section 2.3).
 
 `acceptance` and `residual` are the whole of the rule: a token drafted from q is kept with probability
-`acceptance(p, q)` of that token, otherwise a token is drawn from `residual(p, q)`, and the outcome has law p:
-`q * a + (1 - sum(q * a)) * residual == p`. Laws are float32. Everything is a function of tensors, for all rows of a
-batch at once and without a look at a value, so that a device never waits for the host.
+`acceptance(p, q)` of that token, otherwise a token is drawn from `residual(p, q)`, and the outcome has distribution p:
+`q * a + (1 - sum(q * a)) * residual == p`. Distributions are float32. Everything is a function of tensors, for all rows
+of a batch together and without reading a value, so that a device never waits for the host.
 """
 
 import hashlib
@@ -118,8 +118,8 @@ def _limited(logits: Tensor, how: Samplers) -> Tensor:
     return logits if how.allowed is None else logits.masked_fill(~how.allowed, -torch.inf)
 
 
-def laws(logits: Tensor, how: Samplers) -> Tensor:
-    """The laws that the rows make of logits [B, T, V]: temperature, then top-k, top-p and min-p; greedy is one-hot."""
+def distributions(logits: Tensor, how: Samplers) -> Tensor:
+    """The rows' distributions from logits [B, T, V]: temperature, then top-k, top-p and min-p; greedy is one-hot."""
     if how.temperature is None:
         return _one_hot(logits.argmax(-1), logits.shape[-1])
     temperature = how.temperature[:, None, None]
@@ -148,7 +148,7 @@ def acceptance(p: Tensor, q: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Law of the token that replaces a rejected one: max(p - q, 0), normalised; p itself where nothing is left."""
+    """Distribution of the token that replaces a rejected one: max(p - q, 0), normalized; p where nothing is left."""
     left = (p - q).clamp(min=0)
     mass = left.sum(-1, keepdim=True)
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
@@ -157,7 +157,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def overrides(logits: Tensor, drafted: Tensor, first: Tensor, how: Samplers) -> Tensor | None:
     """Which drafted tokens are kept (1) or refused (-1) whatever the exact rule says, [B, K]; None if none is.
 
-    Typical acceptance (arXiv:2401.10774, section 2.3.1) keeps some, by the laws that logits [B, K + 1, V] give at
+    Typical acceptance (arXiv:2401.10774, section 2.3.1) keeps some, by the distributions of logits [B, K + 1, V] at
     temperature 1. Synthetic acceptance decides on all by lot. The first token of each row is at `first` [B].
     """
     if drafted.shape[1] == 0 or (how.tolerance is None and how.synthetic is None):
@@ -189,8 +189,8 @@ def accept(
     """How many of its drafted tokens each row keeps, [B], and the token that follows them, [B].
 
     Args:
-        p: the target's laws at each drafted position and one beyond, [B, K + 1, V].
-        q: the laws that the tokens were drafted from, [B, K, V].
+        p: the target's distributions at each drafted position and one beyond, [B, K + 1, V].
+        q: the distributions that the tokens were drafted from, [B, K, V].
         drafted: [B, K].
         counts: how many of them each row has, [B].
         accept_noise: uniform in [0, 1), [B, K].
@@ -203,9 +203,9 @@ def accept(
     # u * q < p, strictly, so that a token the target never writes is not accepted even at u = 0.
     num_kept = _leading(_overruled(accept_noise * q_drafted < p_drafted, override), counts)
     place = num_kept[:, None, None].expand(-1, 1, vocab_size)
-    law, instead = p.gather(1, place)[:, 0], q.gather(1, place.clamp(max=width - 1))[:, 0]
-    law = torch.where((num_kept == counts)[:, None], law, residual(law, instead))
-    return num_kept, draw(law, resample_noise.gather(1, num_kept[:, None])[:, 0])
+    distribution, instead = p.gather(1, place)[:, 0], q.gather(1, place.clamp(max=width - 1))[:, 0]
+    distribution = torch.where((num_kept == counts)[:, None], distribution, residual(distribution, instead))
+    return num_kept, draw(distribution, resample_noise.gather(1, num_kept[:, None])[:, 0])
 
 
 def accept_choices(
@@ -213,8 +213,8 @@ def accept_choices(
 ) -> tuple[Tensor, Tensor]:
     """The same where tokens were not drawn but certain: what agrees with the target's own `choices` [B, K + 1].
 
-    The choices are the most likely tokens or draws from the target's laws. A token x is then kept with probability
-    p(x), as the rule has it for a q that is one-hot, and the text is the one that the target writes alone.
+    The choices are the most likely tokens, or samples from the target's distributions. A token x is then kept with
+    probability p(x), as the rule has it for a one-hot q, and the text is the one that the target writes alone.
     """
     num_kept = _leading(_overruled(choices[:, : drafted.shape[1]] == drafted, override), counts)
     return num_kept, choices.gather(1, num_kept[:, None])[:, 0]
@@ -230,21 +230,21 @@ def _leading(kept: Tensor, counts: Tensor) -> Tensor:
     return kept.long().cumprod(1).sum(1)
 
 
-def draw(law: Tensor, noise: Tensor) -> Tensor:
-    """A token from each law [.., V], by one uniform number each, [..]: the first whose cumulative mass exceeds it.
+def draw(distribution: Tensor, noise: Tensor) -> Tensor:
+    """A token from each distribution [.., V], by one uniform number each, [..]: the first of a larger cumulative mass.
 
-    In float64, where a sum over any vocabulary is exact to far below what a float32 law says.
+    In float64, where a sum over any vocabulary is exact to far below what a float32 distribution says.
     """
-    mass = law.double().cumsum(-1)
+    mass = distribution.double().cumsum(-1)
     return (mass <= noise[..., None] * mass[..., -1:]).sum(-1)
 
 
 def choose(logits: Tensor, positions: Tensor, how: Samplers, purpose: int) -> tuple[Tensor, Tensor | None]:
-    """A token for every position [B, T] from logits [B, T, V], and the laws they come from unless all is greedy."""
+    """A token for every position [B, T] from logits [B, T, V], and their distributions unless all is greedy."""
     if how.temperature is None:
         return logits.argmax(-1), None
-    law = laws(logits, how)
-    return draw(law, uniform(how.keys, positions, purpose)), law
+    distribution = distributions(logits, how)
+    return draw(distribution, uniform(how.keys, positions, purpose)), distribution
 
 
 def uniform(keys: Tensor, positions: Tensor, purpose: int) -> Tensor:

@@ -144,14 +144,14 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
     others = [name for name in summary.policies if name not in exact]
     sentences: list[str] = []
     if exact:
-        sentences.append(f"{_list(exact)}: exact, the output has the target's own law.")
+        sentences.append(f"{_list(exact)}: exact, the output has the target's own distribution.")
     if others:
         sentences.append(f"{_list(others)}: not exact, other answers are possible, and what that costs is measured.")
     return " ".join(sentences)
 
 
 def is_exact(record: PolicyRecord | None) -> bool:
-    """Whether the policy's output has the target's law."""
+    """Whether the policy's output has the target's distribution."""
     return record is not None and kind_of(record) in ("target", "token") and record.token_level_exact
 
 
@@ -214,7 +214,7 @@ def _troubles(name: str, policy: PolicySummary) -> Iterable[str]:
             "drafting did not pay by what was measured when the run began. On a machine with nothing else to do it may."
         )
     if not policy.token_level_exact:
-        yield f"{name}: tokens are drafted with a tolerance, so what the target writes is not of its law either."
+        yield f"{name}: tokens are drafted with a tolerance, so the target's own text does not follow its distribution."
 
 
 def differing_conditions(runs: Sequence[RunRecord]) -> list[str]:

@@ -128,7 +128,7 @@ def can_serve(policy: Policy, pair: Pair) -> bool:
 
 
 def is_exact(policy: Policy) -> bool:
-    """Whether what the target writes has the target's law."""
+    """Whether what the target writes has the target's distribution."""
     return policy.token.tolerance == 0
 
 

@@ -30,7 +30,7 @@ class Percentiles:
 def quantile_interval(
     values: Sequence[float] | NDArray[np.float64], quantile: float, confidence: float = 0.95
 ) -> Interval | None:
-    """Two of the values between which a quantile lies, by the binomial law of how many are below it.
+    """Two of the values between which a quantile lies, by the binomial distribution of how many are below it.
 
     For one value per problem (W. J. Conover, Practical Nonparametric Statistics, 1999, section 3.2). Covers at
     least what it says, a little more as it can only end at values. `None` if there are too few: a median at 95%

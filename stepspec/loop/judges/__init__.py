@@ -18,7 +18,7 @@ class Judge(Protocol):
 
     @property
     def probe(self) -> Probe | None:
-        """What the target is to be asked after the step; None if the step's own law is enough."""
+        """What the target is to be asked after the step; None if the step's own distribution is enough."""
         ...
 
     def score(self, verification: Verification, probe_index: int) -> float | None:

@@ -33,7 +33,7 @@ class RatingJudge:
 
 
 def expected_digit(logprobs: tuple[float, ...]) -> float | None:
-    """Expectation of the digit 0 to 9 under its law renormalised over the ten; None if they have no mass."""
+    """Expectation of the digit 0 to 9 under its distribution renormalised over the ten; None if they have no mass."""
     weights = [math.exp(logprob) for logprob in logprobs]
     mass = sum(weights)
     return sum(digit * weight for digit, weight in enumerate(weights)) / mass if mass > 1e-6 else None

@@ -16,7 +16,7 @@ class Draft(NamedTuple):
 
     tokens: Tensor  # [B, K]
     counts: Sequence[int]  # how many of them each row has
-    laws: Tensor | None = None  # what they were drawn from, [B, K, V]; None if they are certain
+    distributions: Tensor | None = None  # what they were drawn from, [B, K, V]; None if they are certain
     passes: int = 0  # forward passes that it took
 
     @classmethod
@@ -27,8 +27,8 @@ class Draft(NamedTuple):
     def narrowed(self, num_tokens: int) -> "Draft":
         """At most so many tokens for each row; the passes that it took remain."""
         counts = [min(count, num_tokens) for count in self.counts]
-        laws = self.laws[:, :num_tokens] if self.laws is not None and num_tokens else None
-        return self._replace(tokens=self.tokens[:, :num_tokens], counts=counts, laws=laws)
+        distributions = self.distributions[:, :num_tokens] if self.distributions is not None and num_tokens else None
+        return self._replace(tokens=self.tokens[:, :num_tokens], counts=counts, distributions=distributions)
 
 
 class Drafter(ABC):

@@ -45,10 +45,10 @@ class DraftModel(Drafter):
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
         places, (before, last) = frame(model, table, num_tokens)
-        tokens, laws = self._loop(model, places, before, last, num_tokens, how, self._vocab_size)
+        tokens, distributions = self._loop(model, places, before, last, num_tokens, how, self._vocab_size)
         for slot, row in zip(slots, rows, strict=True):
             model.cache.lengths[slot] = row.length - 1 + num_tokens
-        return Draft(tokens, counts, laws, max(counts))
+        return Draft(tokens, counts, distributions, max(counts))
 
     def _slot(self, row: Row) -> Slot:
         if row not in self._slots:
@@ -97,8 +97,8 @@ class EarlyExit(Drafter):
         """See `Drafter.propose`."""
         table = [(row.slot.index, row.length - 1, row.last) for row in rows]
         places, (last,) = frame(self._model, table, max(counts))
-        tokens, laws = self._loop(self._model, places, None, last, max(counts), how, self._model.vocab_size)
-        return Draft(tokens, counts, laws, max(counts))
+        tokens, distributions = self._loop(self._model, places, None, last, max(counts), how, self._model.vocab_size)
+        return Draft(tokens, counts, distributions, max(counts))
 
 
 def _last_two(row: Row) -> list[int]:
@@ -131,10 +131,10 @@ def draft_loop(
         vocab_size: the target's; models of one family pad the same vocabulary to different sizes.
 
     Returns:
-        Tokens [B, K], and the laws they were drawn from, [B, K, V], unless every row is greedy.
+        Tokens [B, K], and the distributions they were drawn from, [B, K, V], unless every row is greedy.
     """
     tokens = last.new_empty(len(last), 0)
-    laws: list[Tensor] = []
+    distributions: list[Tensor] = []
     for index in range(num_tokens):
         if index == 0 and before is not None:
             hidden = _read_two(model, places, before, last)
@@ -144,10 +144,10 @@ def draft_loop(
         logits = _fitted(model.logits(hidden), vocab_size)
         seen = None if seen is None else seen[:, -1:]
         logits = sampling.edited(logits, how, seen, partial=model.vocabulary is not None)
-        token, law = sampling.choose(logits, places.starts[:, None] + 1 + index, how, DRAFT)
-        laws.extend([] if law is None else [law])
+        token, distribution = sampling.choose(logits, places.starts[:, None] + 1 + index, how, DRAFT)
+        distributions.extend([] if distribution is None else [distribution])
         tokens = torch.cat([tokens, token], 1)
-    return tokens, torch.cat(laws, 1) if laws else None
+    return tokens, torch.cat(distributions, 1) if distributions else None
 
 
 def _read_two(model: CausalModel, places: Places, before: Tensor, last: Tensor) -> Tensor:

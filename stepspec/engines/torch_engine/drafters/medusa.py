@@ -83,8 +83,8 @@ class Medusa(Drafter):
         nothing = self._heads.blocks.new_zeros(self._heads.blocks.shape[1])
         hidden = torch.stack([self._hidden.get(row, nothing) for row in rows])
         firsts = torch.tensor([row.length for row in rows]).to(hidden.device)
-        tokens, laws = self._guess(self._heads, hidden, firsts, max(counts), how)
-        return Draft(tokens, counts, laws, 1)
+        tokens, distributions = self._guess(self._heads, hidden, firsts, max(counts), how)
+        return Draft(tokens, counts, distributions, 1)
 
     def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
@@ -98,14 +98,14 @@ class Medusa(Drafter):
 def guess(
     heads: MedusaHeads, hidden: Tensor, firsts: Tensor, num_tokens: int, how: Samplers
 ) -> tuple[Tensor, Tensor | None]:
-    """Tokens [B, K] for positions from `firsts` [B] on, and the laws they come from unless every row is greedy."""
+    """Tokens [B, K] for positions from `firsts` [B] on, and their distributions unless every row is greedy."""
     logits = heads(hidden)[:, :num_tokens]  # [B, K, V]
     tokens = firsts.new_empty(len(firsts), 0)
-    laws: list[Tensor] = []
+    distributions: list[Tensor] = []
     for index in range(num_tokens):
         seen = sampling.seen_along(how, tokens)
         each = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen[:, -1:])
-        token, law = sampling.choose(each, firsts[:, None] + index, how, DRAFT)
+        token, distribution = sampling.choose(each, firsts[:, None] + index, how, DRAFT)
         tokens = torch.cat([tokens, token], 1)
-        laws.extend([] if law is None else [law])
-    return tokens, torch.cat(laws, 1) if laws else None
+        distributions.extend([] if distribution is None else [distribution])
+    return tokens, torch.cat(distributions, 1) if distributions else None

@@ -1,4 +1,4 @@
-"""The joint law of a model's next tokens by enumeration, and the chi-square that holds counts against it."""
+"""The joint distribution of a model's next tokens by enumeration, and the chi-square that holds counts against it."""
 
 import itertools
 from collections.abc import Sequence
@@ -16,41 +16,43 @@ from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.sampling import distributions as distributions_of
 from stepspec.engines.torch_engine.sampling import edited, samplers
-from stepspec.engines.torch_engine.sampling import laws as laws_of
 from stepspec.engines.torch_engine.slots import Slot
 
 FALSE_ALARM = 1e-6
 """Probability that a right sampler fails, over the choice of seeds; as they are fixed, it always or never does."""
 
 LEAST_EXPECTED = 5.0
-"""Counts expected to be smaller are pooled: only for large ones is the statistic's law that of chi-square."""
+"""Counts expected to be smaller are pooled: only for large ones is the statistic's distribution that of chi-square."""
 
 
 @torch.inference_mode()
-def conditional_laws(network: PreTrainedModel, prompt: Sequence[int], depth: int, sampling: Sampling) -> list[Tensor]:
-    """The law of a token after the prompt and every text of 0, 1, .. `depth` - 1 tokens: [V], [V, V], .."""
+def conditional_distributions(
+    network: PreTrainedModel, prompt: Sequence[int], depth: int, sampling: Sampling
+) -> list[Tensor]:
+    """The distribution of a token after the prompt and every text of 0, 1, .. `depth` - 1 tokens: [V], [V, V], .."""
     size = network.config.vocab_size
-    laws = []
+    distributions = []
     for length in range(depth):
         texts = [[*prompt, *text] for text in itertools.product(range(size), repeat=length)]
         logits = network(input_ids=torch.tensor(texts, device=network.device), use_cache=False).logits[:, -1]
         how = samplers([sampling], size, network.device)
-        rows = torch.cat([laws_of(edited(row[None, None], how, None), how)[0] for row in logits])
-        laws.append(rows.reshape([size] * (length + 1)).double().cpu())
-    return laws
+        rows = torch.cat([distributions_of(edited(row[None, None], how, None), how)[0] for row in logits])
+        distributions.append(rows.reshape([size] * (length + 1)).double().cpu())
+    return distributions
 
 
-def joint_law(laws: Sequence[Tensor]) -> Tensor:
-    """The law of whole texts, [V, .., V], from the law of each token given those before it."""
-    joint = laws[0]
-    for following in laws[1:]:
+def joint_distribution(distributions: Sequence[Tensor]) -> Tensor:
+    """The distribution of whole texts, [V, .., V], from the distribution of each token given those before it."""
+    joint = distributions[0]
+    for following in distributions[1:]:
         joint = joint[..., None] * following
     return joint
 
 
 def p_value(texts: Tensor, joint: Tensor) -> float:
-    """Probability that texts [N, depth] of this law lie as far from it as these; 0 if one is impossible."""
+    """Probability that texts [N, depth] of this distribution lie as far from it as these; 0 if one is impossible."""
     size = joint.shape[0]
     cells = torch.zeros(texts.shape[0], dtype=torch.long)
     for column in texts.T.cpu():

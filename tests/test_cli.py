@@ -42,7 +42,7 @@ def refused(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None)
 def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
     done = stepspec("--help")
     assert done.returncode == 0
-    commands = ("run", "advise", "eval", "report", "compare", "export", "merge", "grade", "policies", "benchmarks")
+    commands = ("run", "advise", "eval", "report", "compare", "export", "merge", "grade", "policies", "docs")
     assert all(name in done.stdout.decode() for name in commands)
     program = "import sys, stepspec.cli; print(*{'torch', 'transformers', 'numpy', 'scipy'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -54,6 +54,14 @@ def test_shared_flags_are_the_same_in_both_commands(command: str) -> None:
     text = stepspec(command, "--help").stdout.decode()
     for flag in ("--target", "--draft", "--policy", "--temperature", "--seed", "--max-tokens"):
         assert flag in text
+
+
+def test_a_policy_is_printed_with_its_path_and_the_documentation_is_found() -> None:
+    done = stepspec("policies", "token")
+    path = list_data_files("policies")["token"]
+    assert (done.stdout.decode(), done.stderr.decode().strip()) == (path.read_text("utf-8"), str(path))
+    assert "Did you mean 'token'" in refused("policies", "tokn")
+    assert Path(stepspec("docs").stdout.decode().strip().removeprefix("file://")).is_file()
 
 
 def commands(group: Any, name: str = "stepspec") -> Iterator[tuple[str, Any]]:

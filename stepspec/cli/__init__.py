@@ -19,7 +19,7 @@ from stepspec.cli.evaluating import evaluate_policies, merge_runs
 from stepspec.cli.exporting import export_run
 from stepspec.cli.grading import grade_file
 from stepspec.cli.help import WholeHelp
-from stepspec.cli.listing import list_benchmarks, list_policies
+from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
 from stepspec.cli.reporting import report_runs
 from stepspec.cli.running import answer_question
 from stepspec.cli.serving import serve_models
@@ -54,6 +54,7 @@ app.command("grade")(grade_file)
 app.add_typer(benching.app, name="bench")
 app.command("policies")(list_policies)
 app.command("benchmarks")(list_benchmarks)
+app.command("docs")(show_docs)
 
 
 def _print_version(asked: bool) -> None:

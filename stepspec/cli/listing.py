@@ -1,18 +1,47 @@
-"""`stepspec policies` and `stepspec benchmarks`: what there is, each with its summary."""
+"""`stepspec policies`, `stepspec benchmarks` and `stepspec docs`: what there is, and where it is."""
 
+import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepspec.cli.completing import names_of
 
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark
 
 
-def list_policies() -> None:
-    """List the policies that come with stepspec."""
-    from stepspec.base.files import list_data_files
-    from stepspec.loop.policy import Policy, load_toml
+def list_policies(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|FILE]", help="Print this one's file.", autocompletion=names_of("policies")),
+    ] = None,
+) -> None:
+    """List the policies that ship with stepspec, or print one: its text, and its path on standard error."""
+    from stepspec.base.files import find_data_file, list_data_files
+    from stepspec.loop.policy import Policy, load_policy, load_toml
 
+    if name is not None:
+        print(load_policy(name)[1], end="")
+        print(find_data_file("policies", name), file=sys.stderr)
+        return
     _print((name, load_toml(path, Policy)[0].summary) for name, path in list_data_files("policies").items())
+
+
+def show_docs() -> None:
+    """Print where the documentation is."""
+    from stepspec.base.files import package_folder
+
+    checkout = package_folder().parent
+    site, pages = checkout / "build" / "site" / "index.html", checkout / "docs" / "index.md"
+    if site.is_file():
+        print(site.as_uri())
+    elif pages.is_file():
+        print(pages)
+        print("`make docs` builds a site of these pages.", file=sys.stderr)
+    else:
+        print("The pages are in the folder docs of stepspec's source; every command has --help.")
 
 
 def list_benchmarks() -> None:

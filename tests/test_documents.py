@@ -29,6 +29,7 @@ def test_what_is_generated_is_up_to_date() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+    assert (ROOT / "docs" / "images" / "report.png").stat().st_size <= 150_000
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -30,10 +30,10 @@ SAVE_SECONDS = 120
 class Trainer:
     """Trains for a number of tokens, prompts included."""
 
-    def __init__(self, work: Path, seed: int, budget: int, parts: Sequence[Path]) -> None:
+    def __init__(self, work: Path, seed: int, budget: int, parts: Sequence[Path] = (), rate: float = RATE) -> None:
         torch.manual_seed(seed)
         path = find_base()
-        self.work, self.seed, self.budget = work, seed, budget
+        self.work, self.seed, self.budget, self.rate = work, seed, budget, rate
         self.tokenizer: Any = load_tokenizer(path)
         proposals = work / PROPOSALS_FILE
         self.maker = TreeMaker(self.tokenizer, load_proposals(proposals) if proposals.exists() else ())
@@ -82,7 +82,7 @@ class Trainer:
     def _step(self, batch: list[dict[str, torch.Tensor]]) -> float:
         done = self.tokens / self.budget
         for group in self.optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (self.step + 1) / WARM_UP) * max(0.0, 1 - done)
+            group["lr"] = self.rate * min(1.0, (self.step + 1) / WARM_UP) * max(0.0, 1 - done)
         learned = sum(int((row["targets"] >= 0).sum()) for row in batch)
         total = 0.0
         for row in batch:
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="Folder for the checkpoint and the log.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=4_000_000, help="Training tokens, prompts included.")
+    parser.add_argument("--rate", type=float, default=RATE, help="Highest learning rate.")
     parser.add_argument(
         "--on",
         type=Path,
@@ -133,7 +134,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    Trainer(arguments.work, arguments.seed, arguments.tokens, arguments.on).run()
+    Trainer(arguments.work, arguments.seed, arguments.tokens, arguments.on, arguments.rate).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""Trains the pair `smol` from the base to the last file: `python -m stepspec.mini.smol.recipe --work FOLDER`.
+
+Every part is a command of its own that goes on where it was killed, and this one goes on with the part that is not
+finished. What ships with stepspec ends up in `FOLDER/weights`.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from stepspec.engines import draft_vocabulary
+from stepspec.mini.smol import reward
+from stepspec.mini.smol.base import find_base, load_tokenizer
+from stepspec.mini.smol.build import draft_of, merged_target, write_model
+from stepspec.mini.smol.samples import FILE as SAMPLES_FILE
+from stepspec.mini.smol.texts import PROPOSALS_FILE
+
+FIRST_TOKENS, SECOND_TOKENS, DRAFT_TOKENS = 2_100_000, 1_200_000, 7_000_000
+SECOND_RATE = 6e-4
+NUM_SAMPLES, NUM_PROPOSALS = 6_000, 4_000
+
+
+class Recipe:
+    """The parts in their order.
+
+    Args:
+        work: the folder of everything that is made on the way.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self.work, self.weights = work, work / "weights"
+        self.weights.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Does what is not done yet."""
+        adapters = [self.weights / f"adapter-{number}.safetensors" for number in (1, 2)]
+        self._part(adapters[0], lambda: self._train("first", FIRST_TOKENS, adapters[0], seed=0))
+        first = self._target("first-target", adapters[:1])
+        self._part(self.work / "samples.done", lambda: self._samples(first))
+        self._part(self.weights / "draft.safetensors", lambda: self._draft(first))
+        self._part(self.work / "proposals.done", lambda: self._proposals(first))
+        on = ["--on", str(adapters[0]), "--rate", str(SECOND_RATE)]
+        self._part(adapters[1], lambda: self._train("second", SECOND_TOKENS, adapters[1], *on, seed=1))
+        second = self._target("target", adapters)
+        self._part(self.weights / reward.FILE, lambda: self._reward(second))
+
+    def _part(self, result: Path, make: Callable[[], None]) -> None:
+        if not result.exists():
+            print(f"{result.name} is next.", flush=True)
+            make()
+
+    def _command(self, name: str, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", f"stepspec.mini.smol.{name}", *map(str, arguments)]
+        subprocess.run(command, check=True)
+
+    def _train(self, folder: str, tokens: int, result: Path, *arguments: str, seed: int) -> None:
+        work = self.work / folder
+        work.mkdir(exist_ok=True)
+        proposals = self.work / PROPOSALS_FILE
+        if proposals.exists():
+            shutil.copyfile(proposals, work / PROPOSALS_FILE)
+        self._command("train", "--work", work, "--tokens", str(tokens), "--seed", str(seed), *arguments)
+        shutil.copyfile(work / "adapter.safetensors", result)
+
+    def _target(self, folder: str, adapters: Sequence[Path]) -> Path:
+        made, base = self.work / folder, find_base()
+        if not (made / "model.safetensors").exists():
+            write_model(made, merged_target(base, [*adapters]), load_tokenizer(base))
+        return made
+
+    def _samples(self, target: Path) -> None:
+        self._command("samples", "--work", self.work, "--target", target, "--count", str(NUM_SAMPLES))
+        (self.work / "samples.done").touch()
+
+    def _draft(self, target: Path) -> None:
+        assert (self.work / SAMPLES_FILE).exists()
+        self._command("draft", "--work", self.work, "--target", target, "--tokens", str(DRAFT_TOKENS))
+        shutil.copyfile(self.work / draft_vocabulary.FILE, self.weights / draft_vocabulary.FILE)
+        shutil.copyfile(self.work / "draft.safetensors", self.weights / "draft.safetensors")
+
+    def _proposals(self, target: Path) -> None:
+        made, whole = self.work / "draft", AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+        draft = draft_of(whole, self.weights / "draft.safetensors")
+        write_model(made, draft, AutoTokenizer.from_pretrained(target))
+        shutil.copyfile(self.weights / draft_vocabulary.FILE, made / draft_vocabulary.FILE)
+        self._command("proposals", "--work", self.work, "--draft", made, "--count", str(NUM_PROPOSALS))
+        (self.work / "proposals.done").touch()
+
+    def _reward(self, target: Path) -> None:
+        self._command("reward", "--work", self.work, "--target", target)
+        shutil.copyfile(self.work / reward.FILE, self.weights / reward.FILE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="Folder for everything that is made on the way.")
+    Recipe(parser.parse_args().work).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -49,18 +49,18 @@ class RemoteStepSpec:
         retries: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Nothing is asked yet.
+        """The client connects at the first request.
 
         Args:
-            base_url: address of the service, with the options of `stepspec.engines.remote.address` if need be.
-            model: None is whatever is served.
-            policy: name of one that the service knows; None is its own.
-            api_key: None is looked for in the environment.
-            retries: how often a call is made again that did not get through; None is the address's.
-            timeout: seconds without a sign of life after which a call fails; None is the address's.
+            base_url: address of the service, with the options of `stepspec.engines.remote.address`.
+            model: a model of the service; None takes the one that it serves.
+            policy: a policy of the service; None takes its default.
+            api_key: None takes it from the environment.
+            retries: how often a failed connection is retried; None takes the value of the address.
+            timeout: seconds without data after which a call fails; None takes the value of the address.
 
         Raises:
-            UsageError: the address is none, or a number is out of its range.
+            UsageError: the address is invalid, or a number is out of its range.
         """
         check_patience(timeout, retries=retries)
         address = Address.parsed(base_url)
@@ -79,17 +79,17 @@ class RemoteStepSpec:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Closes the connections of the running event loop."""
+        """Close the connections of the running event loop."""
         await self._wire.aclose()
 
     @known_options
     async def stream(
         self, question: str | Sequence[Message], **options: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
-        """Answers a question, event by event; arguments as for `StepSpec.stream`.
+        """Answer a question and yield its events. Arguments are those of `StepSpec.stream`.
 
         Raises:
-            UsageError, ContextError: the service refuses the request.
+            UsageError, ContextError: the service rejects the request.
             ModelError: it does not have the model.
             EngineError: it cannot be reached or has failed.
         """
@@ -115,7 +115,7 @@ class RemoteStepSpec:
 
     @known_options
     async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
-        """Answers a question; arguments and errors as for `stream`."""
+        """Answer a question and return the result. Arguments and errors are those of `stream`."""
         async with aclosing(self.stream(question, **options)) as events:
             async for event in events:
                 if isinstance(event, Done):

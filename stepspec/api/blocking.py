@@ -1,4 +1,4 @@
-"""SyncStepSpec: the Python API for code that does not await, notebooks with a running loop among it.
+"""The synchronous Python API. It also works where an event loop is running, as in notebooks.
 
 with SyncStepSpec() as spec:
     print(spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?").answer)
@@ -18,7 +18,7 @@ from stepspec.loop.step import Event, Result
 
 
 class SyncStepSpec:
-    """What `StepSpec` does, with its arguments and errors, in an event loop and a thread of its own."""
+    """The synchronous counterpart of `StepSpec`, with the same arguments and errors. It runs a thread."""
 
     @known_options
     def __init__(
@@ -42,7 +42,7 @@ class SyncStepSpec:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread, and frees the models if this session loaded them."""
+        """End the thread, and free the models if this session loaded them."""
         if not self._closed:
             self._closed = True
             self._loop.run(self._spec.aclose())
@@ -54,13 +54,13 @@ class SyncStepSpec:
         return self._loop
 
     def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
-        """Answers a question; see `StepSpec.stream`."""
+        """Answer a question and return the result, see `StepSpec.stream`."""
         return self._opened().run(self._spec.generate(question, **options))
 
     def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
-        """Answers questions at the same time; see `StepSpec.batch`."""
+        """Answer questions concurrently, see `StepSpec.batch`."""
         return self._opened().run(self._spec.batch(questions, **options))
 
     def stream(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Generator[Event]:
-        """Answers a question, event by event; see `StepSpec.stream`. Leaving the iterator cancels the request."""
+        """Answer a question and yield its events, see `StepSpec.stream`. Closing the iterator cancels the request."""
         return self._opened().iterate(self._spec.stream(question, **options))

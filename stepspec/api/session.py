@@ -1,10 +1,10 @@
-"""StepSpec, the async Python API: a pair of models, a policy, and questions.
+"""The asynchronous Python API: a session answers questions with a pair of models under a policy.
 
     async with StepSpec() as spec:                      # the embedded pair, the policy `stepspec`
         result = await spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?")
         print(result.answer)
 
-Engines are found by the name in front of the colon of their spec string, so that heavy libraries load only when used.
+An engine is selected by the name before the colon of its spec string, and its library loads when it is used.
 """
 
 import asyncio
@@ -57,33 +57,33 @@ NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the
 
 @dataclass(frozen=True)
 class Pair:
-    """The models, loaded once and shared by any number of sessions."""
+    """Loaded models, which any number of sessions can share."""
 
     target: Engine
     draft: Engine | None
     one_vocabulary: bool = True
-    """Whether the two give every token the same id."""
+    """Whether both models give every token the same id."""
     breaker: Breaker = field(default_factory=Breaker)
-    """Keeps a draft that has died out of the way of all sessions."""
+    """Stops asking a draft that keeps failing, for all sessions."""
     scope: PairScope | None = None
-    """What the models have learned, where that is known: questions unlike it get a note."""
+    """Describes the training data of a pair that stepspec provides. Questions unlike it get a note."""
 
     @property
     def hash(self) -> str:
-        """One short hash for both models' weights, or their names where the weights are not at hand."""
+        """A short hash of both models' weights, or of their names if the weights are elsewhere."""
         described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
         parts = [engine.get("weights") or engine.get("name") for engine in described]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     async def forget(self) -> None:
-        """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        """Clear the caches of both models, see `Engine.forget`."""
         self.breaker.worked()
         await self.target.forget()
         if self.draft is not None:
             await self.draft.forget()
 
     async def aclose(self) -> None:
-        """Frees both models."""
+        """Free both models."""
         await self.target.aclose()
         if self.draft is not None:
             await self.draft.aclose()
@@ -91,7 +91,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Models:
-    """Which models are to be loaded, as `choose_models` finds out.
+    """The models to load, as returned by `choose_models`.
 
     Attributes:
         target: spec string of the target.
@@ -107,10 +107,10 @@ class Models:
 
 
 def choose_models(target: str | None, draft: str | None, pair: str | None = None) -> Models:
-    """Decides on models by spec strings or by the name of a pair; without any of them it is the embedded pair.
+    """Choose models by spec strings or by the name of a pair. The default is the embedded pair.
 
     Raises:
-        UsageError: only the draft is named, both models and a pair, or a pair that there is not.
+        UsageError: only the draft is named, or models and a pair, or an unknown pair.
         ModelError: the pair has to be built first, or is damaged.
     """
     if pair is not None and (target is not None or draft is not None):
@@ -134,18 +134,18 @@ def load_pair(
     needs_draft: bool = True,
     notes: bool = True,
 ) -> Pair:
-    """Loads target and draft by spec string, or a pair by its name; the embedded pair if nothing is named.
+    """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
     A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME` or the address of a server, `http://HOST:PORT/v1#MODEL`.
-    One is loaded after the other, as the second may have to fit into what the first leaves of a device.
+    The target loads first, as the draft may have to fit into the memory that it leaves.
 
     Args:
         target: spec string of the target.
         draft: spec string of the draft.
         pair: name of a pair, instead of the two.
-        needs_draft: whether a draft has to be named with the target.
-        notes: whether results note questions that are unlike what a pair of ours has learned. That takes another
-            pass over the prompt after the answer, so measurements leave it out.
+        needs_draft: whether a target without a draft is an error.
+        notes: whether results get a note if the question is unlike the pair's training data. The note takes another
+            pass over the prompt after the answer, so measurements turn it off.
 
     Raises:
         UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.
@@ -267,7 +267,7 @@ def _check_drafting(policy: Policy, pair: Pair) -> None:
 
 
 class Options(TypedDict, total=False):
-    """How a question is to be answered; see `StepSpec.stream`."""
+    """Options of a request, see `StepSpec.stream`."""
 
     prompt: str
     sampling: Sampling
@@ -293,7 +293,7 @@ class _Prepared:
 
 
 class StepSpec:
-    """A session: requests under one policy. Requests made at the same time share the models' passes."""
+    """Answers questions under one policy. Concurrent requests share forward passes."""
 
     @known_options
     def __init__(
@@ -304,7 +304,7 @@ class StepSpec:
         *,
         pair: Pair | str | None = None,
     ) -> None:
-        """Takes a loaded pair, or loads one and then closes it too.
+        """Use a loaded pair, or load one and close it with the session.
 
         Args:
             target: spec string of the target.
@@ -313,7 +313,7 @@ class StepSpec:
             pair: a loaded pair, or the name of one, instead of target and draft.
 
         Raises:
-            UsageError: the policy does not exist, or needs a draft that is missing, or a model cannot serve.
+            UsageError: the policy is unknown or needs a draft, or a model cannot be loaded.
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = "a policy of one's own" if isinstance(policy, Policy) else policy
@@ -344,17 +344,17 @@ class StepSpec:
         await self.aclose()
 
     async def forget(self) -> None:
-        """Has both models drop whatever a new request would not have; see `Engine.forget`."""
+        """Clear the caches of both models, see `Engine.forget`."""
         await self.pair.forget()
 
     async def aclose(self) -> None:
-        """Frees the models if this session loaded them."""
+        """Free the models if this session loaded them."""
         if self._owns_pair:
             await self.pair.aclose()
 
     @property
     def thinks(self) -> bool:
-        """Whether the target thinks apart from its answer; if not, its steps are the answer."""
+        """Whether the target separates its thinking from the answer. If not, the steps are the answer."""
         return think_end_id(self.pair.target.tokenizer) is not None
 
     @known_options
@@ -374,31 +374,32 @@ class StepSpec:
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
     ) -> AsyncGenerator[Event, None]:
-        """Answers a question, event by event; the last event is `Done` with the result.
+        """Answer a question and yield its events. The last event is `Done` with the result.
+
+        Closing the generator cancels the request.
 
         Args:
-            question: the problem's text, or a conversation: turns with `role` and `content`, the last one to be
-                answered. What an earlier answer was thought through goes as `reasoning_content` or between think tags.
-            prompt: which wording a problem's text is put in, a name in `stepspec.chat.prompts.PROBLEM_PROMPTS`.
-            sampling: how both models draw their tokens.
-            max_tokens: most tokens of thinking and answer together; None for as many as the context has room for. What
-                speculation generates in vain does not count; it has a bound of its own, see `Ledger.may_waste`.
-            max_thinking_tokens: after so many the thinking is ended, and the target answers.
-            deadline_s: the same after so many seconds; where a model does not think apart, its text is ended.
-            stop: strings of which the first to come ends the answer and is no part of it. Thinking has no part in this.
-            stop_token_ids: tokens of the target's that end the answer as its end token does, and are no part of it.
-            json_schema: what the answer has to be; the target is held to it token by token.
-            tools: what the target may call, each `{"type": "function", "function": {...}}`; calls come as events of
-                their own and are never the draft's.
-            tool_choice: "auto", "none", "required", or the name of the tool that has to be called.
-            parallel_tool_calls: whether several calls may come at once.
+            question: the text of a problem, or a list of messages with `role` and `content`. Earlier thinking goes into
+                `reasoning_content` or between think tags.
+            prompt: the wording around a problem's text, a name in `stepspec.chat.prompts.PROBLEM_PROMPTS`.
+            sampling: how both models sample tokens.
+            max_tokens: limit for thinking and answer together; None allows as many as fit the context. Tokens that
+                speculation wastes do not count; they have their own limit, see `Ledger.may_waste`.
+            max_thinking_tokens: after these tokens the thinking is ended, and the target answers.
+            deadline_s: the same after these seconds. If the model does not separate its thinking, the text ends.
+            stop: strings that end the answer and are not part of it. They do not apply to the thinking.
+            stop_token_ids: tokens of the target that end the answer and are not part of it.
+            json_schema: constrains the answer to this schema, token by token.
+            tools: tools that the target may call, each `{"type": "function", "function": {...}}`. Tool calls are
+                emitted as events and never come from the draft.
+            tool_choice: "auto", "none", "required", or the name of the tool to call.
+            parallel_tool_calls: whether one answer may contain several tool calls.
 
         Raises:
-            UsageError: an option has a wrong type, the prompt's name is unknown, there is nothing to answer, a turn
-                holds something else than text, a tool is described wrongly, or the settings contradict each other
-                or what the engine can do.
+            UsageError: an option has a wrong type, a name is unknown, the question is empty, a message is not text, a
+                tool is invalid, or options contradict each other or are not supported by the engine.
             ContextError: the question does not fit the target's context.
-            TargetError: the target failed; the error carries what was committed.
+            TargetError: the target failed; the error carries the committed text.
         """
         options = Options(
             prompt=prompt,
@@ -550,7 +551,7 @@ class StepSpec:
 
     @known_options
     async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
-        """Answers a question; arguments and errors as for `stream`."""
+        """Answer a question and return the result. Arguments and errors are those of `stream`."""
         async with aclosing(self.stream(question, **options)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -559,9 +560,9 @@ class StepSpec:
 
     @known_options
     async def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
-        """Answers questions at the same time, in passes that they share; arguments and errors as for `stream`.
+        """Answer questions concurrently, in shared forward passes. Arguments and errors are those of `stream`.
 
-        Results come in the order of the questions. The first that fails ends the others.
+        Results are in the order of the questions. The first failure cancels the other questions.
         """
         return await side_by_side(*(self.generate(each, **options) for each in questions))
 

@@ -1,4 +1,4 @@
-"""Events of the answer: its text and its tool calls while they are written, as frozen values."""
+"""Events of the answer: its text and its tool calls, while the target writes them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """A further piece of the answer, which is the target's."""
+    """The next chunk of the answer. The target writes it."""
 
     text: str
     type: Literal["answer.delta"] = "answer.delta"
@@ -14,32 +14,32 @@ class AnswerDelta:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool, written by the target."""
+    """A tool call of the target."""
 
     id: str
     name: str
     arguments: str
-    """JSON, as the model wrote it."""
+    """JSON as the model wrote it."""
     problem: str | None = None
-    """Why it cannot be made: a sentence. Arguments and name are then whatever the model wrote."""
+    """A sentence that says why the call is invalid, or None. An invalid call keeps the text that the model wrote."""
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A further piece of a call, which the target is writing. The pieces' arguments make up the call's."""
+    """The next chunk of a tool call. The chunks' arguments, joined, are the arguments of the call."""
 
     index: int
-    """Which of the answer's calls, from 0 on."""
+    """Position of the call in the answer, starting at 0."""
     arguments: str
     id: str | None = None
-    """With the first piece of a call; then None, and so is `name`."""
+    """Set in the first chunk of a call, like `name`; None in later chunks."""
     name: str | None = None
     type: Literal["tool.delta"] = "tool.delta"
 
 
 @dataclass(frozen=True)
 class ToolCalled:
-    """A call is whole, or will never be. Its text is no part of the answer."""
+    """A tool call has ended, valid or not. Its text is not part of the answer."""
 
     index: int
     call: ToolCall

@@ -68,59 +68,59 @@ PER_CALL = (
     "parallel_tool_calls",
     "response_format",
 )
-"""What a call may say otherwise than the model does."""
+"""Settings that a call can override."""
 
 SAID_ANYWAY = ("strict", "stream", "ls_structured_output_format")
-"""Of other providers' arguments those that say what is the case here in any event: schemas are always kept to."""
+"""Arguments of other providers that change nothing here: answers always follow their schema."""
 
 RETRIES = 2
-"""Of a call to a service."""
+"""Retries of a call to a service."""
 
 Schema = dict[str, Any] | type
 
 
 class ChatStepSpec(BaseChatModel):
-    """A target and a draft as one chat model, in this process or behind `stepspec serve`.
+    """A chat model made of a target and a draft, in this process or behind `stepspec serve`.
 
-    In process, engines are loaded at the first call and shared by all chat models that name the same ones.
+    In this process, engines load at the first call. Chat models that name the same engines share them.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True, allow_inf_nan=False)
 
     model: str | None = Field(default=None, alias="model_name")
-    """Target: a spec string such as `vllm:Qwen/Qwen3-32B`, or with `base_url` the name of the model there. None is the
-    embedded pair, or whatever is served."""
+    """Spec string of the target, such as `vllm:Qwen/Qwen3-32B`, or with `base_url` the name of a model of the service.
+    None takes the embedded pair, or the model that the service serves."""
     draft: str | None = None
-    """Spec string of the draft model. Not with `base_url`, where the service has its own."""
+    """Spec string of the draft model. Not allowed with `base_url`."""
     policy: str | Policy = "stepspec"
-    """A policy's name, file or value; with `base_url` the name of one that the service knows."""
+    """A policy's name, file or value; with `base_url` the name of a policy of the service."""
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    """None draws anew at every call."""
+    """Random seed; None takes a new one for every call."""
     max_tokens: int | None = Field(default=None, alias="max_completion_tokens")
-    """Most tokens of thinking and answer. None leaves it to the context."""
+    """Limit for thinking and answer together. None allows as many as fit the context."""
     max_thinking_tokens: int | None = None
-    """After so many the thinking is ended, and the target answers."""
+    """After these tokens the thinking is ended, and the target answers."""
     deadline_s: float | None = None
-    """After so many seconds the thinking is ended, and the target answers."""
+    """After these seconds the thinking is ended, and the target answers."""
     timeout: float | None = Field(default=None, alias="request_timeout")
-    """Seconds after which a call is given up, with an error."""
+    """Seconds after which a call fails."""
     max_retries: int | None = None
-    """How often a call is made again that failed before it gave anything; None is 2 with `base_url`, else 0."""
+    """How often a call that failed before its first event is retried; None means 2 with `base_url`, else 0."""
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
-    """Strings that end the answer. Reasoning has no part in this."""
+    """Strings that end the answer. They do not apply to the thinking."""
     streaming: bool = False
-    """Whether `invoke` streams inside, for callbacks that listen to tokens."""
+    """Whether `invoke` streams internally, for callbacks that receive tokens."""
     base_url: str | None = None
-    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. Where no model of this process is named, the
-    environment's STEPSPEC_BASE_URL is taken."""
+    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. If no model is named, the default is the
+    environment variable STEPSPEC_BASE_URL."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
     pair: Any = Field(default=None, exclude=True)
-    """A `stepspec.Pair` that is loaded already, or the name of a pair, instead of `model` and `draft`."""
+    """A loaded `stepspec.Pair`, or the name of a pair, instead of `model` and `draft`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -49,20 +49,20 @@ def advise(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Take only the first prompts.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Use only the first prompts.")] = 20,
     concurrency: Annotated[
-        str, typer.Option(metavar="N[,N...]", help="Requests at once; with several, how far the advice carries.")
+        str, typer.Option(metavar="N[,N...]", help="Concurrent requests. Several values show where the advice holds.")
     ] = "1",
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = 0.0,
     seed: SeedOption = 0,
     output: Annotated[
-        Path | None, typer.Option(help="The folder to keep or resume the runs in; runs/TIME-advise if left out.")
+        Path | None, typer.Option(help="Folder of the runs, to store or resume. Default: runs/TIME-advise.")
     ] = None,
-    policy_file: Annotated[Path, typer.Option(help="Where the advised policy is written.")] = Path("advised.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over the policy file if there is one.")] = False,
+    policy_file: Annotated[Path, typer.Option(help="File for the advised policy.")] = Path("advised.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings there too.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all findings to this file.")
     ] = None,
 ) -> None:
     """Measure on your own prompts whether speculation pays, and write the policy to use."""

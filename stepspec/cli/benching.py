@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 TABLE_WIDTH = 140
 DTYPES = ("float32", "bfloat16", "float16")
 
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there too.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
 app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
 
@@ -62,31 +62,33 @@ def bench_engine(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Requests at once; 1, 4 and 16 if left out.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 4 and 16.")] = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A drafter, any number of times; all if left out.",
+            help="A drafter; repeat it for several. Default: all.",
             autocompletion=one_of(list(CALL_DRAFTERS)),
         ),
     ] = None,
-    drafted: Annotated[int, typer.Option(min=1, max=64, help="Tokens drafted a round where it is fixed.")] = 4,
-    tokens: Annotated[int, typer.Option(min=2, help="Most tokens written after each prompt.")] = 200,
+    drafted: Annotated[
+        int, typer.Option(min=1, max=64, help="Tokens drafted in each round where the number is fixed.")
+    ] = 4,
+    tokens: Annotated[int, typer.Option(min=2, help="Limit of generated tokens for each prompt.")] = 200,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16 or float16; float32 on a CPU and bfloat16 elsewhere if left out.",
+            help="float32, bfloat16 or float16. Default: float32 on a CPU, bfloat16 elsewhere.",
             autocompletion=one_of(DTYPES),
         ),
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 3,
+    turns: Annotated[int, typer.Option(min=1, help="Number of timed repeats.")] = 3,
     shape: Annotated[
         str | None,
-        typer.Option(metavar="TARGET[,DRAFT]", help="Random models of these shapes instead, for instance 8b,0.6b."),
+        typer.Option(metavar="TARGET[,DRAFT]", help="Use random models of these shapes, for example 8b,0.6b."),
     ] = None,
     synthetic_acceptance: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Accept drafted tokens by lot, with this probability.")
+        float | None, typer.Option(min=0, max=1, help="Accept drafted tokens at random with this probability.")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -123,12 +125,12 @@ def bench_engine(
 def bench_context(
     target: TargetOption = None,
     shape: Annotated[
-        str | None, typer.Option(metavar="TARGET", help="A random model of this shape instead, for instance mini.")
+        str | None, typer.Option(metavar="TARGET", help="Use a random model of this shape, for example mini.")
     ] = None,
     length: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens of context; 100, 1000 and 8000 if left out.")
+        list[int] | None, typer.Option(min=1, help="Tokens of context. Default: 100, 1000 and 8000.")
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Steps at every length.")] = 20,
+    turns: Annotated[int, typer.Option(min=1, help="Steps at each length.")] = 20,
     json_file: JsonOption = None,
 ) -> None:
     """Time a step that is judged, refused and written anew, after more and more text."""
@@ -146,10 +148,10 @@ def bench_context(
 @app.command("controller")
 def bench_controller(
     context: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens of the prompt; 100, 1000, 8000 and 32000 if left out.")
+        list[int] | None, typer.Option(min=1, help="Tokens of the prompt. Default: 100, 1000, 8000 and 32000.")
     ] = None,
     concurrent: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests at once; 1, 16 and 256 if left out.")
+        list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 16 and 256.")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -169,7 +171,7 @@ def bench_controller(
 
 @app.command("langchain")
 def bench_langchain(
-    concurrent: Annotated[int, typer.Option(min=2, help="Calls at once.")] = 64,
+    concurrent: Annotated[int, typer.Option(min=2, help="Concurrent calls.")] = 64,
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
@@ -197,7 +199,7 @@ def bench_aa(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini; 60 if left out.")] = None,
+    limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini. Default: 60.")] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Run every policy twice, under two names, and check that each is as fast as itself."""
@@ -248,10 +250,10 @@ def _interval(found: tuple[float, float] | None) -> str:
 
 @app.command("wire")
 def bench_wire(
-    target: Annotated[str, typer.Option(help="The target's server, as http://HOST:PORT/v1#NAME; vLLM.")],
-    draft: Annotated[str, typer.Option(help="The draft's server.")],
+    target: Annotated[str, typer.Option(help="The target's vLLM server, as http://HOST:PORT/v1#NAME.")],
+    draft: Annotated[str, typer.Option(help="The draft's vLLM server.")],
     limit: Annotated[int, typer.Option(min=1, help="Problems of gsm-mini.")] = 50,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a problem.")] = 640,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Limit of generated tokens for each problem.")] = 640,
     json_file: JsonOption = None,
 ) -> None:
     """Compare SpecReason's published procedure with the policy `specreason` on the same two vLLM servers."""

@@ -19,17 +19,17 @@ TABLE_WIDTH = 120
 
 def compare_runs(
     a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another run.")],
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME|NAME_IN_A=NAME_IN_B",
-            help="A policy to compare, any number of times; all that both runs have if left out.",
+            help="A policy to compare; repeat it for several. Default: all that both runs have.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Compare even if the runs are of other data.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compare even if the data differ.")] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the comparison there too.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the comparison to this file.")
     ] = None,
 ) -> None:
     """Compare two runs problem by problem: accuracy beside speed, and what differs between them."""

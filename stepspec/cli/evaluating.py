@@ -51,31 +51,33 @@ def evaluate_policies(
     policy: PoliciesOption = None,
     temperature: Annotated[
         str | None,
-        typer.Option(metavar="T[,T...]", help="0 is greedy; the benchmark's own if left out. Several make a run each."),
+        typer.Option(
+            metavar="T[,T...]", help="Sampling temperature; several values make a run each. Default: the benchmark's."
+        ),
     ] = None,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = None,
     concurrency: Annotated[
-        str, typer.Option(metavar="N[,N...]", help="Requests in flight. Several make a run each.")
+        str, typer.Option(metavar="N[,N...]", help="Concurrent requests; several values make a run each.")
     ] = "1",
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="How often each problem is asked; the benchmark's own if left out.")
+        int | None, typer.Option(min=1, help="How often each problem is asked. Default: the benchmark's.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, max=10**9, help="Take only the first problems.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=10**9, help="Use only the first problems.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="The benchmark's problems as jsonl, csv or parquet, if they are not at hand.")
+        Path | None, typer.Option(help="A jsonl, csv or parquet file with the benchmark's problems.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="The folder to keep or resume the run in; runs/TIME-BENCHMARK if left out."),
+        typer.Option(help="Folder of the run, to store or resume. Default: runs/TIME-BENCHMARK."),
     ] = None,
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Do the I-th of N parts, for several processes or machines.")
+        str, typer.Option(metavar="I/N", help="Run the I-th of N parts, to share a run between processes or machines.")
     ] = "1/1",
     retry_errors: Annotated[
-        bool, typer.Option("--retry-errors", help="When resuming, make requests again that ended in an error.")
+        bool, typer.Option("--retry-errors", help="When resuming, repeat requests that failed.")
     ] = False,
-    traces: Annotated[bool, typer.Option("--traces", help="Also keep the text of every step.")] = False,
+    traces: Annotated[bool, typer.Option("--traces", help="Also store the text of every step.")] = False,
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
@@ -211,7 +213,7 @@ def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -
 
 def merge_runs(
     parts: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders with parts of one run.")],
-    output: Annotated[Path, typer.Option(help="The folder that gets all of it.")],
+    output: Annotated[Path, typer.Option(help="Folder for the whole run.")],
 ) -> None:
     """Put the parts of a run together that several machines have done."""
     require_extras()

@@ -7,12 +7,12 @@ import typer
 
 
 def export_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of several.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of one or several runs.")],
     to: Annotated[
         str,
         typer.Option("--to", metavar="FORMAT", help="lm-eval (lm-evaluation-harness) or inspect (inspect_ai)."),
     ],
-    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where to; RUN/FORMAT if left out.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Output folder. Default: RUN/FORMAT.")] = None,
 ) -> None:
     """Write a run as logs of lm-evaluation-harness or inspect_ai, one model for each policy."""
     from stepspec.evaluation.export import export

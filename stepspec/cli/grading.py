@@ -32,20 +32,23 @@ AHEAD_PER_WORKER = 16
 
 
 def grade_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A jsonl of predictions and gold answers.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A jsonl file of predictions and gold answers.")],
     grader: Annotated[
         str, typer.Option("--grader", metavar="KIND", help="integer, number or math.", autocompletion=one_of(KINDS))
     ] = "math",
     prediction: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help=f"Where predictions are; the first of {', '.join(PREDICTION_KEYS)}."),
+        typer.Option(
+            metavar="KEY", help=f"Key of the predictions. Default: the first of {', '.join(PREDICTION_KEYS)}."
+        ),
     ] = None,
     gold: Annotated[
-        str | None, typer.Option(metavar="KEY", help=f"Where gold answers are; the first of {', '.join(GOLD_KEYS)}.")
+        str | None,
+        typer.Option(metavar="KEY", help=f"Key of the gold answers. Default: the first of {', '.join(GOLD_KEYS)}."),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to write the grades, as a jsonl.")] = None,
+    output: Annotated[Path | None, typer.Option(help="A jsonl file for the grades.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that compare formulas; as many as cores if left out.")
+        int | None, typer.Option(min=1, help="Processes that compare formulas. Default: one for each core.")
     ] = None,
 ) -> None:
     """Grade predictions: accuracy with its interval, and why the others are not correct.

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 def list_policies(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="Print this one's file.", autocompletion=names_of("policies")),
+        typer.Argument(
+            metavar="[NAME|FILE]", help="Print the file of this policy.", autocompletion=names_of("policies")
+        ),
     ] = None,
 ) -> None:
     """List the policies that ship with stepspec, or print one: its text, and its path on standard error."""

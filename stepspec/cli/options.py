@@ -11,38 +11,38 @@ from stepspec.errors import UsageError
 
 N = TypeVar("N", int, float)
 
-MODEL_HELP = "as torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME; the embedded pair if both are left out."
+MODEL_HELP = "as torch:NAME, vllm:NAME or http://HOST:PORT/v1#NAME. Default: the embedded pair."
 
-TargetOption = Annotated[str | None, typer.Option("--target", help=f"The target model {MODEL_HELP}")]
-DraftOption = Annotated[str | None, typer.Option("--draft", help=f"The draft model {MODEL_HELP}")]
+TargetOption = Annotated[str | None, typer.Option("--target", help=f"The target, {MODEL_HELP}")]
+DraftOption = Annotated[str | None, typer.Option("--draft", help=f"The draft, {MODEL_HELP}")]
 PairOption = Annotated[
     str | None,
     typer.Option(
         "--pair",
         metavar="NAME",
-        help=f"A pair of models by its name, instead of --target and --draft: {' or '.join(PAIRS)}.",
+        help=f"A pair of models by name, instead of --target and --draft: {' or '.join(PAIRS)}.",
         autocompletion=one_of(PAIRS),
     ),
 ]
 PolicyOption = Annotated[
     str,
-    typer.Option("--policy", metavar="NAME|FILE", help="How to speculate.", autocompletion=names_of("policies")),
+    typer.Option("--policy", metavar="NAME|FILE", help="The policy.", autocompletion=names_of("policies")),
 ]
 PoliciesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
         metavar="NAME|FILE",
-        help="A policy to compare, any number of times; target, token, specreason and stepspec if left out. "
-        "The target is always among them.",
+        help="A policy to compare; repeat it for several. Default: target, token, specreason and stepspec. "
+        "The target is always included.",
         autocompletion=names_of("policies"),
     ),
 ]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Where random draws begin.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="Sampling temperature; 0 is greedy.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Random seed.")]
 MaxTokensOption = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=1, help="Most tokens of thinking and answer per question."),
+    typer.Option("--max-tokens", min=1, help="Limit for thinking and answer of a question, in tokens."),
 ]
 
 

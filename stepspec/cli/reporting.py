@@ -22,18 +22,18 @@ TABLE_WIDTH = 160
 
 def report_runs(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps with a run in each folder.")
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps with a run in each subfolder.")
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page, of all runs together; RUN/report.html if left out.")
+        Path | None, typer.Option(metavar="FILE", help="File for one page of all runs. Default: RUN/report.html.")
     ] = None,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Markdown, of all runs together; RUN/report.md if left out.")
+        Path | None, typer.Option(metavar="FILE", help="File for the Markdown of all runs. Default: RUN/report.md.")
     ] = None,
-    prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A TOML file of prices, to say what a problem costs.")
-    ] = None,
-    traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Put the steps' texts into the page.")] = True,
+    prices: Annotated[Path | None, typer.Option(metavar="FILE", help="A TOML file of prices, to report costs.")] = None,
+    traces: Annotated[
+        bool, typer.Option("--traces/--no-traces", help="Include the text of the steps in the page.")
+    ] = True,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show what runs came to: a table here, Markdown, and one page to look at."""

@@ -43,7 +43,7 @@ def answer_question(
     max_tokens: MaxTokensOption = None,
     prompt: Annotated[
         str,
-        typer.Option(help="How the question is put: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
+        typer.Option(help="The wording of the prompt: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
     ] = "bare",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:

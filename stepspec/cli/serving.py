@@ -31,10 +31,12 @@ def serve_models(
     draft: DraftOption = None,
     pair: PairOption = None,
     policy: PolicyOption = "stepspec",
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets everybody in.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from everywhere.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
     max_body_bytes: Annotated[
-        int, typer.Option(min=1, help="Most bytes of a request's body; larger ones are refused.")
+        int, typer.Option(min=1, help="Largest request body in bytes; larger ones return 413.")
     ] = MAX_BODY_BYTES,
 ) -> None:
     """Serve chat completions over HTTP, until stopped."""

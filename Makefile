@@ -44,8 +44,9 @@ demo: $(INSTALLED)  ## compare four policies on the embedded pair of models
 test: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 4
 
-check: $(INSTALLED)  ## lint, format and types
+check: $(INSTALLED)  ## lint, format, words and types
 	$(BIN)/ruff check .
+	$(BIN)/python tests/check_words.py
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 

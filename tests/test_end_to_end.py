@@ -153,7 +153,7 @@ def test_concurrent_requests_say_what_single_ones_say(undisturbed: Path, tmp_pat
     assert {row.key: (row.output_sha256, row.tokens) for row in together} == {
         row.key: (row.output_sha256, row.tokens) for row in alone
     }
-    # A pass of several rows rounds otherwise than a pass of one, so scores agree to rounding only.
+    # A pass of several rows rounds differently from a pass of one, so scores agree to rounding only.
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=1e-3)
 
 

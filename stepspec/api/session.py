@@ -316,7 +316,7 @@ class StepSpec:
             UsageError: the policy is unknown or needs a draft, or a model cannot be loaded.
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
-        self.policy_name = "a policy of one's own" if isinstance(policy, Policy) else policy
+        self.policy_name = "custom" if isinstance(policy, Policy) else policy
         self._owns_pair = not isinstance(pair, Pair)
         self.pair = (
             pair if isinstance(pair, Pair) else load_pair(target, draft, pair=pair, needs_draft=wanted.needs_draft)

@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, for measuring speed where weights cannot be had.
+"""Models of real shapes with random weights, to measure speed without the real weights.
 
 What they write means nothing, and a draft's guesses are never right: see `Drafting.synthetic_acceptance`.
 """

@@ -1,4 +1,4 @@
-"""The answer as a user sees it, while it is written: up to the first stop string, and calls of tools apart."""
+"""The answer as a user sees it, while it is written: up to the first stop string, without tool calls."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ class AnswerReader:
         Args:
             stops: strings that end the text.
             calls: reads tool calls.
-            only_call: whether the first call of a tool ends the text.
+            only_call: whether the first tool call ends the text.
             marks: where the special tokens are named by which calls are found; no others are shown.
         """
         self.marks = marks

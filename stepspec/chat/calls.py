@@ -1,4 +1,4 @@
-"""How calls of tools are read from a text that grows.
+"""Reads tool calls from a growing text.
 
 Where calls stand is found by transformers' parser of responses. A call in JSON mostly begins with its name, and from
 there on its arguments are passed on as they come. Other calls are told when they are whole.
@@ -125,7 +125,7 @@ _NEXT = re.compile(r"\[TOOL_CALLS\]|;(?=\s*\{)|\Z")
 
 
 class JsonCalls:
-    """Calls in JSON, one or several. Those that begin otherwise than by their name are read when no more will come."""
+    """Calls in JSON, one or several. Calls that do not begin with their name are read when the text has ended."""
 
     def __init__(self) -> None:
         self._any = False

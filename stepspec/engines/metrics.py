@@ -13,7 +13,7 @@ PassKind = Literal["read", "draft", "verify"]
 class Metrics:
     """Counts and seconds of one call, or of all calls of an engine together.
 
-    A call's seconds are those of all passes that it took part in, whoever shared them.
+    A call's seconds are those of all passes that it took part in, shared or not.
     """
 
     rounds: int = 0

@@ -311,7 +311,7 @@ class Tokenizer(Protocol):
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """How the model writes calls of tools, where it comes with a template that says so to transformers."""
+        """Parser of the model's tool calls, if its chat template has one for transformers."""
         ...
 
     def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Any:

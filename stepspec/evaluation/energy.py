@@ -1,6 +1,6 @@
 """Energy that the devices of this machine have drawn, where their drivers count it: NVIDIA GPUs and Intel packages.
 
-A counter counts all that runs on its device, whoever runs it, so only differences on a machine with nothing else to
+A counter counts all programs on its device, so only differences on a machine with nothing else to
 do say anything about a model.
 """
 

@@ -397,7 +397,7 @@ class _Call:
         self._in_a_run = True
 
     async def tell(self, event: Event) -> None:
-        """Tells a committed step to whoever listens to the run that the model is called in, if it is in one."""
+        """Emit a committed step to the callbacks of the run, if the call is part of one."""
         if isinstance(event, StepCommitted) and self.thinks and self._in_a_run:
             step = event.step
             data = {"index": step.index, "origin": step.origin, "text": step.text, "scores": dict(step.scores)}

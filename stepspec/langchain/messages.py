@@ -21,8 +21,8 @@ from stepspec.loop.step import Event, Result, Step, StepCommitted
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0
-"""Index of the block with the answer. Steps are numbered from 1 on, so that a stream's pieces find together whoever
-comes first, and calls of tools behind them."""
+"""Index of the block with the answer. Steps are numbered from 1 on and tool calls after them, so that the chunks of a
+stream merge in any order."""
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ _pairs: dict[tuple[str | None, str | None, str | None], Pair] = {}
 
 
 def shared_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair:
-    """The models of these spec strings, or the pair of that name, loaded by whoever asks first; it may take minutes.
+    """Load the models of these spec strings, or the pair of that name, once. Loading may take minutes.
 
     Raises:
         UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.

@@ -37,9 +37,9 @@ class Demands:
 
     Attributes:
         json_schema: what the answer has to be, see `Engine.generate`.
-        call_opener: where a call of a tool begins in the text of a model that does not think apart.
+        call_opener: matches where a tool call begins, for a model that does not separate its thinking.
         max_thinking_tokens: after so many the thinking is ended and the answer begins.
-        deadline_s: so many seconds after its start a request is hurried: the thinking is ended and the answer begins,
+        deadline_s: after these seconds the request is cut off: the thinking ends and the answer begins,
             or the text is ended where the two are one.
         stop_token_ids: the answer ends with any of them, as with the model's own end.
     """
@@ -246,13 +246,13 @@ class Controller:
         return Proposal(chunk.ids, self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])), num_written)
 
     def opens_call(self, text: str) -> bool:
-        """Whether a call of a tool begins in a step."""
+        """Whether a tool call begins in a step."""
         opener = self.demands.call_opener
         return opener is not None and opener.search(text) is not None
 
     async def judge(self, proposal: Proposal) -> tuple[Verification, Verdict]:
         """What the target thinks of the step, from one pass. Empty and repeated steps are refused unasked, and so are
-        calls of tools."""
+        tool calls."""
         steps = self.transcript.steps
         repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
         refused = repeated or not proposal.text.strip() or self.opens_call(proposal.text)

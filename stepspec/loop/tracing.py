@@ -112,7 +112,7 @@ class _Steps:
         self._seen = False
 
     def resumed(self) -> None:
-        """Whoever takes the events has had the last one; the time that took is nobody's here."""
+        """The caller has received the last event; the time after it is not part of the request."""
         self._since = time.time_ns()
 
     def note(self, event: Event) -> None:

@@ -111,7 +111,7 @@ class Transcript:
         yield from self.close_step(origin)
 
     def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
-        """Takes ids of somebody who writes on alone, closing each step as it ends, then the answer."""
+        """Take ids of a single writer, closing each step as it ends, then the answer."""
         for index, id in enumerate(ids):
             if self.ended:  # by a stop string; what was written behind it is there, and not shown
                 self.buffer.append(ids[index:])

@@ -1,4 +1,4 @@
-"""Workers can hang, be killed and run out of memory; whoever asked gets an answer, and others do not wait."""
+"""Workers can hang, be killed and run out of memory; every call gets an answer, and other calls do not wait."""
 
 import asyncio
 import os

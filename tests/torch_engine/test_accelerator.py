@@ -78,7 +78,7 @@ def test_three_tokens_from_speculation_have_the_targets_joint_distribution_on_th
 
 
 async def test_in_bfloat16_every_greedy_choice_is_the_best_but_for_rounding() -> None:
-    """A pass over several tokens rounds otherwise than a pass over one, so near ties may fall either way."""
+    """A pass over several tokens rounds differently from a pass over one, so near ties may fall either way."""
     network = make_network(llama_config())
     half = on_device(network, torch.bfloat16)
     drafter = model_on_device(noisy_copy(network, 0.08), torch.bfloat16)

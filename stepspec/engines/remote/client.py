@@ -70,7 +70,7 @@ class Wire:
     ) -> AsyncGenerator[tuple[AsyncGenerator[Any, None], httpx.Headers], None]:
         """The decoded events of an answer as they come, and its headers. Leaving early tells the server to stop.
 
-        Whoever brings a deadline says itself which events have a token; else every event counts as one.
+        A caller with a deadline reports which events have a token; otherwise every event counts as one.
 
         Raises:
             EngineError, ContextError: as `ask`, at the beginning or in the middle.

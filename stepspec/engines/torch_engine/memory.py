@@ -59,6 +59,6 @@ def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, 
         needed = LEAST_SLOTS * least * position_bytes
         raise ModelError(
             f"The cache of {name} needs {needed / GIB:.1f} GiB of device memory for texts of {least} tokens, and "
-            f"{usable / GIB:.1f} GiB can be had for it. Free some, or choose a smaller model or draft."
+            f"{usable / GIB:.1f} GiB are free. Free more, or choose a smaller model or draft."
         )
     return Room(LEAST_SLOTS, context)

@@ -347,7 +347,7 @@ def _check_weights(folder: Path, config: Any) -> None:
             "Convert them to safetensors."
         )
     if not files:
-        return  # of the hub, or missing, which is told by whoever looks for them
+        return  # on the hub, or missing, which loading reports
     text, most = config.get_text_config(), sum(file.stat().st_size for file in files) * 8
     sizes = {name: getattr(text, name, None) for name in SIZES}
     for name, size in sizes.items():

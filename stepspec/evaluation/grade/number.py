@@ -1,4 +1,4 @@
-r"""Reads numbers exactly, in the ways in which people and models write them.
+r"""Reads numbers exactly, in all forms that people and models write.
 
 Two numbers are equal if their values are, as fractions. Three things are left out of the comparison:
 

@@ -1,6 +1,6 @@
 """Reports: tables for a terminal, a README and Markdown.
 
-The page is `stepspec.evaluation.report.page`, which needs more libraries and is imported by whoever makes one.
+The page is `stepspec.evaluation.report.page`, which needs more libraries and is imported where it is used.
 """
 
 from stepspec.evaluation.report.cells import UNKNOWN

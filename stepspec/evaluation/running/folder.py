@@ -147,7 +147,7 @@ def what_differs(there: RunRecord, run: RunRecord) -> str:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replaces a file at once: whoever reads it sees the old text or the new, never a part."""
+    """Replace a file atomically: readers see the old text or the new one, never a part."""
     _write_temporary(file, text).replace(file)
 
 

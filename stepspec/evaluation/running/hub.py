@@ -13,7 +13,7 @@ TIMEOUT_S = 20.0
 
 
 class FetchError(StepSpecError):
-    """A file could not be had; the message is the reason, a clause without a full stop."""
+    """A file could not be downloaded; the message is the reason, a clause without a full stop."""
 
 
 def fetch_file(repository: str, revision: str, path: str) -> Path:

@@ -1,0 +1,50 @@
+"""Finds words that stepspec does not use, with the ones that it uses: `python tests/check_words.py`.
+
+Run by `make check`. It looks at code, documents, policies and benchmarks.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("stepspec", "tests", "docs", "policies", "evals")
+SUFFIXES = (".py", ".md", ".toml")
+SKIPPED = ("evals/results/", "evals/data/", "evals/LOG.md", "evals/gsm8k-8shot.toml", "tests/check_words.py")
+"""Results, data and prompts of others, and the log, which says what was said at the time."""
+
+WORDS = {
+    r"\blaws?\b|_laws?\b": "distribution, or log-probs of labels",
+    r"\bcalls? of (a )?tools?\b": "tool calls",
+    r"\bways in\b(?! \w+\.)": "interfaces",
+    r"\b(can|could)(not)? (not )?be had\b": "is not available, or is not supported",
+    r"\bof one's own\b": "custom",
+    r"\bhurr(y|ied)\b": "cut off at the deadline",
+    r"\botherwise than\b": "differently from",
+    r"\b[Ww]hoever\b": "the caller, or who it is",
+    r"\bwrites? on alone\b": "a single writer",
+    r"\basked of a model\b": "the engine interface",
+    r"\bmended\b": "fixed",
+}
+
+
+def found_in(path: Path) -> Iterator[str]:
+    """A line for every unwanted word in a file."""
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        for pattern, better in WORDS.items():
+            for match in re.finditer(pattern, line):
+                yield f"{path.relative_to(ROOT)}:{number}: {match[0]!r} should be: {better}"
+
+
+def main() -> int:
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    files += [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
+    wanted = [path for path in files if not path.relative_to(ROOT).as_posix().startswith(SKIPPED)]
+    found = [line for path in wanted for line in found_in(path)]
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

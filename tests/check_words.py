@@ -38,7 +38,7 @@ def found_in(path: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    files = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     files += [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES]
     wanted = [path for path in files if not path.relative_to(ROOT).as_posix().startswith(SKIPPED)]
     found = [line for path in wanted for line in found_in(path)]

@@ -76,6 +76,17 @@ def test_rows_depend_on_their_seed_alone_and_hold_every_kind(maker: TreeMaker) -
         assert part in text, part
 
 
+def test_sums_are_right_and_of_every_kind() -> None:
+    rng, gsm8k = random.Random(0), [("Q?", ("One.",), "1")]
+    found = [conversation for _ in range(300) for conversation in [texts.draw(rng, gsm8k)]]
+    sums = [each for each in found if len(plain.equations(str(each.messages[0]["content"]).rstrip(".?") + " = 0")) >= 1]
+    steps = [piece.text for each in sums for piece in each.thinking if piece.learned]
+    equations = [equation for step in steps for equation in plain.equations(step)]
+    assert len(equations) > 100
+    assert all(each.value == each.result for each in equations)
+    assert {operator for each in equations for operator in each.operators} == {"+", "-", "*", "/"}
+
+
 def test_corrupted_steps_are_wrong_and_chats_are_short() -> None:
     rng = random.Random(0)
     for problem in (plain.problem_at("train", number) for number in range(50)):

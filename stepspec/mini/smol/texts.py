@@ -21,8 +21,18 @@ from stepspec.evaluation.generators.gsm_mini import step_content, train_problem,
 from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.oracle import Oracle, StepOracle, same_content
 
-SHARES: Mapping[str, float] = {"plain": 0.52, "mini": 0.14, "gsm8k": 0.17, "chat": 0.06, "tools": 0.1, "long": 0.01}
-"""Of the conversations."""
+SHARES: Mapping[str, float] = {
+    "plain": 0.4,
+    "sums": 0.22,
+    "mini": 0.11,
+    "gsm8k": 0.13,
+    "chat": 0.05,
+    "tools": 0.08,
+    "long": 0.01,
+}
+"""Shares of the conversations. The first adapter was trained without sums, which are what it got wrong."""
+SUMS = (4, 10)
+"""Fewest and most sums of a conversation."""
 MINI_LEVELS = (3, 5, 10)
 PROPOSED_SHARE = 0.2
 """Of the conversations in which steps of the draft are judged, once it has written some."""
@@ -125,6 +135,8 @@ def draw(rng: random.Random, gsm8k: Sequence[Solved], proposals: Sequence[Propos
         case "chat":
             prompt, answer = rng.choice(chats())
             return Conversation([_user(prompt)], [], answer)
+        case "sums":
+            return _sums(rng)
         case "tools":
             return _with_tool(rng)
         case "long":
@@ -246,6 +258,32 @@ def _from_mini(rng: random.Random) -> Conversation:
         place = rng.randrange(len(steps))
         wrong[place] = worded(corrupt_step(problem, place, values, rng))
     return _reasoned(rng, problem.question, steps, str(problem.answer), wrong)
+
+
+def _sums(rng: random.Random) -> Conversation:
+    """Several sums, differences, products and quotients, as problems have them."""
+    found = [_equation(rng) for _ in range(rng.randint(*SUMS))]
+    asked = ", ".join(each.text.partition(" = ")[0] for each in found)
+    question = rng.choice(("Calculate {}.", "Work out {}.", "What is {}?", "{}")).format(asked)
+    return _reasoned(rng, question, [f"{each.text}." for each in found], plain.show(found[-1].result))
+
+
+def _equation(rng: random.Random) -> plain.Equation:
+    """An equation of a training problem, or one of random numbers of one to three digits."""
+    if rng.random() < 0.4:
+        return rng.choice(plain.problem_at("train", rng.randrange(1 << 40)).equations)
+    a, b = (rng.randint(2, 10 ** rng.randint(1, 3) - 1) for _ in range(2))
+    operator = rng.choice("+-*/")
+    if operator in "*/":
+        a, b = a % 100 + 2, b % 30 + 2
+    if operator == "-":
+        a, b = a + b, min(a, b)
+    if operator == "/":
+        a *= b
+    numbers = (Fraction(a), Fraction(b))
+    value = plain.Equation(numbers, (operator,), Fraction(0)).value
+    assert value is not None
+    return plain.Equation(numbers, (operator,), value)
 
 
 def _long(rng: random.Random) -> Conversation:

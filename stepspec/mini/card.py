@@ -4,11 +4,11 @@ The prose of `weights/README.md` is written by hand; the tables between its mark
 `python -m stepspec.mini.measure PART --save` writes, and from the weights themselves.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
+from stepspec.api.pairs import file_hash
 from stepspec.evaluation.report import with_block
 from stepspec.mini import WEIGHTS
 
@@ -36,7 +36,7 @@ def with_figures(card: str, folder: Path) -> str:
 
 def _hashes(folder: Path) -> str:
     files = {role: folder / role / "model.safetensors" for role in ("target", "draft")}
-    return "\n".join(f"- {role} `{hashlib.sha256(file.read_bytes()).hexdigest()}`" for role, file in files.items())
+    return "\n".join(f"- {role} `{file_hash(file)}`" for role, file in files.items())
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

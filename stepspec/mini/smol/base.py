@@ -3,7 +3,6 @@
 The package is never imported; its file is found by its path and checked by its hash.
 """
 
-import hashlib
 import json
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from stepspec.api.pairs import file_hash
 from stepspec.engines.protocol import THINK_END, THINK_OPEN
 from stepspec.errors import ModelError
 
@@ -92,9 +92,8 @@ def find_base() -> Path:
 def _check(path: Path, command: str) -> None:
     if not path.is_file():
         raise ModelError(f"{path} is missing. Install it again: {command} --force-reinstall")
-    with path.open("rb") as stream:
-        if hashlib.file_digest(stream, "sha256").hexdigest() != SHA256:
-            raise ModelError(f"{path} is damaged or of another version. Install it again: {command} --force-reinstall")
+    if file_hash(path) != SHA256:
+        raise ModelError(f"{path} is damaged or of another version. Install it again: {command} --force-reinstall")
 
 
 def load_base(path: Path) -> Any:

@@ -5,7 +5,8 @@ They are written to a folder of their own beside the place of the pair, and rena
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,19 @@ def build_smol(tell: Callable[[str], None]) -> Path:
     return folder
 
 
-def _locked(file: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
-    """Takes the lock, which the system frees when a process is killed."""
+@contextmanager
+def _locked(file: Path, tell: Callable[[str], None]) -> Generator[None]:
+    """Holds the lock, which the system frees when a process is killed."""
     lock = filelock.FileLock(file)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         tell("Another process is building it; waiting until it is done.")
         lock.acquire()
-    return lock
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _build(folder: Path, base: Path) -> None:

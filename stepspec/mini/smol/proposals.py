@@ -13,7 +13,8 @@ from pathlib import Path
 from stepspec.chat.prompts import encode_request, think_end_id
 from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
-from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, oracle_of, problem_of
+from stepspec.mini.measure import SOURCES
+from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, problem_of
 
 TEMPERATURES = (0.0, 0.8)
 MINI_EVERY = 4
@@ -31,7 +32,10 @@ async def proposed(engine: TorchEngine, number: int) -> Proposed:
     assert think_end is not None
     ends = {think_end, *engine.tokenizer.end_ids}
     stop = Stop(MAX_STEP_TOKENS, ("\n\n",), frozenset({think_end}))
-    transcript, oracle = TokenBuffer(encode_request(engine.tokenizer, problem.question)), oracle_of(problem)
+    transcript, oracle = (
+        TokenBuffer(encode_request(engine.tokenizer, problem.question)),
+        SOURCES[f"gsm-{kind}"].oracle(problem),
+    )
     found: list[tuple[int, str, bool]] = []
     for place, reference in enumerate(problem.steps):
         chunk = await collect(engine.generate(transcript, Sampling(temperature, seed=number + place), stop))

@@ -15,11 +15,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepspec.chat.prompts import checked_messages
-from stepspec.evaluation.generators import gsm_plain as plain
-from stepspec.evaluation.generators.gsm_mini import true_values
-from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.forward import forward_hidden
-from stepspec.mini.measure import roc_area
+from stepspec.mini.measure import SOURCES, roc_area
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate
 from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, load_proposals, problem_of
 
@@ -37,14 +34,9 @@ def labelled_steps(rng: random.Random, proposed: Proposed) -> list[tuple[int, st
     problem, found = problem_of(proposed.kind, proposed.number), list(proposed.steps)
     for place, _, right in proposed.steps:
         if right and rng.random() < CORRUPTED_SHARE:
-            found.append((place, _corrupted(rng, problem, place), False))
+            wrong = SOURCES[f"gsm-{proposed.kind}"].wrong(problem, place, rng)
+            found += [] if wrong is None else [(place, wrong, False)]
     return found
-
-
-def _corrupted(rng: random.Random, problem: Any, place: int) -> str:
-    if isinstance(problem, plain.PlainProblem):
-        return plain.corrupt_step(rng, problem, place)
-    return corrupt_step(problem, place, true_values(problem), rng).word(rng, "draft")
 
 
 def tree_of(maker: TreeMaker, problem: Any, steps: Sequence[tuple[int, str, bool]]) -> Tree:

@@ -19,7 +19,7 @@ from stepspec.chat.prompts import EQUIVALENCE_PROMPT, PROBLEM_PROMPTS, RATING_PR
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import step_content, train_problem, true_values
 from stepspec.mini.corrupt import corrupt_step
-from stepspec.mini.oracle import Oracle, StepOracle, same_content
+from stepspec.mini.oracle import same_content
 
 SHARES: Mapping[str, float] = {
     "plain": 0.4,
@@ -114,11 +114,6 @@ def problem_of(kind: str, number: int) -> Any:
     if kind == "plain":
         return plain.problem_at("train", number)
     return train_problem(number, MINI_LEVELS[number % len(MINI_LEVELS)])
-
-
-def oracle_of(problem: Any) -> StepOracle:
-    """Its oracle."""
-    return plain.PlainOracle(problem) if isinstance(problem, plain.PlainProblem) else Oracle(problem)
 
 
 def draw(rng: random.Random, gsm8k: Sequence[Solved], proposals: Sequence[Proposed] = ()) -> Conversation:

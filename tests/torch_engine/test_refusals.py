@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import GROUPED, llama_config, make_network, make_tokenizer, slow_logits
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     BartConfig,
@@ -26,6 +27,7 @@ from transformers import (
     MistralConfig,
     Phi3Config,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen3Config,
     RwkvConfig,
     Starcoder2Config,
@@ -35,6 +37,7 @@ from transformers import (
 
 from stepspec.engines import hugging_face
 from stepspec.engines.hugging_face import load_tokenizer, template_problem, weights_hash
+from stepspec.engines.torch_engine import model
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError
@@ -104,14 +107,29 @@ def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(
     assert "Serve it with vLLM or another server instead." in str(refusal.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", NOT_REPRODUCED)
-def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs(kind: str) -> None:
+def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs(kind: str, dtype: torch.dtype) -> None:
     config, reason = NOT_REPRODUCED[kind]
     with pytest.raises(ModelError) as refusal:
-        CausalModel(make_network(config), "odd")
+        CausalModel(make_network(config).to(dtype), "odd")
     assert str(refusal.value) == (
         f"The torch engine does not reproduce odd: {reason}. Serve it with vLLM or another server instead."
     )
+
+
+def test_a_text_on_which_rounding_changes_everything_refuses_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SmolLM2 in bfloat16 on the special tokens that training never showed it: its own logits are noise there."""
+    own_logits = model._own_logits
+
+    def noisy(network: PreTrainedModel, ids: list[int]) -> Tensor:
+        logits = own_logits(network, ids)
+        return logits if ids[0] != 5 else -logits
+
+    monkeypatch.setattr(model, "_own_logits", noisy)
+    CausalModel(make_network(llama_config()).bfloat16(), "noisy")
+    with pytest.raises(ModelError, match="off by 2"):
+        CausalModel(make_network(llama_config()), "wrong")
 
 
 def save_model(folder: Path, config: PreTrainedConfig | None = None) -> None:

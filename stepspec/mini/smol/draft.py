@@ -1,8 +1,8 @@
 """Trains the draft of the pair `smol`: `python -m stepspec.mini.smol.draft --work FOLDER --target FOLDER`.
 
-The draft is two of the target's layers, trained on references and on the target's own texts. Its embedding is the
-target's and stays as it is. Its head scores the ids of its draft vocabulary alone, the most frequent of those texts.
-A killed run goes on from its checkpoint.
+The draft is two of the target's layers, trained on references and, if the folder has some (`samples.jsonl`), on the
+target's own texts. Its embedding is the target's and stays as it is. Its head scores the ids of its draft vocabulary
+alone, the most frequent of those texts. A killed run goes on from its checkpoint.
 """
 
 import argparse
@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from stepspec.chat.prompts import checked_messages
 from stepspec.engines.draft_vocabulary import FILE as VOCABULARY_FILE
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.smol.samples import FILE as SAMPLES_FILE
+from stepspec.mini.smol.samples import load_samples
 from stepspec.mini.smol.sequences import ROW, Tree, TreeMaker, collate
 
 LAYERS = (0, -1)
@@ -75,15 +76,16 @@ def cut_draft(target: Any, layers: Sequence[int]) -> LlamaForCausalLM:
 class Trainer:
     """Trains for a number of tokens, prompts included."""
 
-    def __init__(self, work: Path, target: Path, seed: int, budget: int) -> None:
+    def __init__(self, work: Path, target: Path, seed: int, budget: int, on: Path | None = None) -> None:
         torch.manual_seed(seed)
         self.work, self.seed, self.budget = work, seed, budget
         self.tokenizer: Any = AutoTokenizer.from_pretrained(target)
         self.maker = TreeMaker(self.tokenizer)
-        with (work / SAMPLES_FILE).open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines]
+        rows = load_samples(work / SAMPLES_FILE)
         self.samples = [sample_tree(self.maker, row) for row in rows if row["ended"]]
         self.draft = cut_draft(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), LAYERS)
+        if on is not None:
+            self.draft.load_state_dict(load_file(on), strict=False)
         self.vocabulary = torch.tensor(self._vocabulary())
         self.places = torch.full((self.draft.config.vocab_size,), -100)
         self.places[self.vocabulary] = torch.arange(len(self.vocabulary))
@@ -131,7 +133,7 @@ class Trainer:
         rows: list[dict[str, torch.Tensor]] = []
         open_row: list[Tree] = []
         while len(rows) < BATCH_ROWS:
-            own = rng.random() < OWN_SHARE
+            own = self.samples and rng.random() < OWN_SHARE
             tree = rng.choice(self.samples) if own else self.maker.draw(rng).trunk()
             if sum(len(each.ids) for each in open_row) + len(tree.ids) > ROW and open_row:
                 rows.append(collate(open_row))
@@ -180,9 +182,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="Folder of the samples, the checkpoint and the log.")
     parser.add_argument("--target", type=Path, required=True, help="Folder of the target.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=20_000_000, help="Training tokens, prompts included.")
+    parser.add_argument("--tokens", type=int, default=7_000_000, help="Training tokens, prompts included.")
+    parser.add_argument("--on", type=Path, metavar="FILE", help="The weights of a draft to train on top of.")
     arguments = parser.parse_args()
-    Trainer(arguments.work, arguments.target, arguments.seed, arguments.tokens).run()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    Trainer(arguments.work, arguments.target, arguments.seed, arguments.tokens, arguments.on).run()
 
 
 if __name__ == "__main__":

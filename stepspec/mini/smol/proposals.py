@@ -1,19 +1,21 @@
 """Has the draft of the pair `smol` propose steps of training problems: `python -m stepspec.mini.smol.proposals`.
 
 Each step follows the reference's steps before it, and the problem's oracle says whether it is right. The target learns
-to judge these steps besides corrupted ones. Greedy and sampled steps take turns. A killed run goes on behind the last
-problem that it wrote.
+to judge these steps besides corrupted ones. Greedy and sampled steps take turns. A killed run goes on with the problems
+that are missing.
 """
 
 import argparse
 import asyncio
-import json
 from pathlib import Path
+
+import torch
 
 from stepspec.chat.prompts import encode_request, think_end_id
 from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.measure import SOURCES
+from stepspec.mini.smol.samples import write_rows
 from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, problem_of
 
 TEMPERATURES = (0.0, 0.8)
@@ -21,7 +23,6 @@ MINI_EVERY = 4
 """One problem in so many is of gsm-mini, the others are of gsm-plain."""
 
 MAX_STEP_TOKENS = 80
-CONCURRENCY = 32
 
 
 async def proposed(engine: TorchEngine, number: int) -> Proposed:
@@ -47,18 +48,13 @@ async def proposed(engine: TorchEngine, number: int) -> Proposed:
     return Proposed(kind, number, tuple(found))
 
 
-async def _several(engine: TorchEngine, numbers: range) -> list[Proposed]:
-    return await asyncio.gather(*(proposed(engine, number) for number in numbers))
-
-
 def write_proposals(engine: TorchEngine, path: Path, count: int) -> None:
-    """Writes the draft's steps of problems until there are so many problems."""
-    first = len(path.read_bytes().splitlines()) if path.exists() else 0
-    with path.open("a", encoding="utf-8") as output:
-        for start in range(first, count, CONCURRENCY):
-            rows = asyncio.run(_several(engine, range(start, min(start + CONCURRENCY, count))))
-            output.writelines(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in rows)
-            output.flush()
+    """Writes the draft's steps of the problems that are missing."""
+
+    async def row(number: int) -> dict[str, object]:
+        return (await proposed(engine, number))._asdict()
+
+    asyncio.run(write_rows(path, count, row))
 
 
 def main() -> None:
@@ -67,7 +63,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, required=True, help="Folder of the draft.")
     parser.add_argument("--count", type=int, default=4_000, help="Problems in all.")
     arguments = parser.parse_args()
-    engine = TorchEngine.load(str(arguments.draft))
+    engine = TorchEngine.load(str(arguments.draft), dtype=torch.bfloat16)
     write_proposals(engine, arguments.work / PROPOSALS_FILE, arguments.count)
     asyncio.run(engine.aclose())
 

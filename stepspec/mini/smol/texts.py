@@ -22,12 +22,12 @@ from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.oracle import same_content
 
 SHARES: Mapping[str, float] = {
-    "plain": 0.4,
-    "sums": 0.22,
-    "mini": 0.11,
-    "gsm8k": 0.13,
-    "chat": 0.05,
-    "tools": 0.08,
+    "plain": 0.36,
+    "sums": 0.28,
+    "mini": 0.1,
+    "gsm8k": 0.14,
+    "chat": 0.04,
+    "tools": 0.07,
     "long": 0.01,
 }
 """Shares of the conversations. The first adapter was trained without sums, which are what it got wrong."""
@@ -265,12 +265,13 @@ def _sums(rng: random.Random) -> Conversation:
 
 def _equation(rng: random.Random) -> plain.Equation:
     """An equation of a training problem, or one of random numbers of one to three digits."""
-    if rng.random() < 0.4:
+    if rng.random() < 0.5:
         return rng.choice(plain.problem_at("train", rng.randrange(1 << 40)).equations)
-    a, b = (rng.randint(2, 10 ** rng.randint(1, 3) - 1) for _ in range(2))
     operator = rng.choice("+-*/")
     if operator in "*/":
-        a, b = a % 100 + 2, b % 30 + 2
+        a, b = rng.randint(2, 99), rng.randint(2, 12)
+    else:
+        a, b = (rng.randint(2, 10 ** rng.randint(1, 3) - 1) for _ in range(2))
     if operator == "-":
         a, b = a + b, min(a, b)
     if operator == "/":

@@ -34,9 +34,9 @@ SHARES: Mapping[str, float] = {
 SUMS = (4, 10)
 """Fewest and most sums of a conversation."""
 MINI_LEVELS = (3, 5, 10)
-PROPOSED_SHARE = 0.2
+PROPOSED_SHARE = 0.12
 """Of the conversations in which steps of the draft are judged, once it has written some."""
-JUDGED_SHARE = 0.35
+JUDGED_SHARE = 0.2
 """Of problems of gsm-plain and gsm-mini whose steps are judged as well."""
 WAIT_SHARE = 0.12
 """Of chains in which a wrong step is corrected."""

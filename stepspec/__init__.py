@@ -5,6 +5,7 @@ from stepspec.api.session import Pair, StepSpec, load_pair
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, StepJudged, StepProposed, Times, Usage
 
@@ -20,6 +21,7 @@ __all__ = [
     "ModelError",
     "Pair",
     "Policy",
+    "RequestOptions",
     "Result",
     "Sampling",
     "Step",

@@ -13,23 +13,21 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Unpack
 
-from stepspec.api.session import Options, one_conversation
+from stepspec.api.session import one_conversation
 from stepspec.base.extras import from_extra
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.chat.prompts import Message
-from stepspec.engines.protocol import Sampling
+from stepspec.engines.protocol import SAMPLING_NUMBERS
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
-from stepspec.loop.options import check_options, check_patience
+from stepspec.loop.options import Options, RequestOptions, check_patience
 from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, Times
 
 with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address
     from stepspec.engines.remote.client import Wire
     from stepspec.engines.remote.problems import nonsense, refused
-
-UNSAID = Sampling()
 
 
 class RemoteStepSpec:
@@ -84,7 +82,7 @@ class RemoteStepSpec:
 
     @known_options
     async def stream(
-        self, question: str | Sequence[Message], **options: Unpack[Options]
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
         """Answer a question and yield its events. Arguments are those of `StepSpec.stream`.
 
@@ -93,8 +91,8 @@ class RemoteStepSpec:
             ModelError: it does not have the model.
             EngineError: it cannot be reached or has failed.
         """
-        about = question, options.get("tools"), options.get("json_schema")
-        body = await off_the_loop(about, lambda: self._body(question, options))
+        asked = RequestOptions.of(options, changes)
+        body = await off_the_loop((question, asked.tools, asked.json_schema), lambda: self._body(question, asked))
         url, reader = f"{self._address.base}/chat/completions", _Reader(self._address)
         async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
             async for chunk in chunks:
@@ -103,9 +101,8 @@ class RemoteStepSpec:
         if reader.ended is None:
             raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
 
-    def _body(self, question: str | Sequence[Message], options: Options) -> bytes:
-        check_options(options)
-        messages = one_conversation(question, options.get("prompt", "bare"))
+    def _body(self, question: str | Sequence[Message], options: RequestOptions) -> bytes:
+        messages = one_conversation(question, options.prompt)
         stream = {"stream": True, "stream_options": {"include_usage": True}}
         fields = {"messages": list(messages), **self._names, **_fields(options), **stream}
         try:
@@ -114,41 +111,42 @@ class RemoteStepSpec:
             raise UsageError("A setting, a tool or the JSON schema holds what is no JSON, such as NaN.") from None
 
     @known_options
-    async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
+    async def generate(
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+    ) -> Result:
         """Answer a question and return the result. Arguments and errors are those of `stream`."""
-        async with aclosing(self.stream(question, **options)) as events:
+        async with aclosing(self.stream(question, options, **changes)) as events:
             async for event in events:
                 if isinstance(event, Done):
                     return event.result
         raise AssertionError("a request ends with Done or an error")
 
 
-def _fields(options: Options) -> dict[str, Any]:
-    """The settings as the service takes them; what was not said is left to it.
+def _fields(options: RequestOptions) -> dict[str, Any]:
+    """The options as the service takes them.
 
     Raises:
         UsageError: it does not take one of them.
     """
-    sampling = options.get("sampling", UNSAID)
+    sampling = options.sampling
     if sampling.logit_bias or sampling.allowed is not None:
         raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
-    sampled = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-    fields: dict[str, Any] = {name: getattr(sampling, name) for name in sampled}
-    if options.get("tools"):
-        choice = options.get("tool_choice", "auto")
+    fields: dict[str, Any] = {name: getattr(sampling, name) for name in SAMPLING_NUMBERS}
+    if options.tools:
+        choice = options.tool_choice
         named = choice not in ("auto", "none", "required")
-        fields["tools"] = list(options.get("tools", ()))
+        fields["tools"] = list(options.tools)
         fields["tool_choice"] = {"type": "function", "function": {"name": choice}} if named else choice
-        fields["parallel_tool_calls"] = options.get("parallel_tool_calls", True)
-    if (schema := options.get("json_schema")) is not None:
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
-    stop = options.get("stop", ())
-    said: dict[str, Any] = {
-        "max_completion_tokens": options.get("max_tokens"),
-        "thinking_token_budget": options.get("max_thinking_tokens"),
-        "deadline_s": options.get("deadline_s"),
-        "stop": [stop] if isinstance(stop, str) else list(stop) or None,
-        "stop_token_ids": list(options.get("stop_token_ids", ())) or None,
+        fields["parallel_tool_calls"] = options.parallel_tool_calls
+    if options.json_schema is not None:
+        schema = {"name": "answer", "schema": dict(options.json_schema)}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    said = {
+        "max_completion_tokens": options.max_tokens,
+        "thinking_token_budget": options.max_thinking_tokens,
+        "deadline_s": options.deadline_s,
+        "stop": list(options.stop) or None,
+        "stop_token_ids": list(options.stop_token_ids) or None,
     }
     return fields | {name: value for name, value in said.items() if value is not None}
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from stepspec import __version__
 from stepspec.base.files import list_data_files
 from stepspec.cli import app
 from stepspec.cli.progress import columns
+from stepspec.engines.protocol import SAMPLING_NUMBERS
+from stepspec.loop.options import RequestOptions
 
 QUESTION = "What is 1 + 1?"
 
@@ -54,6 +57,14 @@ def test_shared_flags_are_the_same_in_both_commands(command: str) -> None:
     text = stepspec(command, "--help").stdout.decode()
     for flag in ("--target", "--draft", "--policy", "--temperature", "--seed", "--max-tokens"):
         assert flag in text
+
+
+def test_run_has_a_flag_for_every_option_of_a_request() -> None:
+    text = stepspec("run", "--help").stdout.decode()
+    singular = {"stop_token_ids": "stop_token_id"}
+    options = [each.name for each in fields(RequestOptions) if each.name != "sampling"]
+    for name in (*options, *SAMPLING_NUMBERS):
+        assert f"--{singular.get(name, name).replace('_', '-')} " in text
 
 
 def test_a_policy_is_printed_with_its_path_and_the_documentation_is_found() -> None:
@@ -152,6 +163,9 @@ def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
         (("run", QUESTION, "--target", "nonsense", "--policy", "target"), "'nonsense' does not name a model"),
         (("run", QUESTION, "--target", "jax:x", "--policy", "target"), "no engine kind 'jax'"),
         (("run", QUESTION, "--draft", "torch:x"), "without a target"),
+        (("run", QUESTION, "--top-p", "2"), "top_p is 2.0"),
+        (("run", QUESTION, "--json-schema", "no.json"), "--json-schema: cannot read 'no.json': No such file"),
+        (("run", QUESTION, "--tools", "pyproject.toml"), "--tools: 'pyproject.toml' is not valid JSON"),
         (("run", ""), "The question is empty"),
         (("run", " \n"), "The question is empty"),
         (("eval", "gsm-mimi"), "no benchmark 'gsm-mimi'. Did you mean 'gsm-mini'?"),

@@ -8,11 +8,12 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import Unpack
 
-from stepspec.api.session import Options, Pair, StepSpec
+from stepspec.api.session import Pair, StepSpec
 from stepspec.base.keywords import known_options
 from stepspec.base.loop_thread import LoopThread
 from stepspec.chat.prompts import Message
 from stepspec.errors import UsageError
+from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Event, Result
 
@@ -53,14 +54,23 @@ class SyncStepSpec:
             raise UsageError("The session was closed. Open a new one.")
         return self._loop
 
-    def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
+    def generate(
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+    ) -> Result:
         """Answer a question and return the result, see `StepSpec.stream`."""
-        return self._opened().run(self._spec.generate(question, **options))
+        return self._opened().run(self._spec.generate(question, options, **changes))
 
-    def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
+    def batch(
+        self,
+        questions: Sequence[str | Sequence[Message]],
+        options: RequestOptions | None = None,
+        **changes: Unpack[Options],
+    ) -> list[Result]:
         """Answer questions concurrently, see `StepSpec.batch`."""
-        return self._opened().run(self._spec.batch(questions, **options))
+        return self._opened().run(self._spec.batch(questions, options, **changes))
 
-    def stream(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Generator[Event]:
+    def stream(
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+    ) -> Generator[Event]:
         """Answer a question and yield its events, see `StepSpec.stream`. Closing the iterator cancels the request."""
-        return self._opened().iterate(self._spec.stream(question, **options))
+        return self._opened().iterate(self._spec.stream(question, options, **changes))

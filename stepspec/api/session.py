@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
 from stepspec.api.scope import PairScope
@@ -28,14 +28,14 @@ from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
-from stepspec.chat.tools import HERMES, Tool, Toolbox, call_format, call_marks, schema_text
-from stepspec.engines.protocol import DrafterName, Engine, Sampling, TokenBuffer, check_range, side_by_side
+from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
+from stepspec.engines.protocol import DrafterName, Engine, TokenBuffer, check_range, side_by_side
 from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.controller import Controller, Demands
 from stepspec.loop.judges import Panel
 from stepspec.loop.ledger import Ledger
-from stepspec.loop.options import check_options
+from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Event, Result
 from stepspec.loop.tracing import Asked, traced
@@ -266,22 +266,6 @@ def _check_drafting(policy: Policy, pair: Pair) -> None:
         )
 
 
-class Options(TypedDict, total=False):
-    """Options of a request, see `StepSpec.stream`."""
-
-    prompt: str
-    sampling: Sampling
-    max_tokens: int | None
-    max_thinking_tokens: int | None
-    deadline_s: float | None
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    json_schema: Mapping[str, Any] | None
-    tools: Sequence[Tool]
-    tool_choice: str
-    parallel_tool_calls: bool
-
-
 @dataclass(frozen=True)
 class _Prepared:
     """A request as the loop takes it."""
@@ -361,18 +345,8 @@ class StepSpec:
     async def stream(
         self,
         question: str | Sequence[Message],
-        *,
-        prompt: str = "bare",
-        sampling: Sampling = Sampling(),
-        max_tokens: int | None = None,
-        max_thinking_tokens: int | None = None,
-        deadline_s: float | None = None,
-        stop: Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        json_schema: Mapping[str, Any] | None = None,
-        tools: Sequence[Tool] = (),
-        tool_choice: str = "auto",
-        parallel_tool_calls: bool = True,
+        options: RequestOptions | None = None,
+        **changes: Unpack[Options],
     ) -> AsyncGenerator[Event, None]:
         """Answer a question and yield its events. The last event is `Done` with the result.
 
@@ -381,19 +355,8 @@ class StepSpec:
         Args:
             question: the text of a problem, or a list of messages with `role` and `content`. Earlier thinking goes into
                 `reasoning_content` or between think tags.
-            prompt: the wording around a problem's text, a name in `stepspec.chat.prompts.PROBLEM_PROMPTS`.
-            sampling: how both models sample tokens.
-            max_tokens: limit for thinking and answer together; None allows as many as fit the context. Tokens that
-                speculation wastes do not count; they have their own limit, see `Ledger.may_waste`.
-            max_thinking_tokens: after these tokens the thinking is ended, and the target answers.
-            deadline_s: the same after these seconds. If the model does not separate its thinking, the text ends.
-            stop: strings that end the answer and are not part of it. They do not apply to the thinking.
-            stop_token_ids: tokens of the target that end the answer and are not part of it.
-            json_schema: constrains the answer to this schema, token by token.
-            tools: tools that the target may call, each `{"type": "function", "function": {...}}`. Tool calls are
-                emitted as events and never come from the draft.
-            tool_choice: "auto", "none", "required", or the name of the tool to call.
-            parallel_tool_calls: whether one answer may contain several tool calls.
+            options: the request's options; the default is `RequestOptions()`.
+            changes: fields of `RequestOptions` that replace those of `options`, such as `max_tokens=200`.
 
         Raises:
             UsageError: an option has a wrong type, a name is unknown, the question is empty, a message is not text, a
@@ -401,40 +364,27 @@ class StepSpec:
             ContextError: the question does not fit the target's context.
             TargetError: the target failed; the error carries the committed text.
         """
-        options = Options(
-            prompt=prompt,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            max_thinking_tokens=max_thinking_tokens,
-            deadline_s=deadline_s,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            json_schema=json_schema,
-            tools=tools,
-            tool_choice=tool_choice,
-            parallel_tool_calls=parallel_tool_calls,
-        )
-        check_options(options)
+        options = RequestOptions.of(options, changes)
         # Without a limit the context is full before this many are committed, since the prompt takes some of it.
-        ledger = Ledger(self.pair.target.max_context if max_tokens is None else max_tokens)
-        stop = [stop] if isinstance(stop, str) else stop
+        ledger = Ledger(self.pair.target.max_context if options.max_tokens is None else options.max_tokens)
 
         def prepare() -> _Prepared:
-            messages = one_conversation(question, prompt)
-            toolbox = Toolbox.checked(tools, tool_choice, parallel=parallel_tool_calls)
-            demands = self._demands(toolbox, json_schema, max_thinking_tokens, deadline_s, stop_token_ids)
+            messages = one_conversation(question, options.prompt)
+            toolbox = Toolbox.checked(options.tools, options.tool_choice, parallel=options.parallel_tool_calls)
+            demands = self._demands(toolbox, options)
             try:
                 return self._prepared(messages, toolbox, demands)
             except RecursionError:
                 raise UsageError("A turn or a tool is nested too deeply.") from None
 
         with ledger.time("controller"):
-            prepared = await off_the_loop((question, tools, json_schema, stop_token_ids), prepare)
+            large = question, options.tools, options.json_schema, options.stop_token_ids
+            prepared = await off_the_loop(large, prepare)
             if prepared.demands.json_schema is not None:
                 with ledger.time("target"):
                     await self._answering.check_schema(prepared.demands.json_schema)
-            controller = self._controller(prepared, sampling, stop, ledger)
-        asked = Asked(self.pair.target.name, self.policy_name, sampling, max_tokens, tuple(stop))
+            controller = self._controller(prepared, options, ledger)
+        asked = Asked(self.pair.target.name, self.policy_name, options)
         async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
             async for event in events:
                 yield Done(await self._noted(event.result, prepared.ids)) if isinstance(event, Done) else event
@@ -449,7 +399,7 @@ class StepSpec:
             return result
         return replace(result, note=note)
 
-    def _controller(self, prepared: _Prepared, sampling: Sampling, stop: Sequence[str], ledger: Ledger) -> Controller:
+    def _controller(self, prepared: _Prepared, options: RequestOptions, ledger: Ledger) -> Controller:
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
         in_json = demands.json_schema is not None
         return Controller(
@@ -458,32 +408,26 @@ class StepSpec:
             draft=prepared.draft,
             panel=self._panel,
             think_end=think_end_id(target.tokenizer),
-            sampling=sampling,
+            sampling=options.sampling,
             ledger=ledger,
             breaker=self.pair.breaker,
             demands=demands,
             answer=AnswerReader(
-                stop,
+                options.stop,
                 self._call_reader(toolbox, listed=in_json),
                 only_call=not toolbox.parallel,
                 marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
             ),
         )
 
-    def _demands(
-        self,
-        toolbox: Toolbox,
-        json_schema: Mapping[str, Any] | None,
-        max_thinking_tokens: int | None,
-        deadline_s: float | None,
-        stop_token_ids: Sequence[int],
-    ) -> Demands:
+    def _demands(self, toolbox: Toolbox, options: RequestOptions) -> Demands:
         """What is asked of the answer.
 
         Raises:
             UsageError: it contradicts itself, or what the models can do.
         """
-        if max_thinking_tokens is not None and not self.thinks:
+        json_schema = options.json_schema
+        if options.max_thinking_tokens is not None and not self.thinks:
             raise UsageError(
                 f"{self.pair.target.name} does not think apart from its answer, so max_thinking_tokens means "
                 "nothing to it. Set max_tokens."
@@ -508,8 +452,9 @@ class StepSpec:
         opener = None
         if toolbox.tools and not self.thinks:
             opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
-        self._check_stop_ids(stop_token_ids)
-        return Demands(schema, opener, max_thinking_tokens, deadline_s, frozenset(stop_token_ids))
+        self._check_stop_ids(options.stop_token_ids)
+        stop_ids = frozenset(options.stop_token_ids)
+        return Demands(schema, opener, options.max_thinking_tokens, options.deadline_s, stop_ids)
 
     def _check_stop_ids(self, stop_token_ids: Sequence[int]) -> None:
         """Checks that the target has these tokens, where its tokenizer says how many there are."""
@@ -550,21 +495,28 @@ class StepSpec:
         return WrittenCalls(parser, in_json=form.in_json)
 
     @known_options
-    async def generate(self, question: str | Sequence[Message], **options: Unpack[Options]) -> Result:
+    async def generate(
+        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+    ) -> Result:
         """Answer a question and return the result. Arguments and errors are those of `stream`."""
-        async with aclosing(self.stream(question, **options)) as events:
+        async with aclosing(self.stream(question, options, **changes)) as events:
             async for event in events:
                 if isinstance(event, Done):
                     return event.result
         raise AssertionError("a request ends with Done or an error")
 
     @known_options
-    async def batch(self, questions: Sequence[str | Sequence[Message]], **options: Unpack[Options]) -> list[Result]:
+    async def batch(
+        self,
+        questions: Sequence[str | Sequence[Message]],
+        options: RequestOptions | None = None,
+        **changes: Unpack[Options],
+    ) -> list[Result]:
         """Answer questions concurrently, in shared forward passes. Arguments and errors are those of `stream`.
 
         Results are in the order of the questions. The first failure cancels the other questions.
         """
-        return await side_by_side(*(self.generate(each, **options) for each in questions))
+        return await side_by_side(*(self.generate(each, options, **changes) for each in questions))
 
 
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:

@@ -4,13 +4,15 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.chat.events import AnswerDelta
+from stepspec.base.strict_json import read_json
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import (
     DraftOption,
@@ -23,6 +25,7 @@ from stepspec.cli.options import (
 )
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.step import Done, Event, Origin, Result, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
@@ -39,8 +42,29 @@ def answer_question(
     pair: PairOption = None,
     policy: PolicyOption = "stepspec",
     temperature: TemperatureOption = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens of this total probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 is off.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the most likely one.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1, tokens of the text become less likely.")] = 1.0,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = None,
+    max_thinking_tokens: Annotated[
+        int | None, typer.Option(help="Limit for the thinking, in tokens; 0 is no thinking. The answer follows.")
+    ] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="The same in seconds.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer, repeatable.")] = None,
+    stop_token_id: Annotated[list[int] | None, typer.Option(help="Token that ends the answer, repeatable.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with a JSON schema that the answer follows.")
+    ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with a JSON list of tools that the target may call, as in the API."),
+    ] = None,
+    tool_choice: Annotated[
+        str, typer.Option(metavar="CHOICE", help="auto, none, required, or the name of the tool to call.")
+    ] = "auto",
+    parallel_tool_calls: Annotated[bool, typer.Option(help="Whether one answer may have several tool calls.")] = True,
     prompt: Annotated[
         str,
         typer.Option(help="The wording of the prompt: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
@@ -49,18 +73,44 @@ def answer_question(
 ) -> None:
     """Answer one question, step by step."""
     text = _read_question(question)
-    sampling = Sampling(temperature=temperature, seed=seed)
+    options = RequestOptions(
+        prompt=prompt,
+        sampling=Sampling(temperature, top_p, top_k, min_p, repetition_penalty, seed=seed),
+        max_tokens=max_tokens,
+        max_thinking_tokens=max_thinking_tokens,
+        deadline_s=deadline_s,
+        stop=stop or (),
+        stop_token_ids=stop_token_id or (),
+        json_schema=None if json_schema is None else _read_json("--json-schema", json_schema),
+        tools=() if tools is None else _read_json("--tools", tools),
+        tool_choice=tool_choice,
+        parallel_tool_calls=parallel_tool_calls,
+    )
     from stepspec.api.session import StepSpec
 
     async def answer() -> None:
         async with StepSpec(target, draft, policy, pair=pair) as spec:
-            events = spec.stream(text, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+            events = spec.stream(text, options)
             if as_json:
                 print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))
             else:
                 await _show(events, _Printer(), thinks=spec.thinks)
 
     asyncio.run(answer())
+
+
+def _read_json(option: str, path: Path) -> Any:
+    """The value in a file.
+
+    Raises:
+        UsageError: there is no such file, or it holds no JSON.
+    """
+    try:
+        return read_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{option}: cannot read {str(path)!r}: {error.strerror}.") from error
+    except ValueError as error:
+        raise UsageError(f"{option}: {str(path)!r} is not valid JSON: {error}.") from error
 
 
 def _read_question(question: str) -> str:
@@ -109,6 +159,8 @@ async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool
                 printer.write(_gap_after(shown))
                 shown = ""
             printer.write(event.text)
+        elif isinstance(event, ToolCalled):
+            printer.write(f"\n{event.call.name}({event.call.arguments})")
         elif isinstance(event, Done):
             printer.write(f"\n\n{figures(event.result)}")
             _write_legend(printer)

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, get_args
@@ -111,14 +111,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_numbers(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-        )
+        check_numbers(**{name: getattr(self, name) for name in SAMPLING_NUMBERS})
         if not 0.0 <= self.temperature <= 10.0:
             raise UsageError(f"The temperature is {self.temperature}; it must be between 0 (greedy) and 10.")
         if not 0.0 < self.top_p <= 1.0:
@@ -145,6 +138,11 @@ class Sampling:
         with one seed for all steps of a text, they would be drawn alike."""
         digest = hashlib.blake2b(f"{self.seed} {position}".encode(), digest_size=4).digest()
         return int.from_bytes(digest) >> 1  # 31 bits, which every server takes
+
+
+SAMPLING_NUMBERS = tuple(each.name for each in fields(Sampling) if isinstance(each.default, int | float))
+"""Names of the fields of `Sampling` that name no token: `temperature`, `top_p`, `top_k`, `min_p`,
+`repetition_penalty` and `seed`. Every interface takes these."""
 
 
 @dataclass(frozen=True)

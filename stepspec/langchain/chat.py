@@ -33,33 +33,29 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.api.session import Options, Pair, StepSpec
+from stepspec.api.session import Pair, StepSpec
 from stepspec.base.keywords import check_known
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.tools import chosen, schema_of
-from stepspec.engines.protocol import Sampling
+from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
-from stepspec.loop.options import check_patience
+from stepspec.loop.options import RequestOptions, check_patience
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Done, Event, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event of a step, where there is a run around the model to tell it to."""
 
-LIMITS = ("seed", "max_tokens", "max_thinking_tokens", "deadline_s")
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+LIMITS = ("max_tokens", "max_thinking_tokens", "deadline_s")
 PER_CALL = (
     "model",
     "draft",
     "policy",
-    *SAMPLED,
-    "seed",
-    "max_tokens",
-    "max_thinking_tokens",
-    "deadline_s",
+    *SAMPLING_NUMBERS,
+    *LIMITS,
     "timeout",
     "max_retries",
     "stop",
@@ -161,7 +157,7 @@ class ChatStepSpec(BaseChatModel):
         told = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
         told |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
         told["ends"] = self.stop  # under a name that LangChain does not replace by what a call says
-        return told | {name: getattr(self, name) for name in (*SAMPLED, *LIMITS)}
+        return told | {name: getattr(self, name) for name in (*SAMPLING_NUMBERS, *LIMITS)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -465,33 +461,30 @@ class _Call:
                 chat._sessions[key] = StepSpec(policy=self.policy, pair=pair)
         return chat._sessions[key]
 
-    def _options(self) -> Options:
+    def _options(self) -> RequestOptions:
         seed = self._setting("seed")
-        sampling = Sampling(
-            **{name: self._setting(name) for name in SAMPLED}, seed=secrets.randbits(31) if seed is None else seed
+        numbers: dict[str, Any] = {name: self._setting(name) for name in SAMPLING_NUMBERS}
+        numbers["seed"] = secrets.randbits(31) if seed is None else seed
+        parallel = self._said.get("parallel_tool_calls")
+        return RequestOptions(
+            sampling=Sampling(**numbers),
+            stop=self._setting("stop") or (),
+            tools=self._said.get("tools") or (),
+            tool_choice=_tool_choice(self._said.get("tool_choice")),
+            parallel_tool_calls=True if parallel is None else parallel,
+            json_schema=_schema_of(self._said.get("response_format")),
+            **{name: self._setting(name) for name in LIMITS},
         )
-        options = Options(sampling=sampling, stop=self._setting("stop") or ())
-        options["tool_choice"] = _tool_choice(self._said.get("tool_choice"))
-        if (most := self._setting("max_tokens")) is not None:
-            options["max_tokens"] = most
-        options["max_thinking_tokens"] = self._setting("max_thinking_tokens")
-        options["deadline_s"] = self._setting("deadline_s")
-        if tools := self._said.get("tools"):
-            options["tools"] = tools
-            if self._said.get("parallel_tool_calls") is not None:
-                options["parallel_tool_calls"] = self._said["parallel_tool_calls"]
-        options["json_schema"] = _schema_of(self._said.get("response_format"))
-        return options
 
 
 async def _tried(
-    spec: Any, turns: Sequence[Mapping[str, Any]], options: Options, tries: int
+    spec: Any, turns: Sequence[Mapping[str, Any]], options: RequestOptions, tries: int
 ) -> AsyncGenerator[Event, None]:
     """The events of a request, which is made again if it fails before there are any."""
     for left in reversed(range(tries)):
         begun = False
         try:
-            async with aclosing(spec.stream(turns, **options)) as events:
+            async with aclosing(spec.stream(turns, options)) as events:
                 async for event in events:
                     begun = True
                     yield event

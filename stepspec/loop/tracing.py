@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
-from stepspec.engines.protocol import Sampling
 from stepspec.errors import StepSpecError
+from stepspec.loop.options import RequestOptions
 from stepspec.loop.step import Done, Event, Result, StepCommitted, StepJudged, StepProposed
 
 PROVIDER = "stepspec"
@@ -32,9 +32,7 @@ class Asked:
 
     target: str
     policy: str
-    sampling: Sampling
-    max_tokens: int | None
-    stop: tuple[str, ...] = ()
+    options: RequestOptions
 
     @property
     def name(self) -> str:
@@ -43,17 +41,19 @@ class Asked:
 
     def attributes(self) -> Mapping[str, Any]:
         """The request's."""
+        options = self.options
+        sampling = options.sampling
         return {
             "gen_ai.operation.name": OPERATION,
             "gen_ai.provider.name": PROVIDER,
             "gen_ai.request.model": self.target,
-            "gen_ai.request.temperature": self.sampling.temperature,
-            "gen_ai.request.top_p": self.sampling.top_p,
-            "gen_ai.request.top_k": self.sampling.top_k,
-            "gen_ai.request.seed": self.sampling.seed,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            "gen_ai.request.top_k": sampling.top_k,
+            "gen_ai.request.seed": sampling.seed,
             "stepspec.policy": self.policy,
-            **({"gen_ai.request.max_tokens": self.max_tokens} if self.max_tokens is not None else {}),
-            **({"gen_ai.request.stop_sequences": self.stop} if self.stop else {}),
+            **({"gen_ai.request.max_tokens": options.max_tokens} if options.max_tokens is not None else {}),
+            **({"gen_ai.request.stop_sequences": tuple(options.stop)} if options.stop else {}),
         }
 
 

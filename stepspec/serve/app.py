@@ -167,7 +167,7 @@ async def _answered(service: Service, asked: ChatRequest, request: Request) -> R
         include_reasoning=asked.include_reasoning is not False,
         ignored=asked.ignored,
     )
-    events = noted(session.stream(asked.messages, **options), request.scope, name, asked.ignored)
+    events = noted(session.stream(asked.messages, options), request.scope, name, asked.ignored)
     events = unquoted(events) if asked.form.choices else events
     if not asked.stream:
         return await _while_connected(request, _whole(events, answering))

@@ -11,11 +11,11 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 from pydantic.config import JsonDict
 
-from stepspec.api.session import Options
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import ANYTHING, chosen, schema_of
-from stepspec.engines.protocol import Sampling
+from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
+from stepspec.loop.options import RequestOptions
 from stepspec.serve.refused import refused_properties, why_refused
 
 MAX_STOPS = 16
@@ -225,23 +225,24 @@ class ChatRequest(BaseModel):
         names += [f"stream_options.{name}" for name in streaming]
         return [name[:64] for name in names[:MAX_LISTED]]
 
-    def options(self, *, thinks: bool) -> Options:
+    def options(self, *, thinks: bool) -> RequestOptions:
         """The request as options of the Python API.
 
         Raises:
             UsageError: a field cannot be honored, or a value is out of its range.
         """
         self._check()
-        sampled = ("temperature", "top_p", "min_p", "repetition_penalty")
-        given = {name: value for name in sampled if (value := getattr(self, name)) is not None}
-        seed = secrets.randbits(31) if self.seed is None else self.seed
+        given = {name: value for name in SAMPLING_NUMBERS if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # vLLM's way to say that it is off
+            del given["top_k"]
+        sampling = Sampling(**{"seed": secrets.randbits(31), **given})
         most = getattr(self, self._limit)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         no_thinking = self.reasoning_effort == "none" and thinks
         with _of("tool_choice"):
             choice = chosen(self.tool_choice)
-        return Options(
-            sampling=Sampling(**given, top_k=0 if self.top_k in (None, -1) else self.top_k, seed=seed),
+        return RequestOptions(
+            sampling=sampling,
             max_tokens=most,
             max_thinking_tokens=0 if no_thinking else self.thinking_token_budget,
             deadline_s=self.deadline_s,

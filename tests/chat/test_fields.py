@@ -11,10 +11,10 @@ from following import following_pair
 from openai.types.chat import completion_create_params
 from service import serving
 
-from stepspec import Sampling, StepSpec, SyncStepSpec, UsageError
-from stepspec.api.session import Options
+from stepspec import RequestOptions, Sampling, StepSpec, SyncStepSpec, UsageError
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
+from stepspec.loop.options import Options
 from stepspec.serve.refused import REFUSED
 from stepspec.serve.requests import ChatRequest
 
@@ -433,6 +433,7 @@ WRONG: Mapping[str, list[Any]] = {
 @pytest.mark.anyio
 async def test_an_option_of_a_wrong_type_is_refused_by_name_here_and_before_anything_is_sent() -> None:
     assert WRONG.keys() == get_type_hints(Options).keys()
+    assert get_type_hints(Options) == get_type_hints(RequestOptions)
     for spec in (StepSpec(pair=following_pair()), RemoteStepSpec("http://127.0.0.1:9/v1", retries=0)):
         for name, values in WRONG.items():
             for value in values:

@@ -1,4 +1,4 @@
-"""Has the draft of the pair `smol` propose steps of training problems: `python -m stepspec.mini.smol.proposals`.
+"""Has a model propose steps of training problems (`--work FOLDER --model FOLDER`).
 
 Each step follows the reference's steps before it, and the problem's oracle says whether it is right. The target learns
 to judge these steps besides corrupted ones. Greedy and sampled steps take turns. A killed run goes on with the problems
@@ -26,7 +26,7 @@ MAX_STEP_TOKENS = 80
 
 
 async def proposed(engine: TorchEngine, number: int) -> Proposed:
-    """The draft's step at every place of the training problem of that number."""
+    """The model's step at every place of the training problem of that number."""
     kind = "plain" if number % MINI_EVERY else "mini"
     problem, temperature = problem_of(kind, number), TEMPERATURES[number // MINI_EVERY % len(TEMPERATURES)]
     think_end = think_end_id(engine.tokenizer)
@@ -49,7 +49,7 @@ async def proposed(engine: TorchEngine, number: int) -> Proposed:
 
 
 def write_proposals(engine: TorchEngine, path: Path, count: int) -> None:
-    """Writes the draft's steps of the problems that are missing."""
+    """Writes the model's steps of the problems that are missing."""
 
     async def row(number: int) -> dict[str, object]:
         return (await proposed(engine, number))._asdict()
@@ -60,10 +60,10 @@ def write_proposals(engine: TorchEngine, path: Path, count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="Folder for the steps.")
-    parser.add_argument("--draft", type=Path, required=True, help="Folder of the draft.")
-    parser.add_argument("--count", type=int, default=4_000, help="Problems in all.")
+    parser.add_argument("--model", type=Path, required=True, help="Folder of the model.")
+    parser.add_argument("--count", type=int, default=1_200, help="Problems in all.")
     arguments = parser.parse_args()
-    engine = TorchEngine.load(str(arguments.draft), dtype=torch.bfloat16)
+    engine = TorchEngine.load(str(arguments.model), dtype=torch.bfloat16)
     write_proposals(engine, arguments.work / PROPOSALS_FILE, arguments.count)
     asyncio.run(engine.aclose())
 

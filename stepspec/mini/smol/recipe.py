@@ -1,8 +1,8 @@
 """Trains the pair `smol` from the base to the last file: `python -m stepspec.mini.smol.recipe --work FOLDER`.
 
 Every part is a command of its own that goes on where it was killed, and this one goes on with the part that is not
-finished. What ships with stepspec ends up in `FOLDER/weights`. The second adapter learns to judge the steps of an early
-draft, and the draft itself is trained on the texts of the finished target.
+finished. What ships with stepspec ends up in `FOLDER/weights`. The second adapter learns to judge steps of the
+first target, which has mistakes of its own, and the draft is trained on the texts of the finished target.
 """
 
 import argparse
@@ -12,19 +12,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from stepspec.engines import draft_vocabulary
 from stepspec.mini.smol import reward
 from stepspec.mini.smol.base import find_base, load_tokenizer
-from stepspec.mini.smol.build import draft_of, merged_target, write_model
+from stepspec.mini.smol.build import merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
 FIRST_TOKENS, SECOND_TOKENS = 2_000_000, 1_700_000
-FIRST_DRAFT_TOKENS, DRAFT_TOKENS = 2_000_000, 7_000_000
+DRAFT_TOKENS = 7_000_000
 SECOND_RATE = 6e-4
-NUM_SAMPLES, NUM_PROPOSALS = 6_000, 4_000
+NUM_SAMPLES, NUM_PROPOSALS = 6_000, 1_200
 
 
 class Recipe:
@@ -42,14 +39,13 @@ class Recipe:
         """Does what is not done yet."""
         adapters = [self.weights / f"adapter-{number}.safetensors" for number in (1, 2)]
         self._part(adapters[0], lambda: self._train("first", FIRST_TOKENS, adapters[0], seed=0))
-        first, early = self._target("first-target", adapters[:1]), self.work / "first-draft"
-        self._part(early / "draft.safetensors", lambda: self._draft(first, early, FIRST_DRAFT_TOKENS))
-        self._part(self.work / "proposals.done", lambda: self._proposals(first, early))
+        first = self._target("first-target", adapters[:1])
+        self._part(self.work / "proposals.done", lambda: self._proposals(first))
         on = ["--on", str(adapters[0]), "--rate", str(SECOND_RATE)]
         self._part(adapters[1], lambda: self._train("second", SECOND_TOKENS, adapters[1], *on, seed=1))
         second = self._target("target", adapters)
         self._part(self.work / "samples.done", lambda: self._samples(second))
-        self._part(self.weights / "draft.safetensors", lambda: self._last_draft(second, early))
+        self._part(self.weights / "draft.safetensors", lambda: self._draft(second))
         self._part(self.weights / reward.FILE, lambda: self._reward(second))
 
     def _part(self, result: Path, make: Callable[[], None]) -> None:
@@ -80,21 +76,14 @@ class Recipe:
         self._command("samples", "--work", self.work, "--target", target, "--count", str(NUM_SAMPLES))
         (self.work / "samples.done").touch()
 
-    def _draft(self, target: Path, work: Path, tokens: int, *arguments: str) -> None:
-        self._command("draft", "--work", work, "--target", target, "--tokens", str(tokens), *arguments)
+    def _proposals(self, target: Path) -> None:
+        self._command("proposals", "--work", self.work, "--model", target, "--count", str(NUM_PROPOSALS))
+        (self.work / "proposals.done").touch()
 
-    def _last_draft(self, target: Path, early: Path) -> None:
-        self._draft(target, self.work, DRAFT_TOKENS, "--on", str(early / "draft.safetensors"))
+    def _draft(self, target: Path) -> None:
+        self._command("draft", "--work", self.work, "--target", target, "--tokens", str(DRAFT_TOKENS))
         for name in (draft_vocabulary.FILE, "draft.safetensors"):
             shutil.copyfile(self.work / name, self.weights / name)
-
-    def _proposals(self, target: Path, early: Path) -> None:
-        whole = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-        made = early / "model"
-        write_model(made, draft_of(whole, early / "draft.safetensors"), AutoTokenizer.from_pretrained(target))
-        shutil.copyfile(early / draft_vocabulary.FILE, made / draft_vocabulary.FILE)
-        self._command("proposals", "--work", self.work, "--draft", made, "--count", str(NUM_PROPOSALS))
-        (self.work / "proposals.done").touch()
 
     def _reward(self, target: Path) -> None:
         self._command("reward", "--work", self.work, "--target", target)

@@ -64,7 +64,7 @@ class TreeMaker:
 
     Args:
         tokenizer: the pair's.
-        proposals: steps of the draft that are judged in some conversations.
+        proposals: steps of a model that are judged in some conversations.
     """
 
     def __init__(self, tokenizer: Any, proposals: Sequence[Proposed] = ()) -> None:

@@ -35,7 +35,7 @@ SUMS = (4, 10)
 """Fewest and most sums of a conversation."""
 MINI_LEVELS = (3, 5, 10)
 PROPOSED_SHARE = 0.12
-"""Of the conversations in which steps of the draft are judged, once it has written some."""
+"""Of the conversations in which steps of a model (`proposals`) are judged, once it has written some."""
 JUDGED_SHARE = 0.2
 """Of problems of gsm-plain and gsm-mini whose steps are judged as well."""
 WAIT_SHARE = 0.12
@@ -92,7 +92,7 @@ class Conversation:
 
 
 class Proposed(NamedTuple):
-    """The draft's steps of a training problem: the place of each, its text, and whether it is right."""
+    """A model's steps of a training problem: the place of each, its text, and whether it is right."""
 
     kind: str
     """`plain` or `mini`."""
@@ -117,7 +117,7 @@ def problem_of(kind: str, number: int) -> Any:
 
 
 def draw(rng: random.Random, gsm8k: Sequence[Solved], proposals: Sequence[Proposed] = ()) -> Conversation:
-    """One conversation of a kind drawn by `SHARES`; where the draft's steps are at hand, some are judged."""
+    """One conversation of a kind drawn by `SHARES`; where steps of a model are at hand, some are judged."""
     if proposals and rng.random() < PROPOSED_SHARE:
         return _from_proposals(rng, rng.choice(proposals))
     (kind,) = rng.choices([*SHARES], [*SHARES.values()])
@@ -177,7 +177,7 @@ def _from_plain(rng: random.Random) -> Conversation:
 
 
 def _from_proposals(rng: random.Random, proposed: Proposed) -> Conversation:
-    """A training problem, each step of which the draft had proposed too."""
+    """A training problem, each step of which a model has proposed too."""
     problem = problem_of(proposed.kind, proposed.number)
     judgements: list[Judgement] = []
     for place, step, right in proposed.steps:

@@ -1,6 +1,6 @@
 """Trains the adapter of the pair `smol`: `python -m stepspec.mini.smol.train --work FOLDER`.
 
-If the folder has steps of the draft (`stepspec.mini.smol.proposals`), the target learns to judge those as well.
+If the folder has steps of a model (`stepspec.mini.smol.proposals`), the target learns to judge those as well.
 A killed run goes on from its checkpoint; every draw depends on the seed and the number of its pool alone. Loss is on
 what the model writes. Learning rate: a short warm-up, then a straight line to zero at the end of the budget.
 """

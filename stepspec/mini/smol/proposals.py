@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="Folder for the steps.")
     parser.add_argument("--model", type=Path, required=True, help="Folder of the model.")
-    parser.add_argument("--count", type=int, default=1_200, help="Problems in all.")
+    parser.add_argument("--count", type=int, default=800, help="Problems in all.")
     arguments = parser.parse_args()
     engine = TorchEngine.load(str(arguments.model), dtype=torch.bfloat16)
     write_proposals(engine, arguments.work / PROPOSALS_FILE, arguments.count)

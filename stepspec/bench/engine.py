@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from stepspec.bench.hooks import blind_engine, synthetic_acceptance
 from stepspec.bench.shapes import random_network, without_text
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
@@ -238,6 +239,7 @@ class Plan:
     max_tokens: int = 200
     turns: int = 3
     synthetic_acceptance: float | None = None
+    """See `stepspec.bench.hooks`."""
 
     @property
     def num_prompts(self) -> int:
@@ -296,6 +298,11 @@ class Subject:
 
 async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
     """For every batch size the figures of every contender, as `stepspec bench engine --json` writes them."""
+    with synthetic_acceptance(plan.synthetic_acceptance):
+        return await _measure(subject, prompts, plan)
+
+
+async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
     engine, network, assistant = subject.engine, subject.network, subject.assistant
     end_ids = engine.tokenizer.end_ids
     best = None
@@ -331,7 +338,7 @@ def our_contenders(engine: TorchEngine, plan: Plan) -> list[Contender]:
     draftings = {PLAIN: Drafting()}
     for name in plan.drafters:
         for label, count in ((name, None), (f"{name} ({plan.num_drafted} drafted)", plan.num_drafted)):
-            draftings[label] = Drafting(name, count, synthetic_acceptance=plan.synthetic_acceptance)
+            draftings[label] = Drafting(name, count)
     return [Contender(name, ours(engine, each, plan.max_tokens), each) for name, each in draftings.items()]
 
 
@@ -358,7 +365,7 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
         ContextError: a length exceeds the context.
     """
     engine, found = subject.engine, list[dict[str, float]]()
-    async with aclosing(engine.blind()) as blind:
+    async with aclosing(blind_engine(engine)) as blind:
         for length in lengths:
             rng = random.Random(length)
             ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]

@@ -1,6 +1,6 @@
 """Models of real shapes with random weights, to measure speed without the real weights.
 
-What they write means nothing, and a draft's guesses are never right: see `Drafting.synthetic_acceptance`.
+What they write means nothing, and a draft's guesses are never right: see `stepspec.bench.hooks.synthetic_acceptance`.
 """
 
 from typing import Any, NamedTuple

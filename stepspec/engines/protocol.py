@@ -194,9 +194,6 @@ class Drafting:
     archive: str = ""
     """Of a drafter that remembers past outputs: the collection that it looks in and adds to. A named one is kept when
     the engine forgets."""
-    synthetic_acceptance: float | None = None
-    """For benchmarks of models that have learned nothing: a drafted token is kept with this probability, whatever it
-    is. What is written then means nothing."""
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:
@@ -205,8 +202,6 @@ class Drafting:
             )
         if not 0.0 <= self.tolerance <= 1.0:
             raise UsageError(f"The tolerance is {self.tolerance}; it must be between 0 (exact) and 1.")
-        if self.synthetic_acceptance is not None and not 0.0 <= self.synthetic_acceptance <= 1.0:
-            raise UsageError(f"The synthetic acceptance is {self.synthetic_acceptance}; it must be between 0 and 1.")
 
 
 ChunkEnd = Literal["delimiter", "token", "length"]

@@ -395,10 +395,8 @@ class _Call:
     async def tell(self, event: Event) -> None:
         """Emit a committed step to the callbacks of the run, if the call is part of one."""
         if isinstance(event, StepCommitted) and self.thinks and self._in_a_run:
-            step = event.step
-            data = {"index": step.index, "origin": step.origin, "text": step.text, "scores": dict(step.scores)}
             try:
-                await adispatch_custom_event(STEP_EVENT, {**data, "tokens": step.num_tokens})
+                await adispatch_custom_event(STEP_EVENT, event.step.to_dict())
             except RuntimeError:  # called by itself: there is no run that an event could belong to
                 self._in_a_run = False
 

@@ -110,7 +110,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
 def _told(event: Event) -> dict[str, Any] | None:
     """What a custom event says."""
     if isinstance(event, StepCommitted):
-        return asdict(event.step)
+        return event.step.to_dict()
     if isinstance(event, StepProposed | StepJudged):
         return {name: value for name, value in asdict(event).items() if name != "type"}
     return None

@@ -12,7 +12,7 @@ models delivered; the right sides are what the loop decided about them. `Counts.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
 from stepspec.loop.rendering import result_html
@@ -63,6 +63,11 @@ class Step:
     num_from_draft: int
     end: StepEnd
     scores: Mapping[str, float | None] = field(default_factory=dict[str, float | None])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the step as plain values: the payload of `stepspec.step.committed`, and with all but its text what
+        the service sends of it."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _reasoning(text: str) -> dict[str, str]:
 
 def _described(step: Step) -> dict[str, Any]:
     """A step without its text."""
-    return {name: value for name, value in asdict(step).items() if name != "text"}
+    return {name: value for name, value in step.to_dict().items() if name != "text"}
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -180,14 +180,6 @@ def test_rows_of_one_pass_have_branches_of_their_own(network: PreTrainedModel, m
         assert torch.allclose(actual, torch.cat(expected), atol=ROUNDING)
 
 
-def test_a_blind_model_writes_by_the_last_token_alone(model: CausalModel) -> None:
-    blind = model.blind()
-    one, other = (blind.extend([slot], [[*random_ids(9, slot), 7]], keep=[[9]])[0] for slot in (0, 1))
-    assert torch.allclose(one, other, atol=ROUNDING)
-    seeing = [model.extend([slot], [[*random_ids(9, slot), 7]], keep=[[9]])[0] for slot in (0, 1)]
-    assert not torch.allclose(seeing[0], seeing[1], atol=ROUNDING), "the model itself looks at what came before"
-
-
 def test_the_first_layers_read_over_the_same_cache_and_leave_it_right(
     network: PreTrainedModel, model: CausalModel
 ) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance that is not exact: typical acceptance, and by lot."""
+"""Acceptance that is not exact: typical acceptance."""
 
 import pytest
 import torch
@@ -17,20 +17,12 @@ def test_a_token_is_typical_by_its_probability_and_the_entropy_around_it() -> No
     sure, even = torch.tensor([0.97, 0.01, 0.01, 0.01]).log(), torch.full((4,), 0.25).log()
     logits = torch.stack([sure, even, even])[None]  # H of `even` is ln 4, so 0.5 / 4 is enough there
     how = samplers([Sampling()], 4, CPU, [Drafting("draft-model", tolerance=0.25)])
-    for drafted, expected in (([0, 3], [1, 1]), ([1, 3], [0, 1])):
-        assert overrides(logits, torch.tensor([drafted]), torch.tensor([0]), how).tolist() == [expected]
+    for drafted, expected in (([0, 3], [True, True]), ([1, 3], [False, True])):
+        kept = overrides(logits, torch.tensor([drafted]), how)
+        assert kept is not None
+        assert kept.tolist() == [expected]
     exact = samplers([Sampling()], 4, CPU, [Drafting("draft-model")])
-    assert overrides(logits, torch.tensor([[0, 3]]), torch.tensor([0]), exact) is None
-
-
-def test_by_lot_a_share_of_the_tokens_is_kept_and_other_rows_follow_the_rule() -> None:
-    draftings = [Drafting("draft-model", synthetic_acceptance=0.8), Drafting("draft-model")]
-    how = samplers([Sampling(), Sampling()], 4, CPU, draftings)
-    drafted = torch.zeros(2, 20_000, dtype=torch.long)
-    lots, rule = overrides(torch.zeros(2, 20_001, 4), drafted, torch.tensor([0, 0]), how)
-    assert (lots == 1).float().mean() == pytest.approx(0.8, abs=0.02)
-    assert set(lots.tolist()) == {-1, 1}
-    assert not rule.any()
+    assert overrides(logits, torch.tensor([[0, 3]]), exact) is None
 
 
 @pytest.mark.anyio
@@ -49,7 +41,6 @@ async def test_with_a_tolerance_more_tokens_are_accepted(sampling: Sampling) -> 
     [
         ({"num_tokens": 65}, "between 0 and 64"),
         ({"tolerance": 1.5}, "between 0"),
-        ({"synthetic_acceptance": -0.1}, "between 0 and 1"),
     ],
     ids=str,
 )

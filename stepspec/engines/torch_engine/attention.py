@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 NAME = "stepspec_packed"
-BLIND = "stepspec_blind"
 
 UNSUPPORTED = {
     "softcap": "its attention scores are soft-capped",
@@ -112,15 +111,4 @@ def runs_of_like_length(lengths: Sequence[int], call_cost: float) -> list[tuple[
     return runs if len(runs) > 1 else []
 
 
-def look_at_nothing(query: Tensor, *_: object) -> Tensor:
-    """In the place of `attend`, to measure what the rest of a pass takes: [B, T, H, D] of query [B, H, T, D]."""
-    return query.transpose(1, 2)
-
-
-def blind_attention(_: torch.nn.Module | None, query: Tensor, *__: object, **___: object) -> tuple[Tensor, None]:
-    """`look_at_nothing` as transformers calls it."""
-    return look_at_nothing(query).contiguous(), None
-
-
 AttentionInterface.register(NAME, packed_attention)
-AttentionInterface.register(BLIND, blind_attention)

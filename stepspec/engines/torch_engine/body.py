@@ -19,7 +19,7 @@ from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from stepspec.engines.torch_engine.attention import BLIND, attend_in_runs, look_at_nothing, packed_bias
+from stepspec.engines.torch_engine.attention import attend_in_runs, packed_bias
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.matrix import Matrix, packing_pays
 
@@ -41,10 +41,6 @@ class Body(Protocol):
         """The same without its later layers."""
         ...
 
-    def blind(self) -> "Body":
-        """The same with layers that look at no other position."""
-        ...
-
 
 def make_body(network: PreTrainedModel) -> Body:
     """The network's layers, fused where that is known how."""
@@ -62,13 +58,6 @@ class ModuleBody:
         short = copy.copy(self)
         short._body = _shortened(self._body, num_layers)
         return short
-
-    def blind(self) -> "ModuleBody":
-        """The same with layers that look at no other position."""
-        blind = copy.copy(self)
-        blind._body = sharing_weights(self._body)
-        blind._body.set_attn_implementation(BLIND)
-        return blind
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
         return self._body(
@@ -221,12 +210,6 @@ class FusedBody:
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
         return short
-
-    def blind(self) -> "FusedBody":
-        """The same with layers that look at no other position."""
-        blind = copy.copy(self)
-        blind._attend = look_at_nothing
-        return blind
 
     def _fused(self, layer: Any, packed: bool) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp

@@ -59,7 +59,7 @@ def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Sam
 
     `first` [B] are the positions of the first drafted tokens.
     """
-    override = sampling.overrides(logits, draft.tokens, first, how)
+    override = sampling.overrides(logits, draft.tokens, how)
     if how.temperature is None:
         return sampling.accept_choices(logits.argmax(-1), draft.tokens, counts, override)
     p = sampling.distributions(logits, how)

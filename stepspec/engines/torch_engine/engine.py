@@ -146,10 +146,6 @@ class TorchEngine:
         """Target and draft with transformers' own layers and attention, over the same weights: for comparison."""
         return self._model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
 
-    def blind(self) -> "TorchEngine":
-        """Another engine over the same weights whose layers look at no other position: for comparison."""
-        return TorchEngine(self._model.blind(), self.tokenizer)
-
     def bytes_per_pass(self, context: float) -> float:
         """What a pass over one token reads after so many positions."""
         return self._model.read_bytes + context * self._model.position_bytes

@@ -150,10 +150,6 @@ class CausalModel:
             )
         return self._twin(_body=self._body.first_layers(num_layers))
 
-    def blind(self) -> "CausalModel":
-        """The model with layers that look at no other position, to measure what the rest of a pass takes."""
-        return self._twin(_body=self._body.blind(), cache=SlotCache())
-
     def _twin(self, **changes: Any) -> "CausalModel":
         twin = object.__new__(CausalModel)
         twin.__dict__ = self.__dict__ | changes

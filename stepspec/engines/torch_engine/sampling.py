@@ -38,7 +38,6 @@ class Samplers(NamedTuple):
     allowed: Tensor | None = None  # bool [B, K + 1, V], which tokens may stand at the K + 1 positions of a round
     seen: Tensor | None = None  # bool [B, V], the tokens of each row's text; there if `penalty` is
     tolerance: Tensor | None = None
-    synthetic: Tensor | None = None  # below 0 where a row asks for none
 
 
 def samplers(
@@ -55,13 +54,11 @@ def samplers(
     penalty = column([row.repetition_penalty for row in rows]) if penalised else None
     bias = torch.stack([_bias(row, vocab_size, device) for row in rows]) if edited else None
     tolerances = [drafting.tolerance for drafting in draftings]
-    synthetic = [-1.0 if each.synthetic_acceptance is None else each.synthetic_acceptance for each in draftings]
     how = Samplers(
         keys,
         penalty=penalty,
         bias=bias,
         tolerance=column(tolerances) if any(tolerances) else None,
-        synthetic=column(synthetic) if any(each >= 0 for each in synthetic) else None,
     )
     if all(row.temperature == 0 for row in rows):
         return how
@@ -154,27 +151,19 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
-def overrides(logits: Tensor, drafted: Tensor, first: Tensor, how: Samplers) -> Tensor | None:
-    """Which drafted tokens are kept (1) or refused (-1) whatever the exact rule says, [B, K]; None if none is.
+def overrides(logits: Tensor, drafted: Tensor, how: Samplers) -> Tensor | None:
+    """Which drafted tokens are kept whatever the exact rule says, bool [B, K]; None if none is.
 
-    Typical acceptance (arXiv:2401.10774, section 2.3.1) keeps some, by the distributions of logits [B, K + 1, V] at
-    temperature 1. Synthetic acceptance decides on all by lot. The first token of each row is at `first` [B].
+    Typical acceptance (arXiv:2401.10774, section 2.3.1), by the distributions of logits [B, K + 1, V] at temperature 1.
     """
-    if drafted.shape[1] == 0 or (how.tolerance is None and how.synthetic is None):
+    if drafted.shape[1] == 0 or how.tolerance is None:
         return None
-    override = torch.zeros_like(drafted)
-    if how.tolerance is not None:
-        logprobs = logits[:, : drafted.shape[1]].log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).nan_to_num().sum(-1)
-        tolerance = how.tolerance[:, None]
-        bound = torch.minimum(tolerance, tolerance.sqrt() * (-entropy).exp())
-        probability = logprobs.gather(-1, drafted[..., None])[..., 0].exp()
-        override = ((tolerance > 0) & (probability >= bound)).long()
-    if how.synthetic is not None:
-        positions = first[:, None] + torch.arange(drafted.shape[1], device=drafted.device)
-        kept = uniform(how.keys, positions, ACCEPT) < how.synthetic[:, None]
-        override = torch.where(how.synthetic[:, None] < 0, override, 2 * kept.long() - 1)
-    return override
+    logprobs = logits[:, : drafted.shape[1]].log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).nan_to_num().sum(-1)
+    tolerance = how.tolerance[:, None]
+    bound = torch.minimum(tolerance, tolerance.sqrt() * (-entropy).exp())
+    probability = logprobs.gather(-1, drafted[..., None])[..., 0].exp()
+    return (tolerance > 0) & (probability >= bound)
 
 
 def accept(
@@ -195,13 +184,13 @@ def accept(
         counts: how many of them each row has, [B].
         accept_noise: uniform in [0, 1), [B, K].
         resample_noise: uniform in [0, 1) for each position, [B, K + 1].
-        override: 1 where a token is kept whatever the rule says, -1 where it is refused, [B, K].
+        override: which tokens are kept whatever the rule says, bool [B, K].
     """
     width, vocab_size = drafted.shape[1], p.shape[-1]
     column = drafted[..., None]
     p_drafted, q_drafted = p[:, :width].gather(-1, column)[..., 0], q.gather(-1, column)[..., 0]
     # u * q < p, strictly, so that a token the target never writes is not accepted even at u = 0.
-    num_kept = _leading(_overruled(accept_noise * q_drafted < p_drafted, override), counts)
+    num_kept = leading(_overruled(accept_noise * q_drafted < p_drafted, override), counts)
     place = num_kept[:, None, None].expand(-1, 1, vocab_size)
     distribution, instead = p.gather(1, place)[:, 0], q.gather(1, place.clamp(max=width - 1))[:, 0]
     distribution = torch.where((num_kept == counts)[:, None], distribution, residual(distribution, instead))
@@ -216,15 +205,15 @@ def accept_choices(
     The choices are the most likely tokens, or samples from the target's distributions. A token x is then kept with
     probability p(x), as the rule has it for a one-hot q, and the text is the one that the target writes alone.
     """
-    num_kept = _leading(_overruled(choices[:, : drafted.shape[1]] == drafted, override), counts)
+    num_kept = leading(_overruled(choices[:, : drafted.shape[1]] == drafted, override), counts)
     return num_kept, choices.gather(1, num_kept[:, None])[:, 0]
 
 
 def _overruled(kept: Tensor, override: Tensor | None) -> Tensor:
-    return kept if override is None else (override > 0) | (kept & (override == 0))
+    return kept if override is None else override | kept
 
 
-def _leading(kept: Tensor, counts: Tensor) -> Tensor:
+def leading(kept: Tensor, counts: Tensor) -> Tensor:
     """How many of a row's first `counts` are true before the first that is not; [B, K] and [B] to [B]."""
     kept = kept & (torch.arange(kept.shape[1], device=kept.device) < counts[:, None])
     return kept.long().cumprod(1).sum(1)

@@ -7,10 +7,11 @@ from typing import Any
 
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.grade import GraderKind, Grading
-from stepspec.evaluation.records import PolicyKind, PolicyRecord, Row, RunRecord, Summary
+from stepspec.evaluation.records import PolicyRecord, Row, RunRecord, Summary
 from stepspec.evaluation.running import Keeping, System, evaluate
 from stepspec.evaluation.running.problems import EvalProblem
 from stepspec.evaluation.running.running import WARM_UP_QUESTION
+from stepspec.loop.policy import PolicyKind
 from stepspec.loop.step import Counts, Result, Step, Times
 
 POLICIES = ("target", "token", "stepspec")

@@ -11,7 +11,6 @@ from stepspec.api.session import Pair, StepSpec, fit_policy
 from stepspec.engines.protocol import DrafterName
 from stepspec.errors import UsageError
 from stepspec.evaluation.running import fit_policies, load_policies
-from stepspec.evaluation.running.policies import kind_of
 from stepspec.loop.policy import Policy, load_policy
 
 OURS: list[DrafterName] = ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
@@ -128,7 +127,7 @@ def test_the_baseline_is_token_level_speculation_that_the_pair_really_does(model
     fitted = fit_policies(load_policies(["stepspec"]), models)
     assert list(fitted.policies) == policies
     own = models.target.own_speculation
-    kinds = {name: kind_of(policy, own) for name, (policy, _) in fitted.policies.items()}
+    kinds = {name: policy.kind(own) for name, (policy, _) in fitted.policies.items()}
     assert kinds["target"] == ("token" if own == NGRAM else "target")
     assert [name for name, kind in kinds.items() if kind == "token"] == (
         ["target"] if own == NGRAM else [name for name in policies if name in ("token", "lookup")]

@@ -26,7 +26,7 @@ from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.engines.torch_engine.pace import expected_tokens
+from stepspec.evaluation.advise.formula import expected_tokens
 
 ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of drafted tokens among which assisted generation's best is looked for."""
@@ -192,11 +192,9 @@ async def best_assisted(
 
 
 def share_of_ideal(contender: Contender, plain: Contender) -> dict[str, float]:
-    """How much of the speedup that acceptance and costs allow is reached (arXiv:2211.17192, theorem 3.8).
+    """How much of the speedup that acceptance and costs allow is reached, see `stepspec.evaluation.advise.formula`.
 
-    With a the acceptance, k the tokens drafted a round, and d and v what drafting them and verifying them cost over a
-    plain pass, the ideal is (1 - a^(k + 1)) / ((1 - a) (d + v)); a round for which nothing was found emits one token.
-    Costs are those of the passes alone.
+    Costs are those of the passes alone, over a plain pass, on average over all rounds.
     """
     done, alone = contender.done, plain.done
     if not done.drafts or done.acceptance is None:
@@ -204,8 +202,7 @@ def share_of_ideal(contender: Contender, plain: Contender) -> dict[str, float]:
     plain_pass = alone.seconds["verify"] / alone.passes["verify"]
     drafting = done.seconds.get("draft", 0.0) / done.passes["verify"] / plain_pass
     verifying = done.seconds["verify"] / done.passes["verify"] / plain_pass
-    share_drafted = done.drafts / done.rounds
-    tokens = 1 + share_drafted * (expected_tokens(done.acceptance, round(done.drafted / done.drafts)) - 1)
+    tokens = expected_tokens(done.acceptance, round(done.drafted / done.drafts), coverage=done.drafts / done.rounds)
     ideal = tokens / (drafting + verifying)
     reached = contender.ratio_to(plain) / ideal
     return {"drafting_cost": drafting, "verifying_cost": verifying, "ideal": ideal, "share_of_ideal": reached}

@@ -9,6 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from stepspec.loop.policy import PolicyKind
+
 
 class Record(BaseModel):
     """Something that stepspec writes and reads back."""
@@ -29,9 +31,6 @@ class Conditions(Record):
 BASELINE = "target"
 """The policy that all others are compared with: the target alone."""
 
-PolicyKind = Literal["target", "token", "draft", "step"]
-"""The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
-
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
 
 
@@ -43,7 +42,7 @@ class PolicyRecord(Record):
     token_level_exact: bool = True
     """False for a policy with a tolerance."""
     kind: PolicyKind | None = None
-    """Who writes; None in runs of before it was kept."""
+    """Who writes; None where it is not known."""
     drafter: str | None = None
     """What drafted tokens: what the engines made of "auto"; None in runs of before it was kept."""
 
@@ -94,6 +93,14 @@ class RunRecord(Record):
     hardware: dict[str, str | int | float]
     started: str
     """UTC time of the first start, ISO 8601."""
+
+    def kind_of(self, policy: str) -> PolicyKind | None:
+        """Who writes under a policy; None where it is not known."""
+        return self.policies[policy].kind if policy in self.policies else None
+
+    def is_exact(self, policy: str) -> bool:
+        """Whether a policy's output has the target's distribution."""
+        return policy in self.policies and self.policies[policy].exact
 
     def identity(self) -> dict[str, object]:
         """What makes two runs the same run: everything but where and when."""

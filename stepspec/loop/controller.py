@@ -398,7 +398,7 @@ class Controller:
             tool_calls=tuple(self.answer.calls),
             thinks=self.think_end is not None,
             limit=self.limit,
-            token_level_exact=self.policy.token.tolerance == 0,
+            token_level_exact=self.policy.token_level_exact,
         )
 
 

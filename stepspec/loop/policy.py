@@ -38,6 +38,9 @@ def _whole_number(value: object) -> object:
 Version = Annotated[Literal[1], BeforeValidator(_whole_number)]
 """Of a file's form."""
 
+PolicyKind = Literal["target", "token", "draft", "step"]
+"""The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
+
 M = TypeVar("M", bound=FileModel)
 
 
@@ -169,6 +172,19 @@ class Policy(FileModel):
         if len(set(names)) < len(names):
             raise ValueError(f"two of the judges {', '.join(names)} are the same")
         return self
+
+    @property
+    def token_level_exact(self) -> bool:
+        """Whether what the target writes has the target's distribution."""
+        return self.token.tolerance == 0
+
+    def kind(self, own_speculation: str | None = None) -> PolicyKind:
+        """Who writes, on a target whose engine speculates by itself in that way, see `Engine.own_speculation`."""
+        if self.family == "target":
+            alone = self.token.drafter == "none"
+            alone |= self.token.drafter == "engine" and own_speculation in (None, "none")
+            return "target" if alone else "token"
+        return "draft" if self.family == "draft" else "step"
 
     @property
     def needs_draft(self) -> bool:

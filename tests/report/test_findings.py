@@ -4,7 +4,7 @@ from make_runs import POLICIES, make_run
 from test_tables import STEPSPEC, SUMMARY, TARGET
 
 from stepspec.evaluation.records import Matched, PolicyRecord, Summary
-from stepspec.evaluation.report.findings import differing_conditions, findings, is_exact, kind_of
+from stepspec.evaluation.report.findings import differing_conditions, findings
 
 RUN = make_run(2).run
 
@@ -46,16 +46,10 @@ def test_what_is_exact_is_told_apart() -> None:
     )
 
 
-def test_the_kind_of_an_old_run_is_read_from_its_policies_texts() -> None:
-    def kind(text: str) -> str | None:
-        return kind_of(PolicyRecord(text=text, sha256="0"))
-
-    assert kind('family = "target"') == "target"
-    assert kind('family = "target"\n[token]\ndrafter = "lookup"') == "token"
-    assert kind('family = "score"\n[token]\ndrafter = "lookup"') == "step"
-    assert kind('family = "draft"') == "draft"
-    assert kind("token = 7") is kind("[") is kind_of(None) is None
-    assert not is_exact(PolicyRecord(text='family = "target"', sha256="0", token_level_exact=False))
+def test_a_policy_that_the_run_does_not_name_is_of_no_kind_and_not_exact() -> None:
+    assert RUN.kind_of("nowhere") is None
+    assert not RUN.is_exact("nowhere")
+    assert not PolicyRecord(text="", sha256="0", kind="token", token_level_exact=False).exact
 
 
 def test_troubles_become_warnings_and_their_absence_none() -> None:
@@ -127,6 +121,6 @@ def test_runs_beside_each_other_tell_what_differs() -> None:
 
 
 def test_every_made_up_policy_has_a_kind() -> None:
-    assert {name: kind_of(record) for name, record in RUN.policies.items()} == {
+    assert {name: RUN.kind_of(name) for name in RUN.policies} == {
         name: policy.kind for name, policy in POLICIES.items()
     }

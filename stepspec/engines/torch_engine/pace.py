@@ -126,11 +126,6 @@ class Costs:
         return best_count(acceptances, [MAX_TOKENS] * len(acceptances), self.plain_s, token_s, extra_s, coverage)
 
 
-def expected_tokens(acceptance: float, num_drafted: int) -> float:
-    """Tokens that a round emits, on average, if each drafted token is accepted with that probability."""
-    return sum(acceptance**index for index in range(num_drafted + 1))
-
-
 def best_count(
     acceptances: Sequence[float],
     limits: Sequence[int],

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from stepspec.engines.protocol import DrafterName
-from stepspec.evaluation.records import Conditions, EngineRecord, Percentiles, PolicyKind, Record, TimeRecord
+from stepspec.evaluation.records import Conditions, EngineRecord, Percentiles, Record, TimeRecord
+from stepspec.loop.policy import PolicyKind
 
 Interval = tuple[float, float]
 

@@ -30,15 +30,23 @@ class Costs:
         return max(1.0, float(np.interp(num_tokens + 1, widths, [self.pass_over_one[width] for width in widths])))
 
 
+def expected_tokens(acceptance: float, num_tokens: int, coverage: float = 1.0) -> float:
+    """Tokens that a round emits, on average.
+
+    >>> expected_tokens(0.5, 2)
+    1.75
+    """
+    return 1 + coverage * sum(acceptance**place for place in range(1, num_tokens + 1))
+
+
 def speedup(acceptance: float, costs: Costs, num_tokens: int, coverage: float = 1.0) -> float:
     """Tokens a second over plain decoding's.
 
     >>> round(speedup(0.8, Costs(0.1, {1: 1.0, 8: 1.0}), 4), 2)
     2.4
     """
-    emitted = 1 + coverage * sum(acceptance**place for place in range(1, num_tokens + 1))
     taken = coverage * (costs.drafting * num_tokens + costs.verifying(num_tokens)) + 1 - coverage
-    return emitted / taken
+    return expected_tokens(acceptance, num_tokens, coverage) / taken
 
 
 def best_num_tokens(acceptance: float, costs: Costs, coverage: float = 1.0) -> tuple[int, float]:

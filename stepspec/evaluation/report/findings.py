@@ -1,11 +1,9 @@
 """What a run found, in sentences: the fastest policy that keeps the accuracy, what is not exact, what to beware of."""
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-from stepspec.evaluation.records import BASELINE, PolicyKind, PolicyRecord, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
@@ -125,22 +123,8 @@ def _pays(name: str, policy: PolicySummary, summary: Summary) -> bool:
     ).pays()
 
 
-def kind_of(record: PolicyRecord | None) -> PolicyKind | None:
-    """Who writes under a policy; of a run that did not keep it, as its text says."""
-    if record is None or record.kind is not None:
-        return record and record.kind
-    try:
-        table = tomllib.loads(record.text)
-    except tomllib.TOMLDecodeError:
-        return None
-    token: Any = table.get("token")
-    drafts: bool = isinstance(token, dict) and cast("dict[str, object]", token).get("drafter", "none") != "none"
-    kinds: Mapping[object, PolicyKind] = {"target": "token" if drafts else "target", "draft": "draft", "score": "step"}
-    return kinds.get(table.get("family"))
-
-
 def _exactness(run: RunRecord, summary: Summary) -> str:
-    exact = [name for name in summary.policies if is_exact(run.policies.get(name))]
+    exact = [name for name in summary.policies if run.is_exact(name)]
     others = [name for name in summary.policies if name not in exact]
     sentences: list[str] = []
     if exact:
@@ -150,18 +134,13 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
     return " ".join(sentences)
 
 
-def is_exact(record: PolicyRecord | None) -> bool:
-    """Whether the policy's output has the target's distribution."""
-    return record is not None and kind_of(record) in ("target", "token") and record.token_level_exact
-
-
 def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from speeds_that_do_not_count(summary)
     yield from _failures(run, summary)
     if summary.n < run.num_problems:
         yield f"{summary.n:,} of {count(run.num_problems, 'problem')} are finished under every policy in the tables."
     yield from _too_few(summary)
-    if not any(kind_of(run.policies.get(name)) == "token" for name in summary.policies):
+    if not any(run.kind_of(name) == "token" for name in summary.policies):
         yield "No policy with token-level speculation alone was run, so nothing here says whether steps beat tokens."
     for name, policy in summary.policies.items():
         yield from _troubles(name, policy)

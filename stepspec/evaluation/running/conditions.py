@@ -9,7 +9,7 @@ from stepspec.engines.protocol import Engine
 from stepspec.evaluation.benchmark import Benchmark, wording_version
 from stepspec.evaluation.machine import commit, hardware, versions
 from stepspec.evaluation.records import EngineRecord, PolicyRecord, RunRecord
-from stepspec.evaluation.running.policies import LoadedPolicy, is_exact, kind_of
+from stepspec.evaluation.running.policies import LoadedPolicy
 from stepspec.evaluation.running.problems import ProblemSet
 from stepspec.loop.policy import Policy
 
@@ -70,7 +70,10 @@ def engine_record(engine: Engine | None) -> EngineRecord | None:
 
 def _policy_record(policy: Policy, text: str, target: Engine | None) -> PolicyRecord:
     sha256 = hashlib.sha256(text.encode()).hexdigest()
-    kind = kind_of(policy, target.own_speculation if target else None)
     return PolicyRecord(
-        text=text, sha256=sha256, token_level_exact=is_exact(policy), kind=kind, drafter=policy.token.drafter
+        text=text,
+        sha256=sha256,
+        token_level_exact=policy.token_level_exact,
+        kind=policy.kind(target.own_speculation if target else None),
+        drafter=policy.token.drafter,
     )

@@ -20,8 +20,6 @@ from stepspec.evaluation.stats import (
     products_of_sums,
 )
 
-TOKEN_LEVEL = "token"
-
 MATCHED_LOSS = 0.01
 """The accuracy that an accuracy-matched policy may lose, for all that is known: a point."""
 WANTED_SPEEDUP_WIDTH = 0.05
@@ -49,9 +47,7 @@ class Pairs:
         known = [
             name
             for name, policy in self._run.policies.items()
-            if name in self.compared
-            and self._why_no_speed[name] is None
-            and (policy.kind == "token" and policy.exact if policy.kind else name == TOKEN_LEVEL)
+            if name in self.compared and self._why_no_speed[name] is None and policy.kind == "token" and policy.exact
         ]
         return min(known, key=lambda name: float(self.compared[name].wall_s.sum()), default=None)
 
@@ -108,13 +104,13 @@ class Pairs:
         if BASELINE not in self.compared:
             return None
         others = [policy for policy in self.compared if policy != BASELINE]
-        confidence = corrected_confidence(sum(not self._is_exact(policy) for policy in others))
+        confidence = corrected_confidence(sum(not self._run.is_exact(policy) for policy in others))
         candidates = [
             Candidate(
                 policy,
                 *self.ratio("speedup", policy),
                 loss_upper=paired.loss_upper(confidence) if (paired := self.accuracy(policy)) else None,
-                exact=self._is_exact(policy),
+                exact=self._run.is_exact(policy),
                 why_no_speed=self._why_no_speed[policy],
                 throughput=throughputs.get(policy),
             )
@@ -124,9 +120,6 @@ class Pairs:
         policy = found.name if found else BASELINE
         speedup, interval = self.ratio("speedup", policy)
         return Matched(loss=MATCHED_LOSS, policy=policy, speedup=speedup, speedup_ci=interval)
-
-    def _is_exact(self, policy: str) -> bool:
-        return policy in (BASELINE, self.token_baseline) or self._run.policies[policy].exact
 
 
 def _quotient(above: str, below: str) -> Powers:

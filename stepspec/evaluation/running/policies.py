@@ -8,7 +8,7 @@ from stepspec.api.session import Pair, fit_policy
 from stepspec.base.files import find_data_file
 from stepspec.engines.protocol import DrafterName
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import BASELINE, PolicyKind
+from stepspec.evaluation.records import BASELINE
 from stepspec.loop.policy import Policy, load_policy
 
 LoadedPolicy = tuple[Policy, str]
@@ -54,7 +54,7 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
         loaded[name] = load_policy(each)
     if "target" not in loaded:
         loaded = {"target": load_policy("target"), **loaded}
-    if kind_of(loaded["target"][0], "none") != "target":
+    if loaded["target"][0].kind() != "target":
         raise UsageError("The policy called 'target' must be the target alone, as the baseline; rename yours.")
     return loaded
 
@@ -108,7 +108,7 @@ def _with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> di
     """The policies, with the token-level speculation that this pair can do if none of them is that already."""
     own = pair.target.own_speculation
     if "engine" in pair.target.drafters or any(
-        kind_of(policy, own) == "token" and is_exact(policy) for policy, _ in policies.values()
+        policy.kind(own) == "token" and policy.token_level_exact for policy, _ in policies.values()
     ):
         return dict(policies)
     for name in TOKEN_BASELINES:
@@ -125,20 +125,6 @@ def can_serve(policy: Policy, pair: Pair) -> bool:
     except UsageError:
         return False
     return pair.draft is not None or not policy.needs_draft
-
-
-def is_exact(policy: Policy) -> bool:
-    """Whether what the target writes has the target's distribution."""
-    return policy.token.tolerance == 0
-
-
-def kind_of(policy: Policy, own_speculation: str | None) -> PolicyKind:
-    """Who writes under a policy, on an engine that speculates by itself in that way."""
-    if policy.family == "target":
-        alone = policy.token.drafter == "none"
-        alone |= policy.token.drafter == "engine" and own_speculation in (None, "none")
-        return "target" if alone else "token"
-    return "draft" if policy.family == "draft" else "step"
 
 
 def token_policy(drafter: DrafterName, num_tokens: int | None) -> LoadedPolicy:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.evaluation.records import Group, PolicyKind, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
 from stepspec.evaluation.report.colours import series
@@ -20,10 +20,11 @@ from stepspec.evaluation.report.figures import (
     Column,
     is_known,
 )
-from stepspec.evaluation.report.findings import Findings, chosen_policy, findings, is_exact, kind_of
+from stepspec.evaluation.report.findings import Findings, chosen_policy, findings
 from stepspec.evaluation.report.markdown import GROUPED_BY
 from stepspec.evaluation.report.plots import Plot, plot_sections
 from stepspec.evaluation.report.source import Source
+from stepspec.loop.policy import PolicyKind
 
 KINDS: Mapping[PolicyKind | None, str] = {
     "target": "target alone",
@@ -127,7 +128,7 @@ def view_of(key: str, setting: str, source: Source, embedded: Embedded) -> RunVi
 def _first_read(run: RunRecord, summary: Summary) -> str:
     """The chosen policy, unless it is exact and says what the target says."""
     names = [chosen_policy(summary), *reversed(summary.policies)]
-    return next((name for name in names if name and not is_exact(run.policies.get(name))), next(iter(summary.policies)))
+    return next((name for name in names if name and not run.is_exact(name)), next(iter(summary.policies)))
 
 
 def _tiles(summary: Summary) -> list[Tile]:
@@ -152,8 +153,8 @@ def _heads(run: RunRecord, summary: Summary) -> list[Head]:
     return [
         Head(
             name,
-            KINDS[kind_of(run.policies.get(name))],
-            is_exact(run.policies.get(name)),
+            KINDS[run.kind_of(name)],
+            run.is_exact(name),
             colours[name],
             name == chosen,
         )

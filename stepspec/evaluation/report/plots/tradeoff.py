@@ -8,7 +8,6 @@ from matplotlib.transforms import Bbox
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report.cells import joined, percent_with_interval, times
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.findings import is_exact
 from stepspec.evaluation.report.plots.canvas import FONT_SIZE, Canvas, Plot, canvas, colour, label
 
 _LABEL_SPOTS = [(side * 9, up) for up in (9, -9, 22, -22, 36, -36) for side in (1, -1)] + [
@@ -34,7 +33,7 @@ class _Point:
 def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
     """The plot; nothing where fewer than two policies have a speed."""
     points = [
-        _point(name, policy, is_exact(run.policies.get(name)))
+        _point(name, policy, run.is_exact(name))
         for name, policy in summary.policies.items()
         if policy.speedup_vs_target is not None and policy.no_speed is None
     ]

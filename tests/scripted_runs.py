@@ -7,7 +7,7 @@ from typing import Any
 
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.grade import GraderKind, Grading
-from stepspec.evaluation.records import PolicyRecord, Row, RunRecord, Summary
+from stepspec.evaluation.records import PolicyRecord, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running import Keeping, System, evaluate
 from stepspec.evaluation.running.problems import EvalProblem
 from stepspec.evaluation.running.running import WARM_UP_QUESTION
@@ -146,7 +146,7 @@ def play(
         return asyncio.run(evaluate(record, problems, script.systems, kept, grading=grading))
 
 
-def rows_of(folder: Path) -> list[Row]:
+def rows_of(folder: Path) -> list[ResultRow]:
     lines = (folder / "rows.jsonl").read_text("utf-8").split("\n")
     assert lines.pop() == ""
-    return [Row.model_validate_json(line) for line in lines]
+    return [ResultRow.model_validate_json(line) for line in lines]

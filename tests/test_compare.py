@@ -11,7 +11,7 @@ from stepspec.cli.comparing import compare_runs
 from stepspec.errors import UsageError
 from stepspec.evaluation.compare import Comparison, PolicyComparison, compare
 from stepspec.evaluation.compare.tables import differences_table, policy_table
-from stepspec.evaluation.records import EngineRecord, PolicyRecord, Row, RunRecord, TimeRecord, TokenRecord
+from stepspec.evaluation.records import EngineRecord, PolicyRecord, ResultRow, RunRecord, TimeRecord, TokenRecord
 
 POLICIES = ("target", "stepspec")
 
@@ -40,9 +40,9 @@ def make_run(policies: Sequence[str] = POLICIES, **changed: object) -> RunRecord
     return run.model_copy(update=changed)
 
 
-def make_row(problem: str, policy: str = "target", repeat: int = 0, *, correct: bool = True, **changed: object) -> Row:
+def make_row(problem: str, policy: str = "target", repeat: int = 0, *, correct: bool = True, **changed: object) -> ResultRow:
     """A row of a second and a hundred tokens, but for what is changed."""
-    row = Row(
+    row = ResultRow(
         problem=problem,
         policy=policy,
         repeat=repeat,
@@ -64,7 +64,7 @@ def make_row(problem: str, policy: str = "target", repeat: int = 0, *, correct: 
     return row.model_copy(update=changed)
 
 
-def make_rows(n: int = 40, policies: Iterable[str] = POLICIES, seed: int = 0) -> list[Row]:
+def make_rows(n: int = 40, policies: Iterable[str] = POLICIES, seed: int = 0) -> list[ResultRow]:
     """Rows that differ from problem to problem: three in four are correct."""
     rng = random.Random(seed)
     return [
@@ -80,7 +80,7 @@ def make_rows(n: int = 40, policies: Iterable[str] = POLICIES, seed: int = 0) ->
     ]
 
 
-def of_target(rows_a: Iterable[Row], rows_b: Iterable[Row]) -> PolicyComparison:
+def of_target(rows_a: Iterable[ResultRow], rows_b: Iterable[ResultRow]) -> PolicyComparison:
     return compare(make_run(), rows_a, make_run(), rows_b, ["target"]).policies[0]
 
 
@@ -280,7 +280,7 @@ def test_a_seed_changes_nothing_at_temperature_0() -> None:
 # At the command line.
 
 
-def keep(folder: Path, run: RunRecord, rows: Iterable[Row]) -> Path:
+def keep(folder: Path, run: RunRecord, rows: Iterable[ResultRow]) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(run.model_dump_json(), "utf-8")
     (folder / "rows.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows), "utf-8")

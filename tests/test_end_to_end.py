@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evaluation.records import Row, RunRecord, Summary
+from stepspec.evaluation.records import ResultRow, RunRecord, Summary
 
 QUESTION = (
     "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
@@ -28,12 +28,12 @@ def stepspec(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Comp
     return subprocess.run(command(*arguments), cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-def rows_of(folder: Path) -> list[Row]:
+def rows_of(folder: Path) -> list[ResultRow]:
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
-    return [Row.model_validate_json(line) for line in lines]
+    return [ResultRow.model_validate_json(line) for line in lines]
 
 
-def said(rows: list[Row]) -> dict[object, tuple[object, ...]]:
+def said(rows: list[ResultRow]) -> dict[object, tuple[object, ...]]:
     """What rows hold apart from times and scores: with greedy decoding it is the same in every run."""
     return {
         row.key: (
@@ -47,7 +47,7 @@ def said(rows: list[Row]) -> dict[object, tuple[object, ...]]:
     }
 
 
-def assert_same(rows: list[Row], whole: list[Row]) -> None:
+def assert_same(rows: list[ResultRow], whole: list[ResultRow]) -> None:
     """Rows of a run are those of another, scores but for rounding: in what pieces a text is read depends on others."""
     expected = [row for row in whole if row.key in said(rows)]
     assert said(rows) == said(expected)
@@ -93,7 +93,7 @@ def test_another_run_is_not_written_into_a_folder(undisturbed: Path):
     assert "Traceback" not in refused.stderr
 
 
-def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> list[Row]:
+def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> list[ResultRow]:
     """Kills the evaluation at random moments, counted from its first row on, then lets it finish."""
     moments = random.Random(seed)
     arguments = ("eval", "gsm-mini", "--limit", str(limit), "--output", folder)
@@ -157,7 +157,7 @@ def test_concurrent_requests_say_what_single_ones_say(undisturbed: Path, tmp_pat
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=1e-3)
 
 
-def scores_of(rows: list[Row]) -> dict[object, float | None]:
+def scores_of(rows: list[ResultRow]) -> dict[object, float | None]:
     return {
         (*row.key, index, name): score
         for row in rows

@@ -22,7 +22,7 @@ from stepspec.evaluation.records import (
     EngineRecord,
     PolicyRecord,
     Record,
-    Row,
+    ResultRow,
     RunRecord,
     StepRecord,
     TimeRecord,
@@ -90,9 +90,9 @@ def make_trace(problem: str, policy: str, repeat: int = 0, word: str = "First") 
     return Trace(problem=problem, policy=policy, repeat=repeat, question=f"{problem}?", steps=steps, answer=answer)
 
 
-def make_row(trace: Trace, **changed: object) -> Row:
+def make_row(trace: Trace, **changed: object) -> ResultRow:
     said = "".join(step.text or "" for step in trace.steps)
-    row = Row(
+    row = ResultRow(
         problem=trace.problem,
         policy=trace.policy,
         repeat=trace.repeat,
@@ -120,7 +120,7 @@ def write_lines(file: Path, records: Iterable[Record]) -> None:
     file.write_text("".join(record.model_dump_json() + "\n" for record in records), "utf-8")
 
 
-def keep(folder: Path, rows: Iterable[Row], traces: Iterable[Trace] = (), run: RunRecord | None = None) -> Path:
+def keep(folder: Path, rows: Iterable[ResultRow], traces: Iterable[Trace] = (), run: RunRecord | None = None) -> Path:
     """The folder of a run with these rows and traces."""
     folder.mkdir()
     (folder / "run.json").write_text((run or make_run()).model_dump_json(), "utf-8")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_runs import make_problems, make_run
 
-from stepspec.evaluation.records import Row, Summary, TimeRecord, TokenRecord
+from stepspec.evaluation.records import ResultRow, Summary, TimeRecord, TokenRecord
 from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.running import summarise
 
@@ -31,9 +31,9 @@ class Planted:
     speedup: float = 1.0
 
 
-def make_rows(rng: np.random.Generator, n: int, planted: dict[str, Planted], num_repeats: int = 1) -> list[Row]:
+def make_rows(rng: np.random.Generator, n: int, planted: dict[str, Planted], num_repeats: int = 1) -> list[ResultRow]:
     """Rows of the target, right on some 80% of the problems, and of policies that differ from it as planted."""
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     for problem in range(n):
         solvable, length_s = rng.random() < 0.8, float(rng.lognormal(0.0, 0.6))
         fates = {name: rng.random() for name in planted}
@@ -48,9 +48,9 @@ def make_rows(rng: np.random.Generator, n: int, planted: dict[str, Planted], num
     return rows
 
 
-def make_row(problem: int, policy: str, repeat: int, right: bool, wall_s: float) -> Row:
+def make_row(problem: int, policy: str, repeat: int, right: bool, wall_s: float) -> ResultRow:
     tokens = TokenRecord(committed=100, forced=100)
-    return Row.model_construct(
+    return ResultRow.model_construct(
         problem=f"p{problem}",
         policy=policy,
         repeat=repeat,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.records import Row, StepRecord, Summary, TimeRecord, TokenRecord, Trace
+from stepspec.evaluation.records import ResultRow, StepRecord, Summary, TimeRecord, TokenRecord, Trace
 from stepspec.evaluation.runs import (
     TraceIndex,
     find_runs,
@@ -29,8 +29,8 @@ from stepspec.evaluation.runs import (
 )
 
 
-def row(problem: str, wall_s: float = 1.0) -> Row:
-    return Row(
+def row(problem: str, wall_s: float = 1.0) -> ResultRow:
+    return ResultRow(
         problem=problem,
         policy="target",
         status="correct",
@@ -55,7 +55,7 @@ def trace(problem: str, text: str) -> Trace:
     return Trace(problem=problem, policy="target", question="?", steps=[step], answer="1")
 
 
-def write_lines(file: Path, *records: Row | Trace, end: str = "\n") -> None:
+def write_lines(file: Path, *records: ResultRow | Trace, end: str = "\n") -> None:
     file.write_text("\n".join(record.model_dump_json() for record in records) + end, "utf-8")
 
 

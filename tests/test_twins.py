@@ -9,7 +9,7 @@ import pytest
 from stepspec.api.session import Pair, load_pair
 from stepspec.base.files import list_data_files
 from stepspec.bench.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
-from stepspec.evaluation.records import Row
+from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.running import token_policy
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +44,7 @@ def suffix_test(pair: Pair, num_problems: int) -> TwinTest:
     return TwinTest(pair, {"suffix": token_policy("suffix", 8)}, 0.0, num_problems)
 
 
-def passes(rows: list[Row]) -> list[tuple[int, int]]:
+def passes(rows: list[ResultRow]) -> list[tuple[int, int]]:
     """Passes of the target under the copy that ran first on a problem, and under the other."""
     return [(first.target_passes, second.target_passes) for first, second in zip(rows[::2], rows[1::2], strict=True)]
 

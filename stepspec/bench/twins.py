@@ -18,7 +18,7 @@ from stepspec.base.files import list_data_files
 from stepspec.engines.protocol import DrafterName
 from stepspec.evaluation.benchmark import asked
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.records import Record, Row
+from stepspec.evaluation.records import Record, ResultRow
 from stepspec.evaluation.running.conditions import Settings, conditions
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve, token_policy
 from stepspec.evaluation.running.problems import ProblemSet, load_benchmark, load_problems
@@ -135,7 +135,7 @@ class TwinTest:
         """The twins, each with intervals of that confidence; on a machine that does nothing else."""
         return self.compared(await self.rows(self.systems(), on_row), confidence)
 
-    def compared(self, rows: Sequence[Row], confidence: float) -> list[Twins]:
+    def compared(self, rows: Sequence[ResultRow], confidence: float) -> list[Twins]:
         """The twins of rows in the order in which they ran."""
         rng = np.random.default_rng(self.seed)
         return [self._compared(name, rows, confidence, rng) for name in self.policies]
@@ -145,7 +145,7 @@ class TwinTest:
         both = {f"{name}{end}": policy for end in ("", COPY) for name, (policy, _) in self.policies.items()}
         return {name: StepSpec(policy=policy, pair=self.pair) for name, policy in both.items()}
 
-    async def rows(self, systems: Mapping[str, System], on_row: OnRow | None = None) -> list[Row]:
+    async def rows(self, systems: Mapping[str, System], on_row: OnRow | None = None) -> list[ResultRow]:
         """All rows in the order in which they ran, one request at a time."""
         name, benchmark = load_benchmark("gsm-mini")
         problems: ProblemSet = load_problems(benchmark, None, self.num_problems)
@@ -165,8 +165,8 @@ class TwinTest:
             )
             return list(iter_rows(Path(folder)))
 
-    def _compared(self, name: str, rows: Sequence[Row], confidence: float, rng: np.random.Generator) -> Twins:
-        by_problem: dict[str, list[Row]] = {}
+    def _compared(self, name: str, rows: Sequence[ResultRow], confidence: float, rng: np.random.Generator) -> Twins:
+        by_problem: dict[str, list[ResultRow]] = {}
         for row in rows:
             if row.policy in (name, name + COPY):
                 by_problem.setdefault(row.problem, []).append(row)
@@ -185,7 +185,7 @@ class TwinTest:
         )
 
     def _ratio(
-        self, pairs: Sequence[Sequence[Row]], confidence: float, rng: np.random.Generator
+        self, pairs: Sequence[Sequence[ResultRow]], confidence: float, rng: np.random.Generator
     ) -> tuple[float, Interval | None]:
         """Of the second row's time over the first one's; above temperature 0 of the times per token."""
         powers = {"second s": 1, "first s": -1}

@@ -20,7 +20,7 @@ from rich.progress import (
 from rich.table import Column
 
 if TYPE_CHECKING:
-    from stepspec.evaluation.records import Row
+    from stepspec.evaluation.records import ResultRow
 
 SECONDS_BETWEEN_LINES = 10.0
 NARROW, WIDE = 60, 100
@@ -34,7 +34,7 @@ class Meter(Protocol):
         """A further run begins."""
         ...
 
-    def show(self, row: "Row | None", done: int, total: int) -> None: ...
+    def show(self, row: "ResultRow | None", done: int, total: int) -> None: ...
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Standing:
     def __init__(self) -> None:
         self._policies: dict[str, _Policy] = {}
 
-    def add(self, row: "Row") -> None:
+    def add(self, row: "ResultRow") -> None:
         """Takes a row."""
         policy = self._policies.setdefault(row.policy, _Policy())
         policy.num_rows += 1
@@ -74,7 +74,7 @@ class _Bar:
         self._standing = Standing()
         self._progress.reset(self._task, description=title, total=None)
 
-    def show(self, row: "Row | None", done: int, total: int) -> None:
+    def show(self, row: "ResultRow | None", done: int, total: int) -> None:
         if row is not None:
             self._standing.add(row)
         self._progress.update(self._task, completed=done, total=total, standing=str(self._standing))
@@ -87,7 +87,7 @@ class _Lines:
     def begin(self, title: str) -> None:
         self._title, self._next, self._standing = f"{title}: ", 0.0, Standing()
 
-    def show(self, row: "Row | None", done: int, total: int) -> None:
+    def show(self, row: "ResultRow | None", done: int, total: int) -> None:
         if row is not None:
             self._standing.add(row)
         now = time.monotonic()

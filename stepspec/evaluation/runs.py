@@ -15,7 +15,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.records import Block, Failure, Record, Row, RunRecord, Summary, Trace
+from stepspec.evaluation.records import Block, Failure, Record, ResultRow, RunRecord, Summary, Trace
 
 R = TypeVar("R", bound=Record)
 Key = tuple[str, str, int]
@@ -131,7 +131,7 @@ class _Versioned(BaseModel):
     version: int
 
 
-def iter_rows(folder: Path) -> Iterator[Row]:
+def iter_rows(folder: Path) -> Iterator[ResultRow]:
     """The finished rows; of two with one key, which two processes at once may write, the first.
 
     Raises, as the functions below do, while it is read:
@@ -139,7 +139,7 @@ def iter_rows(folder: Path) -> Iterator[Row]:
         StepSpecError: the disk refuses.
     """
     seen = set[Key]()
-    for row in _iter_records(folder, "rows", Row):
+    for row in _iter_records(folder, "rows", ResultRow):
         if row.key not in seen:
             seen.add(row.key)
             yield row

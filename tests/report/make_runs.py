@@ -14,7 +14,7 @@ from stepspec.evaluation.records import (
     EngineRecord,
     PolicyKind,
     PolicyRecord,
-    Row,
+    ResultRow,
     RunRecord,
     StepRecord,
     TimeRecord,
@@ -63,7 +63,7 @@ class MadeRun:
     """The records of a run."""
 
     run: RunRecord
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class MadeRun:
         """Writes the run as an evaluation would."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(self.run.model_dump_json(indent=2), "utf-8")
-        written: list[tuple[str, Sequence[Row | Trace | Block]]] = [("rows", self.rows), ("blocks", self.blocks)]
+        written: list[tuple[str, Sequence[ResultRow | Trace | Block]]] = [("rows", self.rows), ("blocks", self.blocks)]
         for name, records in [*written, *([("traces", self.traces)] if traces else [])]:
             lines = [record.model_dump_json() + "\n" for record in records]
             (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
@@ -161,7 +161,7 @@ class _Problem:
         )
         return step, num_tokens
 
-    def solve(self, name: str, kind: Kind, concurrency: int) -> tuple[Row, Trace]:
+    def solve(self, name: str, kind: Kind, concurrency: int) -> tuple[ResultRow, Trace]:
         """A row and its trace; a weak step that is accepted makes a wrong answer likelier."""
         steps, chance, judged, refused, rejected = self._write(kind)
         if kind.kind in ("target", "token"):
@@ -195,7 +195,7 @@ class _Problem:
             target=0.97 * shares[1] * wall_s,
             judge=0.97 * (1 - sum(shares)) * wall_s,
         )
-        row = Row(
+        row = ResultRow(
             problem=self.name,
             policy=name,
             repeat=self.repeat,
@@ -254,7 +254,7 @@ class _Problem:
         return steps, chance, len(steps), refused, rejected
 
 
-def _blocks(rows: Sequence[Row], policies: Sequence[str], concurrency: int, size: int = 10) -> Iterator[Block]:
+def _blocks(rows: Sequence[ResultRow], policies: Sequence[str], concurrency: int, size: int = 10) -> Iterator[Block]:
     for policy in policies:
         own = [row for row in rows if row.policy == policy]
         for start in range(0, len(own), size):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from make_runs import make_run
 
-from stepspec.evaluation.records import Row, StepRecord, Summary, TokenRecord
+from stepspec.evaluation.records import ResultRow, StepRecord, Summary, TokenRecord
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.flow import fates
@@ -81,7 +81,7 @@ def test_a_summary_without_rows_has_the_figures_of_its_sums() -> None:
     assert all(key.endswith("-flow") for key in flows)
 
 
-def judged(problem: str, outcomes: Sequence[bool]) -> Row:
+def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:
     """A row of a step for each outcome."""
     steps = [
         StepRecord(origin="draft" if accepted else "target", num_tokens=1, num_from_draft=1, scores={"j": 1.0})

@@ -15,7 +15,7 @@ from stepspec.engines.stops import StopWatch
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import distributions as distributions_of
 from stepspec.engines.torch_engine.sampling import edited, samplers
 from stepspec.engines.torch_engine.slots import Slot
@@ -86,7 +86,7 @@ def sample_texts(
     batch: int = 500,
 ) -> tuple[Tensor, float]:
     """What the rounds emit for so many seeds, [N, depth], and the share of drafted tokens accepted."""
-    rows: list[Row] = []
+    rows: list[BatchRow] = []
     for first in range(0, num_rows, batch):
         rows += _run_batch(target, drafter, prompt, sampling, range(first, first + batch), depth, num_tokens)
     drafted = sum(row.metrics.drafted for row in rows)
@@ -101,7 +101,7 @@ def _run_batch(
     seeds: range,
     depth: int,
     num_tokens: int,
-) -> list[Row]:
+) -> list[BatchRow]:
     """One row a seed, all advanced together until every one has its tokens."""
     slots = list(range(len(seeds)))
     for slot in slots:
@@ -110,7 +110,7 @@ def _run_batch(
     rounds, rows = Rounds(target, Metrics()), []
     for slot, seed in zip(slots, seeds, strict=True):
         watch = StopWatch(Stop(depth), piece, frozenset())
-        row = Row(
+        row = BatchRow(
             TokenBuffer(prompt), len(prompt), replace(sampling, seed=seed), Drafting(num_tokens=num_tokens), watch
         )
         row.slot = Slot(slot)

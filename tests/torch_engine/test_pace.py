@@ -31,7 +31,7 @@ from stepspec.engines.torch_engine.pace import (
     Round,
     best_count,
 )
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 from stepspec.engines.torch_engine.slots import Slot
 
@@ -41,9 +41,9 @@ NOISE, SPIKES, SPIKE = 0.2, 0.01, 10.0
 MEAN_NOISE = math.exp(NOISE**2 / 2) * (1 + SPIKES * (SPIKE - 1))
 
 
-def new_row() -> Row:
+def new_row() -> BatchRow:
     buffer = TokenBuffer([1])
-    return Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(9), str, frozenset()))
+    return BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(9), str, frozenset()))
 
 
 @dataclass(frozen=True)
@@ -329,11 +329,11 @@ class TimedDraft(DraftModel):
     clock = Clock()
     num_drafts = 0
 
-    def catch_up(self, rows: Sequence[Row]) -> None:
+    def catch_up(self, rows: Sequence[BatchRow]) -> None:
         self.clock.now += 0.0 if self.num_drafts else 50.0
         super().catch_up(rows)
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         self.num_drafts += 1
         self.clock.now += 0.1 * max(counts) * (30 if self.num_drafts <= 3 else 1)
         return super().propose(rows, counts, how)
@@ -348,7 +348,7 @@ def test_the_engines_rounds_draft_again_with_a_good_draft_whose_first_timings_we
     )
     target.clock = drafter.clock = clock
     watch = StopWatch(Stop(num_tokens), piece, frozenset())
-    row = Row(TokenBuffer([1, 2, 3]), 3, Sampling(), Drafting("draft-model"), watch)
+    row = BatchRow(TokenBuffer([1, 2, 3]), 3, Sampling(), Drafting("draft-model"), watch)
     row.slot = Slot(0)
     target.extend([0], [[1, 2]], keep=[[]])
     rounds, drafted = Rounds(target, Metrics(), clock=clock), list[int]()

@@ -10,7 +10,7 @@ import torch
 
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import Chunk, Probe, TokenBuffer, Verification
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot
 from stepspec.errors import EngineError
 
@@ -62,7 +62,7 @@ class Call(ABC):
 class Generation(Call):
     """A `generate` call."""
 
-    row: Row
+    row: BatchRow
     chunks: "asyncio.Queue[Chunk | EngineError]"
     num_sent: int = 0
 

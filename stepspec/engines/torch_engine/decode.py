@@ -21,7 +21,7 @@ from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.frames import bucket, captured, frame
 from stepspec.engines.torch_engine.model import CausalModel, Places
 from stepspec.engines.torch_engine.pace import Pacer, Round
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
 from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 
@@ -78,7 +78,7 @@ class Rounds:
         self,
         target: CausalModel,
         metrics: Metrics,
-        filler: Row | None = None,
+        filler: BatchRow | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`filler` is a row that nobody waits for; with it rounds are filled up to a few sizes."""
@@ -88,7 +88,7 @@ class Rounds:
         self._watch = Stopwatch(metrics, target.device, clock)
         self._verify = captured(verify_and_accept, target.device)
         self._filler = filler
-        self._rows: list[Row] = []
+        self._rows: list[BatchRow] = []
         self._how: Samplers | None = None
         self._pacers: dict[Drafter, Pacer] = {}
 
@@ -97,7 +97,7 @@ class Rounds:
         for pacer in self._pacers.values():
             pacer.forget()
 
-    def start(self, rows: Sequence[Row], logits: Tensor) -> None:
+    def start(self, rows: Sequence[BatchRow], logits: Tensor) -> None:
         """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
         draft = Draft.empty(len(rows), logits.device)
         how = self._constrained(self._samplers(rows), rows, draft)
@@ -110,7 +110,7 @@ class Rounds:
             for each in (self._metrics, row.metrics):
                 each.generated += 1
 
-    def run(self, rows: Sequence[Row], drafter: Drafter | None = None) -> None:
+    def run(self, rows: Sequence[BatchRow], drafter: Drafter | None = None) -> None:
         """Advances every row by at least one token, and by as many as it drafts and one more if that goes well."""
         target, alive, rows = self._target, rows, self._full(rows)
         how = self._samplers(rows)
@@ -163,11 +163,11 @@ class Rounds:
         if drafter is not None:
             drafter.observe(alive, hidden)
 
-    def _full(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def _full(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
         """The rows with as many times the filler as makes them a power of two, if there is a filler."""
         return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
 
-    def _pacer(self, alive: Sequence[Row], drafter: Drafter | None) -> Pacer | None:
+    def _pacer(self, alive: Sequence[BatchRow], drafter: Drafter | None) -> Pacer | None:
         """What chooses for the drafter, if any row leaves open how many tokens to draft."""
         if drafter is None or all(row.drafting.num_tokens is not None for row in alive):
             return None
@@ -175,13 +175,13 @@ class Rounds:
             self._pacers[drafter] = Pacer(by_token=drafter.by_token)
         return self._pacers[drafter]
 
-    def _wanted(self, alive: Sequence[Row], rows: Sequence[Row], pacer: Pacer | None) -> list[int]:
+    def _wanted(self, alive: Sequence[BatchRow], rows: Sequence[BatchRow], pacer: Pacer | None) -> list[int]:
         """How many tokens to draft for each row, of which the first ones are alive."""
         free = [row for row in alive if row.drafting.num_tokens is None]
         chosen = pacer.count(free, bucket(len(rows))) if pacer is not None else 0
         return [row.num_wanted(chosen) for row in rows]
 
-    def _samplers(self, rows: Sequence[Row]) -> Samplers:
+    def _samplers(self, rows: Sequence[BatchRow]) -> Samplers:
         """How the rows draw; made anew when other rows come together, or when a penalty looks at what was written."""
         if self._how is None or self._how.seen is not None or self._rows != list(rows):
             self._rows = list(rows)
@@ -195,7 +195,7 @@ class Rounds:
                 self._how = self._how._replace(seen=torch.stack([self._seen(row) for row in rows]))
         return self._how
 
-    def _constrained(self, how: Samplers, rows: Sequence[Row], draft: Draft) -> Samplers:
+    def _constrained(self, how: Samplers, rows: Sequence[BatchRow], draft: Draft) -> Samplers:
         """The same with what the rows' constraints allow, if there are any: only then is a draft looked at."""
         constraints = [row.constraint for row in rows]
         if not any(constraints):
@@ -203,7 +203,7 @@ class Rounds:
         allowed = allowed_tokens(constraints, draft.tokens.tolist(), self._target.vocab_size, self._target.device)
         return how._replace(allowed=allowed)
 
-    def _seen(self, row: Row) -> Tensor:
+    def _seen(self, row: BatchRow) -> Tensor:
         """Which tokens the row's text has, [V]; what is new since the last time is added."""
         if row.seen is None:
             row.seen = torch.zeros(self._target.vocab_size, dtype=torch.bool, device=self._target.device)

@@ -41,7 +41,7 @@ from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_head
 from stepspec.engines.torch_engine.matrix import SMALL_MODEL
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.errors import EngineError, ModelError
 
@@ -187,7 +187,7 @@ class TorchEngine:
             prompt_length=prompt_length,
             loop=asyncio.get_running_loop(),
             asked_at=time.perf_counter(),
-            row=Row(
+            row=BatchRow(
                 prompt,
                 prompt_length,
                 sampling,

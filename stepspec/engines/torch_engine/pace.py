@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 
 MAX_TOKENS = 16
 
@@ -169,17 +169,17 @@ class Pacer:
         """Forgets what texts have taught: acceptance, and what followed from it. What rounds cost stays."""
         self._seen = Share(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = Share(1.0, 1.0)
-        self._rows: weakref.WeakKeyDictionary[Row, Share] = weakref.WeakKeyDictionary()
+        self._rows: weakref.WeakKeyDictionary[BatchRow, Share] = weakref.WeakKeyDictionary()
         self._rest, self._early_rest, self._run = 0.0, FIRST_REST, 0
         self._trial = False
 
-    def acceptance(self, row: Row) -> float:
+    def acceptance(self, row: BatchRow) -> float:
         """The acceptance that is expected of a row: its own, as far as it is known, else that of all rows."""
         seen = self._seen.successes / self._seen.tries
         own = self._rows.get(row)
         return seen if own is None else own.estimate(seen, PRIOR_WEIGHT)
 
-    def count(self, rows: Sequence[Row], load: int) -> int:
+    def count(self, rows: Sequence[BatchRow], load: int) -> int:
         """How many tokens the rows of the next round draft. `load` is about how many rows share the round."""
         costs = self._costs[load]
         self._trial = False
@@ -197,7 +197,7 @@ class Pacer:
         self._rest -= 1
         return TRIAL_TOKENS if self._trial else 0
 
-    def worth_verifying(self, rows: Sequence[Row], counts: Sequence[int], load: int) -> int:
+    def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
         """Of so many tokens drafted for each row, the first how many pay the pass that verifies them; of a trial all.
 
         What looks tokens up often finds some for a few rows only, and then the pass is wider for all.
@@ -207,7 +207,7 @@ class Pacer:
         costs = self._costs[load]
         return best_count([self.acceptance(row) for row in rows], counts, costs.plain_s, costs.wide_s)
 
-    def note(self, rows: Sequence[Row], load: int, done: Round) -> None:
+    def note(self, rows: Sequence[BatchRow], load: int, done: Round) -> None:
         """Takes what came of a round of that load."""
         costs = self._costs[load]
         costs.note(done)
@@ -217,7 +217,7 @@ class Pacer:
             if any(done.drafted):
                 self._rest, self._early_rest = min(self._rest, self._early_rest), 2 * self._early_rest
 
-    def _learn(self, rows: Sequence[Row], done: Round) -> None:
+    def _learn(self, rows: Sequence[BatchRow], done: Round) -> None:
         """Takes how many tokens were found and accepted. Those behind the first rejected one were not tried."""
         if done.num_asked:
             self._found.note(sum(map(bool, done.found)) / len(rows), 1.0, ROW_MEMORY)

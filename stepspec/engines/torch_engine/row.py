@@ -13,7 +13,7 @@ from stepspec.engines.torch_engine.slots import Slot
 
 
 @dataclass(eq=False)  # a row is itself, whatever its fields say
-class Row:
+class BatchRow:
     """A generation in progress. `prompt_length` ids of the buffer came before what is in `generated`."""
 
     buffer: TokenBuffer

@@ -18,7 +18,7 @@ from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engin
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter, Drafters
 from stepspec.engines.torch_engine.model import PIECE, CausalModel
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 from stepspec.engines.torch_engine.stopwatch import Stopwatch
 from stepspec.errors import EngineError
@@ -45,10 +45,10 @@ class Scheduler:
         self._running: list[Generation] = []
         self._flushed_at = 0.0
 
-    def _filler(self) -> Row:
+    def _filler(self) -> BatchRow:
         """A row that is never asked for, in a slot of its own."""
         buffer = TokenBuffer([0])
-        row = Row(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
+        row = BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
         slot = self._slots.acquire(buffer)
         assert slot is not None
         row.slot = slot

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.advise.findings import Candidate, Load, LoadCosts
-from stepspec.evaluation.records import BASELINE, PolicySummary, Row, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, PolicySummary, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running.tally import percentiles_of
 from stepspec.evaluation.stats import Paired, corrected_confidence
 from stepspec.loop.policy import Policy
@@ -14,14 +14,14 @@ MANY_CUT_SHORT = 0.2
 
 
 def make_load(
-    costs: LoadCosts, run: RunRecord, policies: Mapping[str, Policy], summary: Summary, rows: Iterable[Row]
+    costs: LoadCosts, run: RunRecord, policies: Mapping[str, Policy], summary: Summary, rows: Iterable[ResultRow]
 ) -> Load:
     """What was found at one load.
 
     Raises:
         StepSpecError: the target finished no prompt, so there is nothing to compare with.
     """
-    by_policy: dict[str, dict[str, Row]] = {name: {} for name in run.policies}
+    by_policy: dict[str, dict[str, ResultRow]] = {name: {} for name in run.policies}
     for row in rows:
         by_policy[row.policy][row.problem] = row.model_copy(update={"steps": []})
     target = list(by_policy[BASELINE].values())
@@ -72,7 +72,7 @@ def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary
     )
 
 
-def _losses(run: RunRecord, by_policy: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
+def _losses(run: RunRecord, by_policy: Mapping[str, Mapping[str, ResultRow]]) -> dict[str, float]:
     """Bounds of what the policies that are not exact lose, that hold together (Bonferroni)."""
     inexact = [name for name, record in run.policies.items() if not record.exact]
     # A prompt without a row is one that ended in an error, which is no right answer.
@@ -84,11 +84,11 @@ def _losses(run: RunRecord, by_policy: Mapping[str, Mapping[str, Row]]) -> dict[
     }
 
 
-def _scores(rows: Mapping[str, Row], ids: Sequence[str]) -> list[list[float]]:
+def _scores(rows: Mapping[str, ResultRow], ids: Sequence[str]) -> list[list[float]]:
     return [[float(id in rows and rows[id].status == "correct")] for id in ids]
 
 
-def _reading_share(costs: LoadCosts, rows: Sequence[Row]) -> float | None:
+def _reading_share(costs: LoadCosts, rows: Sequence[ResultRow]) -> float | None:
     """By what reading and writing cost, as an engine that knew a prompt already has read it in no time."""
     if costs.target.read_s is None or not rows:
         return None

@@ -12,7 +12,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.running import EvalProblem, ProblemSet
-from stepspec.evaluation.running.data import Row, content_line, read_rows, text_of, text_or_number_of
+from stepspec.evaluation.running.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 GOLD_KEYS = ("answer", "gold")
 
@@ -124,7 +124,7 @@ def _why_not_graded(kept: list[Prompt]) -> str | None:
     return f"{len(missing):,} of {len(kept):,} prompts have no right answer to compare with ({first.id}: {why})"
 
 
-def _question(row: Row) -> tuple[str, bool]:
+def _question(row: DataRow) -> tuple[str, bool]:
     if "question" in row.fields:
         return text_of(row, "question"), False
     for key in ("prompt", "messages"):
@@ -135,12 +135,12 @@ def _question(row: Row) -> tuple[str, bool]:
     raise UsageError(f"{row.where}: there is no key 'question', 'prompt' or 'messages'.")
 
 
-def _last_of_user(row: Row, key: str) -> tuple[str, bool]:
+def _last_of_user(row: DataRow, key: str) -> tuple[str, bool]:
     messages = [cast(dict[str, Any], each) for each in row.fields[key] if isinstance(each, dict)]
     contents = [each.get("content") for each in messages if each.get("role") == "user"]
     if not contents:
         raise UsageError(f"{row.where}: key {key!r} holds no message of the user.")
-    return text_of(Row(row.where, {key: _as_text(contents[-1])}), key), len(messages) > 1
+    return text_of(DataRow(row.where, {key: _as_text(contents[-1])}), key), len(messages) > 1
 
 
 def _as_text(content: Any) -> Any:
@@ -151,7 +151,7 @@ def _as_text(content: Any) -> Any:
     return "\n".join(str(part["text"]) for part in parts if part.get("type") == "text" and "text" in part)
 
 
-def _gold(row: Row, grading: Grading) -> tuple[str | None, str | None]:
+def _gold(row: DataRow, grading: Grading) -> tuple[str | None, str | None]:
     """The right answer, or else why what stands there cannot be one."""
     for key in GOLD_KEYS:
         if row.fields.get(key) not in (None, ""):

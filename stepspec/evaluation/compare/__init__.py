@@ -11,7 +11,7 @@ from typing import Literal
 
 from stepspec.base.extras import from_extra
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.records import Record, Row, RunRecord
+from stepspec.evaluation.records import Record, ResultRow, RunRecord
 
 with from_extra("eval", "A comparison"):
     from stepspec.evaluation.compare.conditions import (
@@ -43,9 +43,9 @@ class Comparison(Record):
 
 def compare(
     a: RunRecord,
-    rows_a: Iterable[Row],
+    rows_a: Iterable[ResultRow],
     b: RunRecord,
-    rows_b: Iterable[Row],
+    rows_b: Iterable[ResultRow],
     policies: Sequence[str] = (),
     *,
     force: bool = False,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepspec.evaluation.records import Record, Row
+from stepspec.evaluation.records import Record, ResultRow
 from stepspec.evaluation.stats import Answered, Paired, Powers, Ratio, Share, products_of_sums
 
 SEED = 0
@@ -42,7 +42,7 @@ class Figures(NamedTuple):
         return not (self.truncated or self.no_answer)
 
     @classmethod
-    def of(cls, row: Row) -> "Figures":
+    def of(cls, row: ResultRow) -> "Figures":
         """Without texts and steps."""
         return cls(
             gold=row.gold,
@@ -67,7 +67,7 @@ class RunFigures:
     by_policy: Mapping[str, Mapping[Key, Figures]]
 
     @classmethod
-    def of(cls, rows: Iterable[Row], policies: Collection[str]) -> "RunFigures":
+    def of(cls, rows: Iterable[ResultRow], policies: Collection[str]) -> "RunFigures":
         """Of these policies only."""
         found: dict[str, dict[Key, Figures]] = {policy: {} for policy in policies}
         for row in rows:

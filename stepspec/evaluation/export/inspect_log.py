@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.evaluation.export.source import Outcome, Source, Written, whole_file
-from stepspec.evaluation.records import Row, RunRecord, Status, StepRecord, Trace
+from stepspec.evaluation.records import ResultRow, RunRecord, Status, StepRecord, Trace
 from stepspec.evaluation.runs import reasoning
 
 GRADES: Mapping[Status, str] = {
@@ -173,7 +173,7 @@ class _Log:
             for role, usage in total.items()
         }
 
-    def sample(self, row: Row) -> dict[str, Any]:
+    def sample(self, row: ResultRow) -> dict[str, Any]:
         """A row, with its text if that was kept."""
         outcome = Outcome.of(row)
         trace = self._source.trace(outcome)
@@ -234,7 +234,7 @@ def _step(step: StepRecord) -> dict[str, Any]:
     return step.model_dump(exclude=None if step.text is not None else {"text"})
 
 
-def _stop_reason(row: Row) -> str:
+def _stop_reason(row: ResultRow) -> str:
     return "max_tokens" if row.finish_reason == "length" else "stop"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple, TextIO
 
-from stepspec.evaluation.records import Block, Row, RunRecord, Trace
+from stepspec.evaluation.records import Block, ResultRow, RunRecord, Trace
 from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, natural_order, read_run, says
 
 PROBLEMS_AT_HAND = 128
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
     output_sha256: str
 
     @classmethod
-    def of(cls, row: Row) -> "Outcome":
+    def of(cls, row: ResultRow) -> "Outcome":
         """Without steps and counts."""
         return cls(
             *row.key,
@@ -95,7 +95,7 @@ class Source:
             folder, run, outcomes, {problem: index for index, problem in enumerate(problems)}, TraceIndex(folder)
         )
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ResultRow]:
         """All rows, read once more, in the order in which they were finished."""
         return (row for row in iter_rows(self.folder) if row.policy in self.outcomes)
 

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from stepspec.evaluation.records import Row, StepRecord
+from stepspec.evaluation.records import ResultRow, StepRecord
 
 ORIGIN_LETTERS: Mapping[str, str] = {"draft": "d", "salvaged": "s", "target": "t"}
 MAX_LETTERS = 400
@@ -28,7 +28,7 @@ class Outcome:
     output_sha256: str
 
     @classmethod
-    def of(cls, row: Row) -> "Outcome":
+    def of(cls, row: ResultRow) -> "Outcome":
         """Without the steps, but for their origins."""
         return cls(
             status=row.status,
@@ -91,7 +91,7 @@ class PolicyTally:
     """By problem, of those that have a judged step."""
     scores: dict[str, ScoreTally] = field(default_factory=dict[str, ScoreTally])
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ResultRow) -> None:
         """Takes in the steps of a row."""
         lowest: dict[str, float] = {}
         for index, step in enumerate(row.steps):
@@ -125,14 +125,14 @@ class RunTally:
     num_rows: int = 0
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> "RunTally":
+    def of(cls, rows: Iterable[ResultRow]) -> "RunTally":
         """From all rows of a run, once each."""
         tally = cls()
         for row in rows:
             tally.add(row)
         return tally
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ResultRow) -> None:
         """Takes in one row."""
         self.num_rows += 1
         self.policies.setdefault(row.policy, PolicyTally()).add(row)

@@ -22,14 +22,14 @@ Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class DataRow:
     """What one row says. `where` is how a person finds it."""
 
     where: str
     fields: Fields
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[DataRow]:
     """The rows of a file, read as they are asked for.
 
     Raises:
@@ -45,7 +45,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise UsageError(f"Cannot read {path}: {error}.") from error
 
 
-def text_of(row: Row, key: str) -> str:
+def text_of(row: DataRow, key: str) -> str:
     """A text of a row.
 
     Raises:
@@ -59,7 +59,7 @@ def text_of(row: Row, key: str) -> str:
     return value
 
 
-def text_or_number_of(row: Row, key: str) -> str:
+def text_or_number_of(row: DataRow, key: str) -> str:
     """The same, but a number is taken as it is written, so that 5 in one form of file is "5" in another.
 
     Raises:
@@ -71,7 +71,7 @@ def text_or_number_of(row: Row, key: str) -> str:
     return text_of(row, key)
 
 
-def _value(row: Row, key: str) -> Any:
+def _value(row: DataRow, key: str) -> Any:
     if key not in row.fields:
         raise UsageError(f"{row.where}: key {key!r} is missing.")
     return row.fields[key]
@@ -82,13 +82,13 @@ def content_line(*texts: str) -> bytes:
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _json_rows(path: Path) -> Iterator[Row]:
+def _json_rows(path: Path) -> Iterator[DataRow]:
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             where = f"{path}, line {number}"
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
-                yield Row(where, _json_object(text, where))
+                yield DataRow(where, _json_object(text, where))
 
 
 def _json_object(text: str, where: str) -> Fields:
@@ -103,7 +103,7 @@ def _json_object(text: str, where: str) -> Fields:
     return cast(Fields, value)
 
 
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _csv_rows(path: Path) -> Iterator[DataRow]:
     number = 0
     with path.open(encoding="utf-8-sig", newline="") as lines:
         try:
@@ -111,13 +111,13 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 where = f"{path}, row {number}"
                 if None in fields:
                     raise UsageError(f"{where} has more cells than the header.")
-                yield Row(where, fields)
+                yield DataRow(where, fields)
         except csv.Error as error:
             raise UsageError(f"{path}, row {number + 1} is not CSV: {error}.") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path) -> Iterator[DataRow]:
     with from_extra("eval", f"Reading {path}"):
         from stepspec.evaluation.running.parquet import read_parquet
     for number, fields in enumerate(read_parquet(path), 1):
-        yield Row(f"{path}, row {number}", fields)
+        yield DataRow(f"{path}, row {number}", fields)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.records import Block, Failure, Row, RunRecord, Summary, Trace
+from stepspec.evaluation.records import Block, Failure, ResultRow, RunRecord, Summary, Trace
 from stepspec.evaluation.report import markdown_report
 from stepspec.evaluation.running.schedule import WHOLE, Part
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, read_run
@@ -61,7 +61,7 @@ class RunFolder:
                 refuse_another(self.path, read_run(self.path), run)
             self._descriptor("rows")
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[ResultRow]:
         """The finished rows of all parts, each once."""
         return iter_rows(self.path)
 
@@ -73,13 +73,13 @@ class RunFolder:
         """What was measured of rows together."""
         return iter_blocks(self.path)
 
-    def add(self, row: Row, trace: Trace | None) -> None:
+    def add(self, row: ResultRow, trace: Trace | None) -> None:
         """Appends a finished row, after its trace, so that no finished row lacks one."""
         if trace is not None:
             self.add_trace(trace)
         self.add_row(row)
 
-    def add_row(self, row: Row) -> None:
+    def add_row(self, row: ResultRow) -> None:
         """Appends a finished row."""
         self._append("rows", row.model_dump_json(exclude={"steps": {"__all__": {"text"}}}))
 

@@ -9,7 +9,7 @@ from typing import Any
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import AnswerFrom, GraderKind, RowsTable
 from stepspec.evaluation.grade import Grading, extract_answer
-from stepspec.evaluation.running.data import Row, content_line, read_rows, text_of, text_or_number_of
+from stepspec.evaluation.running.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,4})(?:\.0)?")
 # In MATH a box has braces, but for some that end with the formula.
@@ -82,7 +82,7 @@ class ProblemReader:
             if self._limit is None or len(self._problems) < self._limit:
                 self._problems.append(problem)
 
-    def _problem(self, row: Row) -> EvalProblem | None:
+    def _problem(self, row: DataRow) -> EvalProblem | None:
         columns = self._data.columns
         question = text_of(row, columns.question)
         answer = text_or_number_of(row, columns.answer)
@@ -100,7 +100,7 @@ class ProblemReader:
             subject=_subject(_optional(row, columns.subject, "subject")),
         )
 
-    def _checked(self, gold: str | None, row: Row) -> str:
+    def _checked(self, gold: str | None, row: DataRow) -> str:
         where = f"{row.where}: key {self._data.columns.answer!r}"
         if not gold:
             raise UsageError(f"{where} has no answer in it.")
@@ -110,7 +110,7 @@ class ProblemReader:
             raise UsageError(f"{where}: {error}") from error
 
 
-def _optional(row: Row, named: str | None, usual: str) -> Any:
+def _optional(row: DataRow, named: str | None, usual: str) -> Any:
     if named is not None and named not in row.fields:
         raise UsageError(f"{row.where}: key {named!r} is missing.")
     return row.fields.get(named or usual)

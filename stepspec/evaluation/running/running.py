@@ -14,7 +14,7 @@ from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.records import (
     Block,
     Failure,
-    Row,
+    ResultRow,
     RunRecord,
     StepRecord,
     Summary,
@@ -36,7 +36,7 @@ WARM_UP_MAX_TOKENS = 128
 MAX_FAILURES_IN_A_ROW = 5
 """With so many the fault is the engine's and not a problem's, and the run stops."""
 
-OnRow = Callable[[Row | None, int, int], None]
+OnRow = Callable[[ResultRow | None, int, int], None]
 """Called with the row just finished (None at the start), the number of finished rows, and of all rows."""
 
 
@@ -118,11 +118,11 @@ class _Progress:
         self._num_rows = num_rows
         self._tell(None)
 
-    def add(self, row: Row | None) -> None:
+    def add(self, row: ResultRow | None) -> None:
         self._num_done += 1
         self._tell(row)
 
-    def _tell(self, row: Row | None) -> None:
+    def _tell(self, row: ResultRow | None) -> None:
         if self._on_row is not None:
             self._on_row(row, self._num_done, self._num_rows)
 
@@ -163,7 +163,7 @@ class _Runner:
             return
         await self.systems[block[0].policy].forget()
         waiting = iter(block)
-        keeping: list[asyncio.Task[Row]] = []
+        keeping: list[asyncio.Task[ResultRow]] = []
 
         async def work() -> None:
             for job in waiting:
@@ -205,7 +205,7 @@ class _Runner:
         result.counts.check(self.run.max_tokens)
         return result
 
-    async def _keep(self, job: Job, result: Result) -> Row:
+    async def _keep(self, job: Job, result: Result) -> ResultRow:
         cut_short = result.finish_reason == "length"
         # In a thread, since a worker may take seconds over what a model wrote.
         grade = await asyncio.to_thread(self.grading.grade, result.answer, job.problem.gold, cut_short=cut_short)
@@ -274,10 +274,10 @@ async def _together(coroutines: Sequence[Coroutine[None, None, object]]) -> None
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> Row:
+def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRow:
     """The row of a finished job."""
     counts, times = asdict(result.counts), asdict(result.times)
-    return Row(
+    return ResultRow(
         problem=job.problem.id,
         policy=job.policy,
         repeat=job.repeat,

@@ -7,7 +7,7 @@ error as not correct. The target is not compared with itself in accuracy: those 
 
 from collections.abc import Iterable, Mapping
 
-from stepspec.evaluation.records import BASELINE, Block, Failure, PolicySummary, Row, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, Block, Failure, PolicySummary, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running.groups import groups
 from stepspec.evaluation.running.pairs import Pairs
 from stepspec.evaluation.running.tally import Table, Tally, percentiles
@@ -18,7 +18,7 @@ WANTED_ACCURACY_WIDTH = 0.01
 
 
 def summarise(
-    run: RunRecord, rows: Iterable[Row], blocks: Iterable[Block] = (), failures: Iterable[Failure] = ()
+    run: RunRecord, rows: Iterable[ResultRow], blocks: Iterable[Block] = (), failures: Iterable[Failure] = ()
 ) -> Summary:
     """The summary of a run, whole or not; policies without a row are left out."""
     table = Table(run.policies, rows, failures)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import BASELINE, Failure, Percentiles, Row, TimeRecord, TokenRecord
+from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRow, TimeRecord, TokenRecord
 from stepspec.evaluation.stats import Answered, Share
 from stepspec.evaluation.stats import Percentiles as Quantiles
 from stepspec.evaluation.stats.runs import Floats
@@ -47,7 +47,7 @@ class Tally:
     """Statuses, tokens by fate, steps, passes, and whatever else is only added up."""
     seconds: Counter[str] = field(default_factory=Counter[str])
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ResultRow) -> None:
         """Takes a row."""
         correct = row.status == "correct"
         answered = row.finish_reason != "length" and row.status != "no_answer"
@@ -156,7 +156,7 @@ class Table:
         UsageError: a row is of a policy that is not the run's.
     """
 
-    def __init__(self, policies: Iterable[str], rows: Iterable[Row], failures: Iterable[Failure] = ()) -> None:
+    def __init__(self, policies: Iterable[str], rows: Iterable[ResultRow], failures: Iterable[Failure] = ()) -> None:
         self.tallies = {policy: Tally() for policy in policies}
         self.labels: dict[str, tuple[int | None, str | None]] = {}
         """By problem: its level and subject."""

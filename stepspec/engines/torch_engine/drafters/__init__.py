@@ -7,7 +7,7 @@ from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
 from stepspec.engines.torch_engine.drafters.medusa import FILE, Medusa, MedusaHeads
 from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.errors import UsageError
 
 __all__ = ["Draft", "Drafter", "Drafters"]
@@ -69,7 +69,7 @@ class Drafters:
             return Medusa(self._heads)
         return PromptLookup(target.device) if name == "prompt-lookup" else Suffix(target.device)
 
-    def release(self, row: Row) -> None:
+    def release(self, row: BatchRow) -> None:
         """Is told that a row has ended."""
         drafter = self._made.get(row.drafting.drafter)
         if drafter is not None:

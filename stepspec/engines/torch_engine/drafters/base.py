@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
 
@@ -38,22 +38,22 @@ class Drafter(ABC):
     """Whether it takes a pass for every token, so that two tokens cost twice as much as one."""
 
     @abstractmethod
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """At most `counts[b]` tokens to follow row b; not every count is 0. None if nothing is known.
 
         `catch_up` was called for the same rows before.
         """
 
-    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
+    def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
         """Is told that rows have grown. `hidden` [B, W] is what the target's head read for each row's newest token."""
 
-    def catch_up(self, rows: Sequence[Row]) -> None:
+    def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """Reads what rows have written since it was last asked to draft for them, if it has anything to read.
 
         Apart from `propose`, so that what a draft costs is known whatever happened in between.
         """
 
-    def release(self, row: Row) -> None:
+    def release(self, row: BatchRow) -> None:
         """Is told that a row has ended."""
 
     def forget(self) -> None:

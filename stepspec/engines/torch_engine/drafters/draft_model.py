@@ -9,7 +9,7 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.frames import captured, frame
 from stepspec.engines.torch_engine.model import PIECE, CausalModel, Places
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 
@@ -23,10 +23,10 @@ class DraftModel(Drafter):
         self._model = model
         self._vocab_size = vocab_size
         self._table = SlotTable(model, max_slots)
-        self._slots: dict[Row, Slot] = {}
+        self._slots: dict[BatchRow, Slot] = {}
         self._loop = captured(draft_loop, model.device)
 
-    def catch_up(self, rows: Sequence[Row]) -> None:
+    def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. The last two ids are left, which the loop reads."""
         self._table.pack([self._slot(row) for row in rows])
         slots = [self._slot(row).index for row in rows]
@@ -39,7 +39,7 @@ class DraftModel(Drafter):
             for slot in behind:
                 del unread[slot][:PIECE]
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
         model, num_tokens = self._model, max(counts)
         slots = [self._slot(row).index for row in rows]
@@ -50,7 +50,7 @@ class DraftModel(Drafter):
             model.cache.lengths[slot] = row.length - 1 + num_tokens
         return Draft(tokens, counts, distributions, max(counts))
 
-    def _slot(self, row: Row) -> Slot:
+    def _slot(self, row: BatchRow) -> Slot:
         if row not in self._slots:
             slot = self._table.acquire(row.buffer)
             assert slot is not None, "there are as many slots as the target has"
@@ -58,18 +58,18 @@ class DraftModel(Drafter):
             self._slots[row] = slot
         return self._slots[row]
 
-    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
+    def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
         self._forget(rows)
 
-    def _forget(self, rows: Sequence[Row]) -> None:
+    def _forget(self, rows: Sequence[BatchRow]) -> None:
         """Of what was drafted the cache keeps what was accepted."""
         for row in rows:
             if row in self._slots:
                 slot = self._slots[row].index
                 self._model.rollback(slot, min(self._model.cache_length(slot), row.length - 1))
 
-    def release(self, row: Row) -> None:
+    def release(self, row: BatchRow) -> None:
         """See `Drafter.release`."""
         if row in self._slots:
             slot = self._slots.pop(row)
@@ -93,7 +93,7 @@ class EarlyExit(Drafter):
         self._model = target.first_layers(num_layers)
         self._loop = captured(draft_loop, target.device)
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
         table = [(row.slot.index, row.length - 1, row.last) for row in rows]
         places, (last,) = frame(self._model, table, max(counts))
@@ -101,7 +101,7 @@ class EarlyExit(Drafter):
         return Draft(tokens, counts, distributions, max(counts))
 
 
-def _last_two(row: Row) -> list[int]:
+def _last_two(row: BatchRow) -> list[int]:
     """The last two ids of the text; of a text of one id, that one twice."""
     ids = row.ids_from(max(0, row.length - 2))
     return [ids[0], ids[-1]]

@@ -10,7 +10,7 @@ import torch
 
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
 from stepspec.engines.torch_engine.drafters.texts import Library
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
 LONGEST, SHORTEST = 4, 2
@@ -45,11 +45,11 @@ class PromptLookup(Drafter):
         self._device = device
         self._texts = Library(Index, LONGEST)
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""
         return certain([self._guess(row, count) for row, count in zip(rows, counts, strict=True)], self._device)
 
-    def _guess(self, row: Row, count: int) -> list[int]:
+    def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
         tail = row.ids_from(max(0, row.length - LONGEST))
         for size in range(len(tail), SHORTEST - 1, -1):
@@ -57,6 +57,6 @@ class PromptLookup(Drafter):
                 return found
         return []
 
-    def release(self, row: Row) -> None:
+    def release(self, row: BatchRow) -> None:
         """See `Drafter.release`."""
         self._texts.close(row)

@@ -16,7 +16,7 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.frames import captured
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.errors import ModelError, reason_of
 
@@ -71,10 +71,10 @@ class Medusa(Drafter):
 
     def __init__(self, heads: MedusaHeads) -> None:
         self._heads = heads
-        self._hidden: dict[Row, Tensor] = {}
+        self._hidden: dict[BatchRow, Tensor] = {}
         self._guess = captured(guess, heads.blocks.device)
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`. Of a row's first token the target has to show its hidden state first."""
         num_heads = len(self._heads.blocks)
         counts = [min(count, num_heads) if row in self._hidden else 0 for row, count in zip(rows, counts, strict=True)]
@@ -86,11 +86,11 @@ class Medusa(Drafter):
         tokens, distributions = self._guess(self._heads, hidden, firsts, max(counts), how)
         return Draft(tokens, counts, distributions, 1)
 
-    def observe(self, rows: Sequence[Row], hidden: Tensor) -> None:
+    def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
         self._hidden.update(zip(rows, hidden.clone(), strict=False))  # a captured round writes the next ones there
 
-    def release(self, row: Row) -> None:
+    def release(self, row: BatchRow) -> None:
         """See `Drafter.release`."""
         self._hidden.pop(row, None)
 

@@ -11,7 +11,7 @@ import torch
 
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
 from stepspec.engines.torch_engine.drafters.texts import Library
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
 SHORTEST, DEPTH = 2, 8
@@ -66,11 +66,11 @@ class Suffix(Drafter):
         self._texts = Library(Occurrences, DEPTH)
         self._past: defaultdict[str, list[Occurrences]] = defaultdict(lambda: [Occurrences()])  # by archive
 
-    def propose(self, rows: Sequence[Row], counts: Sequence[int], how: Samplers) -> Draft | None:
+    def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
         """See `Drafter.propose`."""
         return certain([self._guess(row, count) for row, count in zip(rows, counts, strict=True)], self._device)
 
-    def _guess(self, row: Row, count: int) -> list[int]:
+    def _guess(self, row: BatchRow, count: int) -> list[int]:
         texts = self._texts.of(row)
         sources = (texts.own, texts.buffer, *self._past[row.drafting.archive])
         text = row.ids_from(max(0, row.length - DEPTH))
@@ -88,7 +88,7 @@ class Suffix(Drafter):
             text.append(token)
         return text[start:]
 
-    def release(self, row: Row) -> None:
+    def release(self, row: BatchRow) -> None:
         """See `Drafter.release`: what was written is remembered."""
         self._texts.close(row)
         past = self._past[row.drafting.archive]

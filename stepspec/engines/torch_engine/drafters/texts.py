@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from stepspec.engines.protocol import TokenBuffer
-from stepspec.engines.torch_engine.row import Row
+from stepspec.engines.torch_engine.row import BatchRow
 
 
 class Source(Protocol):
@@ -35,9 +35,9 @@ class Library(Generic[S]):
         self._make = make
         self._overlap = overlap
         self._buffers: weakref.WeakKeyDictionary[TokenBuffer, tuple[S, int]] = weakref.WeakKeyDictionary()
-        self._rows: dict[Row, Texts[S]] = {}
+        self._rows: dict[BatchRow, Texts[S]] = {}
 
-    def of(self, row: Row) -> Texts[S]:
+    def of(self, row: BatchRow) -> Texts[S]:
         """What the row looks in, brought up to date."""
         if row not in self._rows:
             self._rows[row] = self._opened(row)
@@ -46,7 +46,7 @@ class Library(Generic[S]):
         texts.num_written = len(row.generated)
         return texts
 
-    def _opened(self, row: Row) -> Texts[S]:
+    def _opened(self, row: BatchRow) -> Texts[S]:
         source, num_known = self._buffers.get(row.buffer) or (self._make(), 0)
         source.append(row.buffer.since(num_known, row.prompt_length))
         self._buffers[row.buffer] = source, max(num_known, row.prompt_length)
@@ -56,6 +56,6 @@ class Library(Generic[S]):
         own.append(tail)
         return Texts(source, own)
 
-    def close(self, row: Row) -> None:
+    def close(self, row: BatchRow) -> None:
         """The row has ended."""
         self._rows.pop(row, None)

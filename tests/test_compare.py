@@ -40,7 +40,9 @@ def make_run(policies: Sequence[str] = POLICIES, **changed: object) -> RunRecord
     return run.model_copy(update=changed)
 
 
-def make_row(problem: str, policy: str = "target", repeat: int = 0, *, correct: bool = True, **changed: object) -> ResultRow:
+def make_row(
+    problem: str, policy: str = "target", repeat: int = 0, *, correct: bool = True, **changed: object
+) -> ResultRow:
     """A row of a second and a hundred tokens, but for what is changed."""
     row = ResultRow(
         problem=problem,

@@ -1,8 +1,8 @@
 """The models of everything that an evaluation reads or writes; `version` changes when a field changes its meaning.
 
-A run is a folder: `run.json` (`RunRecord`), `rows.jsonl` (one `ResultRow` a line), `traces.jsonl` (one `Trace` a line, with
-`--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summary.json` (`Summary`) and `report.md`. Where
-several processes write parts of one run, the files are called after the part: `rows-2of4.jsonl`.
+A run is a folder: `run.json` (`RunRecord`), `rows.jsonl` (one `ResultRow` a line), `traces.jsonl` (one `Trace` a line,
+with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summary.json` (`Summary`) and `report.md`.
+Where several processes write parts of one run, the files are called after the part: `rows-2of4.jsonl`.
 """
 
 from typing import Literal

@@ -60,13 +60,13 @@ async def test_four_concurrent_calls_without_a_drafter_equal_transformers(
     assert all(chunk.passes == NUM_NEW and chunk.drafted == 0 for chunk in chunks)
 
 
-@pytest.mark.parametrize("framed", [False, True], ids=["as they come", "framed"])
+@pytest.mark.parametrize("uses_graphs", [False, True], ids=["as they come", "uses_graphs"])
 @pytest.mark.parametrize("quality", ["another random model", "a noisy copy", "the target itself"])
 async def test_concurrent_calls_with_any_draft_model_equal_transformers(
-    network: PreTrainedModel, expected: list[list[int]], quality: str, framed: bool
+    network: PreTrainedModel, expected: list[list[int]], quality: str, uses_graphs: bool
 ) -> None:
-    drafter = make_model(draft_of(quality, network), framed=framed)
-    async with serving(make_model(network, framed=framed), drafter) as engine:
+    drafter = make_model(draft_of(quality, network), uses_graphs=uses_graphs)
+    async with serving(make_model(network, uses_graphs=uses_graphs), drafter) as engine:
         for num_tokens in (1, 3, 5):
             chunks = await generate_all(engine, PROMPTS, NUM_NEW, Drafting("draft-model", num_tokens))
             assert [list(chunk.ids) for chunk in chunks] == expected
@@ -81,13 +81,13 @@ async def test_concurrent_calls_with_any_draft_model_equal_transformers(
                 assert accepted < 0.4 * drafted
 
 
-@pytest.mark.parametrize("framed", [False, True], ids=["as they come", "framed"])
+@pytest.mark.parametrize("uses_graphs", [False, True], ids=["as they come", "uses_graphs"])
 @pytest.mark.parametrize("num_tokens", [3, None])
 @pytest.mark.parametrize("name", ["early-exit", "prompt-lookup", "suffix", "medusa"])
 async def test_concurrent_calls_with_other_drafters_equal_transformers(
-    network: PreTrainedModel, expected: list[list[int]], name: DrafterName, num_tokens: int | None, framed: bool
+    network: PreTrainedModel, expected: list[list[int]], name: DrafterName, num_tokens: int | None, uses_graphs: bool
 ) -> None:
-    model = make_model(network, framed=framed)
+    model = make_model(network, uses_graphs=uses_graphs)
     async with serving(model, heads=make_heads(model, 4)) as engine:
         hints = [expected[0][3:], (), expected[2], random_ids(9)]
         chunks = await asyncio.gather(

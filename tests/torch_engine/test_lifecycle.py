@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedMo
 
 from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
-from stepspec.engines.torch_engine.model import CausalModel, Places
+from stepspec.engines.torch_engine.model import CausalModel, Positions
 from stepspec.errors import EngineError, ModelError, UsageError
 
 pytestmark = pytest.mark.anyio
@@ -148,10 +148,10 @@ async def test_out_of_memory_fails_the_request_that_is_too_much_and_the_engine_g
     model, prompt = make_model(network), random_ids(60)
     read = model.read
 
-    def in_little_memory(places: Places, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
+    def in_little_memory(positions: Positions, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
         if ids.shape[1] > 50:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-        return read(places, ids, branches)
+        return read(positions, ids, branches)
 
     monkeypatch.setattr(model, "read", in_little_memory)
     async with serving(model) as engine:

@@ -21,7 +21,7 @@ from stepspec.engines.stops import StopWatch
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
-from stepspec.engines.torch_engine.model import CausalModel, Places
+from stepspec.engines.torch_engine.model import CausalModel, Positions
 from stepspec.engines.torch_engine.pace import (
     LONGEST_RUN,
     MARGIN,
@@ -318,9 +318,9 @@ class TimedTarget(CausalModel):
 
     clock = Clock()
 
-    def read(self, places: Places, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, positions: Positions, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
         self.clock.now += 1
-        return super().read(places, ids, branches)
+        return super().read(positions, ids, branches)
 
 
 class TimedDraft(DraftModel):

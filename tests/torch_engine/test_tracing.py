@@ -15,7 +15,7 @@ from stepspec.engines.torch_engine.decode import verify_and_accept
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
 from stepspec.engines.torch_engine.drafters.medusa import guess
-from stepspec.engines.torch_engine.frames import frame
+from stepspec.engines.torch_engine.graphs import graph_inputs
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import Samplers, samplers
 
@@ -31,8 +31,8 @@ SAMPLINGS = {
 
 
 def filled(network: Any) -> CausalModel:
-    """A framed model that has read two texts but for their last tokens."""
-    model = make_model(network, framed=True)
+    """A uses_graphs model that has read two texts but for their last tokens."""
+    model = make_model(network, uses_graphs=True)
     model.extend([0, 1], [random_ids(length - 1, seed=length) for length in LENGTHS], keep=[[], []])
     return model
 
@@ -60,14 +60,14 @@ def test_the_draft_loop_and_verifying_are_traced_whole(family: str, name: str) -
     target, drafter = filled(network), filled(noisy_copy(network, 0.1))
     how = how_for(name, target.vocab_size)
     table = [(slot, length - 1, 5, 7) for slot, length in enumerate(LENGTHS)]
-    places, (before, last) = frame(drafter, table, NUM_TOKENS)
+    positions, (before, last) = graph_inputs(drafter, table, NUM_TOKENS)
     tokens, distributions = assert_traced_whole(
-        draft_loop, drafter, places, before, last, NUM_TOKENS, how, target.vocab_size
+        draft_loop, drafter, positions, before, last, NUM_TOKENS, how, target.vocab_size
     )
-    places, (_, last) = frame(target, table, NUM_TOKENS + 1)
+    positions, (_, last) = graph_inputs(target, table, NUM_TOKENS + 1)
     draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts = torch.tensor([NUM_TOKENS, 2])
-    assert_traced_whole(verify_and_accept, target, places, last, counts, draft, how)
+    assert_traced_whole(verify_and_accept, target, positions, last, counts, draft, how)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)

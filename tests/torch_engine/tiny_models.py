@@ -125,13 +125,13 @@ def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrai
     return copied
 
 
-def make_model(network: PreTrainedModel, name: str = "tiny", framed: bool = False) -> CausalModel:
+def make_model(network: PreTrainedModel, name: str = "tiny", uses_graphs: bool = False) -> CausalModel:
     """The model behind `extend`; the network itself keeps its own attention, for use as a reference.
 
-    `framed`: whether rounds have the shapes that they have where passes are captured.
+    `uses_graphs`: whether rounds have the shapes that they have where passes are captured.
     """
     model = CausalModel(copy.deepcopy(network), name)
-    model.framed = framed
+    model.uses_graphs = uses_graphs
     return model
 
 
@@ -217,9 +217,9 @@ class CountingModel(CausalModel):
 
     num_read: list[int]
 
-    def read(self, places, ids, branches=None):  # type: ignore[no-untyped-def]
+    def read(self, positions, ids, branches=None):  # type: ignore[no-untyped-def]
         self.num_read.append(ids.numel())
-        return super().read(places, ids, branches)
+        return super().read(positions, ids, branches)
 
     @classmethod
     def of(cls, network: PreTrainedModel) -> "CountingModel":

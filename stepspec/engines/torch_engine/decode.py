@@ -18,8 +18,8 @@ from stepspec.engines.metrics import Metrics
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
-from stepspec.engines.torch_engine.frames import bucket, captured, frame
-from stepspec.engines.torch_engine.model import CausalModel, Places
+from stepspec.engines.torch_engine.graphs import bucket, captured, graph_inputs
+from stepspec.engines.torch_engine.model import CausalModel, Positions
 from stepspec.engines.torch_engine.pace import Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
@@ -27,13 +27,13 @@ from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 
 
 def verify_and_accept(
-    target: CausalModel, places: Places, last: Tensor, counts: Tensor, draft: Draft, how: Samplers
+    target: CausalModel, positions: Positions, last: Tensor, counts: Tensor, draft: Draft, how: Samplers
 ) -> tuple[Tensor, Tensor]:
     """One pass of the target over each row's last token and its drafted ones, and what is emitted because of it.
 
     Args:
-        target: reads at `places`.
-        places: of the last token of each row.
+        target: reads at `positions`.
+        positions: of the last token of each row.
         last: [B].
         counts: `draft.counts`, [B].
         draft: up to K tokens a row.
@@ -44,10 +44,10 @@ def verify_and_accept(
         follows them; and the hidden states [B, W] that one was drawn from.
     """
     tokens = draft.tokens
-    hidden = target.read(places, torch.cat([last[:, None], tokens], 1))
+    hidden = target.read(positions, torch.cat([last[:, None], tokens], 1))
     seen, partial = sampling.seen_along(how, tokens), target.vocabulary is not None
     logits = sampling.edited(target.logits(hidden), how, seen, partial=partial)  # [B, K + 1, V]
-    num_kept, following = decide(logits, draft, counts, places.starts + 1, how)
+    num_kept, following = decide(logits, draft, counts, positions.starts + 1, how)
     place = num_kept[:, None]
     emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, place, following[:, None])
     row_hidden = hidden.gather(1, place[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
@@ -133,10 +133,10 @@ class Rounds:
         table = [
             (row.slot.index, row.length - 1, row.last, count) for row, count in zip(rows, draft.counts, strict=True)
         ]
-        places, (last, counted) = frame(target, table, num_tokens + 1)
+        positions, (last, counted) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
             shown = draft._replace(counts=(), passes=0)  # of no interest to the device, and different every time
-            outcome, hidden = self._verify(target, places, last, counted, shown, how)
+            outcome, hidden = self._verify(target, positions, last, counted, shown, how)
             outcomes = outcome.tolist()
         self._watch.settle()
         if pacer is not None:

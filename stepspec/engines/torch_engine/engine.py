@@ -131,8 +131,8 @@ class TorchEngine:
         models = [self._model] if self._drafter is None else [self._model, self._drafter]
         room = room_for(models, MAX_SLOTS, budget)
         self.max_context = room.max_context
-        self._num_slots = room.num_slots - self._model.framed
-        if self._model.framed:
+        self._num_slots = room.num_slots - self._model.uses_graphs
+        if self._model.uses_graphs:
             for model in models:
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
         self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from stepspec.engines.torch_engine.model import CausalModel, Places
+from stepspec.engines.torch_engine.model import CausalModel, Positions
 
 LEAST_SPAN = 256
 Result = TypeVar("Result")
 
 
-def frame(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int) -> tuple[Places, Tensor]:
+def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int) -> tuple[Positions, Tensor]:
     """Where rows stand, and what else a device is told about them, in one copy.
 
     Args:
@@ -27,20 +27,20 @@ def frame(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int) -> tup
         beyond: ids that are read from there on, by this pass or by those that follow.
 
     Returns:
-        The places of a pass that reads the first id, and the further numbers, [F, B].
+        The positions of a pass that reads the first id, and the further numbers, [F, B].
     """
     top = max(row[1] for row in rows) + 1
     table = torch.tensor(rows)
-    if not model.framed:
+    if not model.uses_graphs:
         table = table.to(model.device)
         runs = model.runs_of([row[1] for row in rows])
-        return Places([row[0] for row in rows], table[:, 1], top, runs), table[:, 2:].T
+        return Positions([row[0] for row in rows], table[:, 1], top, runs), table[:, 2:].T
     if model.device.type == "cuda":
         table = table.pin_memory().to(model.device, non_blocking=True)
     end = top + beyond - 1
     model.cache.reserve(max(row[0] for row in rows) + 1, end)
     span = min(max(LEAST_SPAN, bucket(end)), model.cache.capacity)
-    return Places(table[:, 0], table[:, 1], span), table[:, 2:].T
+    return Positions(table[:, 0], table[:, 1], span), table[:, 2:].T
 
 
 def bucket(size: int) -> int:

@@ -31,7 +31,7 @@ PIECE = 512
 """Ids of prompts that one pass reads; a step to be judged is read whole, however long."""
 
 
-class Places(NamedTuple):
+class Positions(NamedTuple):
     """Where the rows of a pass stand in a cache."""
 
     slots: Sequence[int] | Tensor  # a tensor [B] in frames that are captured
@@ -39,7 +39,7 @@ class Places(NamedTuple):
     span: int  # positions that a pass over one id may see; a framed pass sees as many however long it is
     runs: Sequence[tuple[int, int]] = ()  # `attention.runs_of_like_length` of the rows
 
-    def further(self, count: int) -> "Places":
+    def further(self, count: int) -> "Positions":
         """Behind so many ids."""
         return self._replace(starts=self.starts + count, span=self.span_of(count + 1))
 
@@ -75,7 +75,7 @@ class CausalModel:
             self.logits = PartialHead(network, torch.tensor(vocabulary, device=self.device))
         self.position_bytes = self.cache.position_bytes
         self.cache = SlotCache()
-        self.framed = self.device.type == "cuda"
+        self.uses_graphs = self.device.type == "cuda"
 
     def _reproduce(self) -> None:
         """Puts our attention and layers in the place of the network's own.
@@ -155,27 +155,27 @@ class CausalModel:
         twin.__dict__ = self.__dict__ | changes
         return twin
 
-    def read(self, places: Places, ids: Tensor, branches: Tensor | None = None) -> Tensor:
+    def read(self, positions: Positions, ids: Tensor, branches: Tensor | None = None) -> Tensor:
         """Hidden states [B, T, W] of ids [B, T], read into a cache whose lengths stay what they are.
 
         `branches` is what `_branch_columns` makes of branches.
         """
-        slots, starts, _, runs = places
+        slots, starts, _, runs = positions
         width = ids.shape[1]
-        span = places.span_of(width)
+        span = positions.span_of(width)
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
         self.cache.begin(slots, cells, span, runs)
-        positions, mask = cells, None
+        position_ids, mask = cells, None
         if width > 1 or len(ids) > 1 or isinstance(slots, Tensor):
             mask = torch.arange(span, device=self.device) <= cells[:, :, None]  # [B, T, S]
         if branches is not None:
             assert mask is not None
             numbers, shifts = branches
-            positions = cells - shifts
+            position_ids = cells - shifts
             of_key = numbers.new_zeros(len(ids), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
             mask = mask & ((of_key == 0) | (of_key == numbers[:, :, None]))
-        positions = positions.clamp(max=self.max_context - 1)  # padding may lie beyond the last one
-        return self._body(ids, positions, None if mask is None else mask[:, None], self.cache)
+        position_ids = position_ids.clamp(max=self.max_context - 1)  # padding may lie beyond the last one
+        return self._body(ids, position_ids, None if mask is None else mask[:, None], self.cache)
 
     def extend(
         self,
@@ -204,8 +204,8 @@ class CausalModel:
         columns_of = None
         if branches is not None and any(map(sum, branches)):
             columns_of = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
-        places = Places(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
-        hidden = self.read(places, inputs[:, 1:], columns_of)
+        positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
+        hidden = self.read(positions, inputs[:, 1:], columns_of)
         for slot, start, row in zip(slots, starts, ids, strict=True):
             self.cache.lengths[slot] = start + len(row)
         columns = [range(len(row)) for row in ids] if keep is None else keep

@@ -38,8 +38,8 @@ class Scheduler:
         self._metrics = metrics
         self._watch = Stopwatch(metrics, model.device)
         self._drafters = drafters
-        self._slots = SlotTable(model, max_slots + model.framed)
-        self._rounds = Rounds(model, metrics, self._filler() if model.framed else None)
+        self._slots = SlotTable(model, max_slots + model.uses_graphs)
+        self._rounds = Rounds(model, metrics, self._filler() if model.uses_graphs else None)
         self._waiting: list[Call] = []
         self._reading: list[Call] = []
         self._running: list[Generation] = []

@@ -87,7 +87,7 @@ class SlotTable:
         A pass then sees them as one slice. Of slots that lie here and there every pass would have to gather the keys
         and values, which costs more than to read them; moving a slot costs as much as one such pass, once.
         """
-        if self.model.framed:  # captured passes gather in any case
+        if self.model.uses_graphs:  # captured passes gather in any case
             return
         first = Counter(slot.index - place for place, slot in enumerate(slots)).most_common(1)[0][0]
         first = min(max(first, 0), len(self._slots) - len(slots))

@@ -61,7 +61,7 @@ class Drafters:
         target = self._target
         if name == "draft-model":
             assert self._draft is not None
-            return DraftModel(self._draft, target.vocab_size, self._max_slots + target.framed)
+            return DraftModel(self._draft, target.vocab_size, self._max_slots + target.uses_graphs)
         if name == "early-exit":
             return EarlyExit(target, max(1, target.num_layers // EARLY_SHARE))
         if name == "medusa":

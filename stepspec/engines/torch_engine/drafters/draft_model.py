@@ -7,8 +7,8 @@ from torch import Tensor
 
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
-from stepspec.engines.torch_engine.frames import captured, frame
-from stepspec.engines.torch_engine.model import PIECE, CausalModel, Places
+from stepspec.engines.torch_engine.graphs import captured, graph_inputs
+from stepspec.engines.torch_engine.model import PIECE, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
@@ -44,8 +44,8 @@ class DraftModel(Drafter):
         model, num_tokens = self._model, max(counts)
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
-        places, (before, last) = frame(model, table, num_tokens)
-        tokens, distributions = self._loop(model, places, before, last, num_tokens, how, self._vocab_size)
+        positions, (before, last) = graph_inputs(model, table, num_tokens)
+        tokens, distributions = self._loop(model, positions, before, last, num_tokens, how, self._vocab_size)
         for slot, row in zip(slots, rows, strict=True):
             model.cache.lengths[slot] = row.length - 1 + num_tokens
         return Draft(tokens, counts, distributions, max(counts))
@@ -96,8 +96,8 @@ class EarlyExit(Drafter):
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
         table = [(row.slot.index, row.length - 1, row.last) for row in rows]
-        places, (last,) = frame(self._model, table, max(counts))
-        tokens, distributions = self._loop(self._model, places, None, last, max(counts), how, self._model.vocab_size)
+        positions, (last,) = graph_inputs(self._model, table, max(counts))
+        tokens, distributions = self._loop(self._model, positions, None, last, max(counts), how, self._model.vocab_size)
         return Draft(tokens, counts, distributions, max(counts))
 
 
@@ -109,7 +109,7 @@ def _last_two(row: BatchRow) -> list[int]:
 
 def draft_loop(
     model: CausalModel,
-    places: Places,
+    positions: Positions,
     before: Tensor | None,
     last: Tensor,
     num_tokens: int,
@@ -122,8 +122,8 @@ def draft_loop(
     the model has not read the last of them, and a pass of one shape serves both cases.
 
     Args:
-        model: reads at `places`.
-        places: of the last token of each row.
+        model: reads at `positions`.
+        positions: of the last token of each row.
         before: the token before the last one, [B]; None if the model has read it for sure.
         last: [B].
         num_tokens: K.
@@ -137,26 +137,26 @@ def draft_loop(
     distributions: list[Tensor] = []
     for index in range(num_tokens):
         if index == 0 and before is not None:
-            hidden = _read_two(model, places, before, last)
+            hidden = _read_two(model, positions, before, last)
         else:
-            hidden = model.read(places.further(index), tokens[:, -1:] if index else last[:, None])
+            hidden = model.read(positions.further(index), tokens[:, -1:] if index else last[:, None])
         seen = sampling.seen_along(how, tokens)
         logits = _fitted(model.logits(hidden), vocab_size)
         seen = None if seen is None else seen[:, -1:]
         logits = sampling.edited(logits, how, seen, partial=model.vocabulary is not None)
-        token, distribution = sampling.choose(logits, places.starts[:, None] + 1 + index, how, DRAFT)
+        token, distribution = sampling.choose(logits, positions.starts[:, None] + 1 + index, how, DRAFT)
         distributions.extend([] if distribution is None else [distribution])
         tokens = torch.cat([tokens, token], 1)
     return tokens, torch.cat(distributions, 1) if distributions else None
 
 
-def _read_two(model: CausalModel, places: Places, before: Tensor, last: Tensor) -> Tensor:
+def _read_two(model: CausalModel, positions: Positions, before: Tensor, last: Tensor) -> Tensor:
     """The hidden states [B, 1, W] of the last token, read with the one before it where there is one."""
-    follows = (places.starts > 0)[:, None]
+    follows = (positions.starts > 0)[:, None]
     # What is read behind a first token is stale.
     ids = torch.where(follows, torch.stack([before, last], 1), last[:, None])
-    earlier = places if isinstance(places.slots, Tensor) else places._replace(span=max(1, places.span - 1))
-    hidden = model.read(earlier._replace(starts=(places.starts - 1).clamp(min=0)), ids)
+    earlier = positions if isinstance(positions.slots, Tensor) else positions._replace(span=max(1, positions.span - 1))
+    hidden = model.read(earlier._replace(starts=(positions.starts - 1).clamp(min=0)), ids)
     return torch.where(follows[..., None], hidden[:, 1:], hidden[:, :1])
 
 

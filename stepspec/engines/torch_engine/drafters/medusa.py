@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
-from stepspec.engines.torch_engine.frames import captured
+from stepspec.engines.torch_engine.graphs import captured
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers

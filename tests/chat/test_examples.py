@@ -1,0 +1,41 @@
+"""The examples of the documentation run on the embedded pair as their readers run them."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "docs" / "examples"
+PRINTED: Mapping[str, str] = {
+    "agent_with_tools": r"call: count\(.*\)\nresult: \d+\nanswer: .*\ntokens: \{.*\}",
+    "compare_policies": r"policy .*\n(target|token|specreason|stepspec) +\d+\.\d+ .* 3/3",
+    "custom_judge": r"likelihood\.min: \d+ steps.*\nrating\.short: \d+ steps.*\n(\d of \d steps accepted: .*\n){3}",
+}
+
+
+def test_these_are_all() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(PRINTED)
+    assert [path.name for path in FOLDER.glob("*.ipynb")] == ["getting_started.ipynb"]
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_script_prints_what_its_readers_expect(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(PRINTED[name], done.stdout, re.DOTALL), done.stdout
+
+
+def test_the_notebook_runs_and_is_committed_without_outputs(tmp_path: Path) -> None:
+    notebook = nbformat.read(FOLDER / "getting_started.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in cells)
+    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert "text/html" in cells[0].outputs[-1].data, "a result has a rendering of its own"
+    assert "draft" in cells[2].outputs[0].text or "target" in cells[2].outputs[0].text
+    assert cells[3].outputs[-1].data["text/plain"].count("boxed") == 3

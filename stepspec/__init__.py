@@ -1,4 +1,4 @@
-"""Speculation on reasoning: a draft model proposes tokens and whole steps, the target model verifies and judges."""
+"""Speculative reasoning: a draft model proposes tokens and whole steps; the target model verifies and judges them."""
 
 from stepspec.api.blocking import SyncStepSpec
 from stepspec.api.session import Pair, StepSpec, load_pair

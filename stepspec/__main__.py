@@ -1,4 +1,4 @@
-"""`python -m stepspec` is the `stepspec` command."""
+"""Run the `stepspec` command with `python -m stepspec`."""
 
 from stepspec.cli import main
 

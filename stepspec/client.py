@@ -1,9 +1,9 @@
-"""RemoteStepSpec: a service of stepspec, asked as if its models were here.
+"""RemoteStepSpec: a client of a stepspec service with the API of `StepSpec`.
 
     spec = RemoteStepSpec("http://localhost:8000/v1")
     result = await spec.generate("How many?")
 
-The events are those of `StepSpec.stream`, but for proposals and judgements, which do not leave the service.
+It yields the events of `StepSpec.stream`, except proposals and judgements, which the service does not send.
 """
 
 import json
@@ -31,10 +31,10 @@ with from_extra("remote", "stepspec.client"):
 
 
 class RemoteStepSpec:
-    """One service, from any number of event loops."""
+    """A client of one service. Any number of event loops can use it."""
 
     thinks = True
-    """A service sends steps only where they are separate from the answer."""
+    """A service sends steps only if they are separate from the answer."""
 
     @known_options
     def __init__(
@@ -47,18 +47,18 @@ class RemoteStepSpec:
         retries: int | None = None,
         timeout: float | None = None,
     ) -> None:
-        """The client connects at the first request.
+        """Create the client. It connects at the first request.
 
         Args:
-            base_url: address of the service, with the options of `stepspec.engines.remote.address`.
-            model: a model of the service; None takes the one that it serves.
-            policy: a policy of the service; None takes its default.
-            api_key: None takes it from the environment.
-            retries: how often a failed connection is retried; None takes the value of the address.
-            timeout: seconds without data after which a call fails; None takes the value of the address.
+            base_url: address of the service, with the options of `stepspec.engines.remote.address.Address`.
+            model: name of a model of the service; None uses the model that it serves.
+            policy: name of a policy of the service; None uses the service's default.
+            api_key: the API key; None reads it from the environment.
+            retries: number of retries after a failed connection; None uses the value in the address.
+            timeout: seconds without data after which a call fails; None uses the value in the address.
 
         Raises:
-            UsageError: the address is invalid, or a number is out of its range.
+            UsageError: the address is invalid, or a number is out of range.
         """
         check_patience(timeout, retries=retries)
         address = Address.parsed(base_url)
@@ -88,18 +88,20 @@ class RemoteStepSpec:
 
         Raises:
             UsageError, ContextError: the service rejects the request.
-            ModelError: it does not have the model.
-            EngineError: it cannot be reached or has failed.
+            ModelError: the service does not have the model.
+            EngineError: the service cannot be reached or failed.
         """
-        asked = RequestOptions.of(options, changes)
-        body = await off_the_loop((question, asked.tools, asked.json_schema), lambda: self._body(question, asked))
+        requested = RequestOptions.of(options, changes)
+        body = await off_the_loop(
+            (question, requested.tools, requested.json_schema), lambda: self._body(question, requested)
+        )
         url, reader = f"{self._address.base}/chat/completions", _Reader(self._address)
         async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
             async for chunk in chunks:
                 for event in reader.read(chunk):
                     yield event
         if reader.ended is None:
-            raise EngineError(f"{self._address.base} ended its answer in the middle. See its log.")
+            raise EngineError(f"{self._address.base} ended the response before it was complete. See the server's log.")
 
     def _body(self, question: str | Sequence[Message], options: RequestOptions) -> bytes:
         messages = one_conversation(question, options.prompt)
@@ -108,7 +110,9 @@ class RemoteStepSpec:
         try:
             return json.dumps(fields, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError):
-            raise UsageError("A setting, a tool or the JSON schema holds what is no JSON, such as NaN.") from None
+            raise UsageError(
+                "A setting, a tool or the JSON schema holds a value that is not valid JSON, such as NaN."
+            ) from None
 
     @known_options
     async def generate(
@@ -123,14 +127,16 @@ class RemoteStepSpec:
 
 
 def _fields(options: RequestOptions) -> dict[str, Any]:
-    """The options as the service takes them.
+    """Return the options as fields of a request to the service.
 
     Raises:
-        UsageError: it does not take one of them.
+        UsageError: the service does not support one of them.
     """
     sampling = options.sampling
     if sampling.logit_bias or sampling.allowed is not None:
-        raise UsageError("logit_bias and allowed name ids of a model that is elsewhere; leave them out.")
+        raise UsageError(
+            "logit_bias and allowed contain token ids, which a remote service does not accept. Leave them out."
+        )
     fields: dict[str, Any] = {name: getattr(sampling, name) for name in SAMPLING_NUMBERS}
     if options.tools:
         choice = options.tool_choice
@@ -141,18 +147,18 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
     if options.json_schema is not None:
         schema = {"name": "answer", "schema": dict(options.json_schema)}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    said = {
+    limits = {
         "max_completion_tokens": options.max_tokens,
         "thinking_token_budget": options.max_thinking_tokens,
         "deadline_s": options.deadline_s,
         "stop": list(options.stop) or None,
         "stop_token_ids": list(options.stop_token_ids) or None,
     }
-    return fields | {name: value for name, value in said.items() if value is not None}
+    return fields | {name: value for name, value in limits.items() if value is not None}
 
 
 class _Reader:
-    """Makes events of chunks, and of all together the result."""
+    """Converts the chunks of a stream to events and collects them into the result."""
 
     def __init__(self, address: Address) -> None:
         self.ended: str | None = None
@@ -161,18 +167,18 @@ class _Reader:
         self._answer: list[str] = []
         self._calls: list[ToolCall] = []
         self._open: list[ToolCallDelta] = []
-        """Chunks of the call that is being written."""
+        """Chunks of the tool call that is being generated."""
 
     def read(self, chunk: Any) -> list[Event]:
-        """The events of a chunk."""
+        """Return the events of a chunk."""
         try:
             return self._read(chunk)
         except (KeyError, TypeError, IndexError, AttributeError):
-            raise nonsense(self._address, "a chunk of unknown form; its version may be another") from None
+            raise nonsense(self._address, "a chunk of unknown format; it may run another version of stepspec") from None
 
     def _read(self, chunk: Mapping[str, Any]) -> list[Event]:
         if "error" in chunk:
-            raise _meant(chunk["error"])
+            raise _to_error(chunk["error"])
         if not chunk["choices"]:
             return [Done(self._result(chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
@@ -187,11 +193,11 @@ class _Reader:
             events.append(AnswerDelta(delta["content"]))
         for each in delta.get("tool_calls", ()):
             function = each["function"]
-            piece = ToolCallDelta(each["index"], function["arguments"], each.get("id"), function.get("name"))
-            self._open.append(piece)
-            events.append(piece)
+            call_delta = ToolCallDelta(each["index"], function["arguments"], each.get("id"), function.get("name"))
+            self._open.append(call_delta)
+            events.append(call_delta)
         if "call" in about:
-            arguments = "".join(piece.arguments for piece in self._open)
+            arguments = "".join(call_delta.arguments for call_delta in self._open)
             first, self._open = self._open[0], []
             call = ToolCall(first.id or "", first.name or "", arguments, about["call"]["problem"])
             self._calls.append(call)
@@ -218,17 +224,17 @@ class _Reader:
 
 
 def _refusal(address: Address, status: int, body: bytes) -> StepSpecError:
-    """What the service means by an error status."""
+    """Convert a response with an error status to the exception that the service raised."""
     if status not in (400, 404, 413, 422):
         return refused(address, status, body)
     try:
-        return _meant(json.loads(body)["error"])
+        return _to_error(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return refused(address, status, body)
 
 
-def _meant(error: Mapping[str, Any]) -> StepSpecError:
-    """The error that the service tells of."""
+def _to_error(error: Mapping[str, Any]) -> StepSpecError:
+    """Convert the `error` object of a response to an exception."""
     message, code = str(error["message"]), error.get("code")
     if code == "context_length_exceeded":
         return ContextError(message)

@@ -1,12 +1,12 @@
-"""Everything that can go wrong, as one tree.
+"""The exception hierarchy.
 
 StepSpecError
-├── UsageError          what was asked for cannot be: unknown name, bad option, bad file     exit code 2
-│   ├── ModelError      a model cannot serve: not a model folder, unsupported layers, another vocabulary
+├── UsageError          the request is invalid: unknown name, bad option, bad file           exit code 2
+│   ├── ModelError      a model cannot be used: not a model folder, unsupported layers, another vocabulary
 │   └── ContextError    the prompt does not fit the model's context
-├── MissingExtraError   a package that an extra brings is not installed; an ImportError too     exit code 1
-└── EngineError         an engine failed while it worked                                     exit code 1
-    └── TargetError     the target failed; carries what had been committed
+├── MissingExtraError   a package of an optional extra is not installed; also an ImportError    exit code 1
+└── EngineError         an engine failed at run time                                         exit code 1
+    └── TargetError     the target failed; carries the committed text
 """
 
 import difflib
@@ -18,15 +18,15 @@ from pydantic import ValidationError
 
 
 class StepSpecError(Exception):
-    """Base of every error that stepspec raises on purpose. The message says what happened and what to do."""
+    """Base class of all stepspec errors. The message says what happened and what to do."""
 
 
 class UsageError(StepSpecError):
-    """What was asked for cannot be done as asked."""
+    """A name, option, file or request is invalid or not supported."""
 
 
 class ModelError(UsageError):
-    """A model, or a pair of models, cannot serve the role it was given."""
+    """A model, or a pair of models, cannot be loaded or used in its role."""
 
 
 class ContextError(UsageError):
@@ -34,11 +34,11 @@ class ContextError(UsageError):
 
 
 class MissingExtraError(StepSpecError, ModuleNotFoundError):
-    """A package that an extra of stepspec brings along is not installed."""
+    """A package that an extra of stepspec installs is missing."""
 
 
 class EngineError(StepSpecError):
-    """An engine failed while it worked."""
+    """An engine failed at run time."""
 
 
 class UnknownIdError(UsageError):
@@ -46,7 +46,7 @@ class UnknownIdError(UsageError):
 
 
 class TargetError(EngineError):
-    """The target failed in the middle of a request. `committed` is the text that had been committed by then."""
+    """The target failed during a request. `committed` is the text committed before the failure."""
 
     def __init__(self, message: str, committed: str) -> None:
         super().__init__(message)
@@ -54,17 +54,17 @@ class TargetError(EngineError):
 
 
 MOST_SHOWN = 60
-"""Characters of a name that an error shows and compares."""
+"""Maximum number of characters of a name that an error shows and compares."""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
-    """One sentence for a name that does not exist: the closest one, and all there are.
+    """Return an error sentence for an unknown name, with the closest known name and all known names.
 
     Args:
-        what: the kind of thing that is named.
-        name: the name, which may come from a stranger and be of any length.
-        known: the names there are.
-        meant: names of other projects or other places, with those here that mean the same.
+        what: the kind of thing that the name refers to, such as "policy".
+        name: the unknown name. It may be untrusted input of any length.
+        known: all valid names.
+        meant: names from other libraries, mapped to the valid name with the same meaning.
     """
     names = sorted(known)
     shown = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
@@ -74,10 +74,10 @@ def unknown_name(what: str, name: str, known: Iterable[str], meant: Mapping[str,
 
 
 def reason_of(error: BaseException) -> str:
-    """What another library's error says, in one line without a full stop at its end.
+    """Return the message of another library's error as one line without a final period.
 
-    Of a text of several lines it is the first, or as many as announce another one by a colon. Of what pydantic finds
-    it is the first problem of every field.
+    A message of several lines is cut after its first line that does not end in a colon. A pydantic error is reduced to
+    the first problem of each field.
     """
     if isinstance(error, ValidationError):
         problems: dict[object, str] = {}
@@ -90,6 +90,6 @@ def reason_of(error: BaseException) -> str:
 
 
 def _problem(found: dict[str, Any]) -> str:
-    """One of the problems that pydantic has found; where it names a field, with that."""
+    """Return the message of one pydantic problem, with the field and its value if it names a field."""
     message = " ".join(str(found["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ").split())
     return f"{found['loc'][0]}: {message}, got {reprlib.repr(found['input'])}" if found["loc"] else message

@@ -195,8 +195,8 @@ def test_the_reason_is_low_acceptance_where_better_guesses_would_help() -> None:
     [reason] = reasons(load(), [trial(acceptance=0.1, cost=0.3)], UNKNOWN)
     assert reason == Reason(
         kind="low acceptance",
-        sentence="Too few of the tokens that come from the draft are right: 10.0% of those that are looked at are "
-        "accepted; at what drafting costs, a gain of a tenth would take 43%.",
+        sentence="Too few of the tokens from the draft are right: 10.0% of those that are checked are accepted; at "
+        "this drafting cost, a gain of 10% would need 43%.",
     )
 
 
@@ -370,11 +370,11 @@ def test_bad_prompts_are_refused_before_a_model_loads(tmp_path: Path, text: str,
     [
         ({"data": Path("missing.jsonl")}, "Cannot read missing.jsonl"),
         ({"concurrency": "0"}, "at least 1"),
-        ({"concurrency": "4", "limit": 3}, "takes as many prompts"),
+        ({"concurrency": "4", "limit": 3}, "needs at least as many prompts"),
         ({"concurrency": "many"}, "--concurrency takes one number"),
-        ({"temperature": -1.0}, "The temperature is -1"),
-        ({"policy_file": Path("advised.txt")}, "call it advised.toml"),
-        ({"policy_file": Path("no/such/folder/advised.toml")}, "Nothing can be written"),
+        ({"temperature": -1.0}, "temperature must be between 0 .greedy. and 10, got -1"),
+        ({"policy_file": Path("advised.txt")}, "--policy-file advised.toml"),
+        ({"policy_file": Path("no/such/folder/advised.toml")}, "is not writable"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_model_loads(
@@ -554,7 +554,7 @@ def test_what_was_timed_is_kept_where_the_target_could_not_be_asked_to_the_end(
 def test_without_an_answer_of_the_target_there_is_one_sentence_and_no_advice(unanswered: Path) -> None:
     run, costs = read_run(unanswered / "runs" / "c1"), load().costs
     rows = [row for row in iter_rows(unanswered / "runs" / "c1") if row.policy != "target"]
-    with pytest.raises(StepSpecError, match="With 1 at once the target finished none of the prompts"):
+    with pytest.raises(StepSpecError, match="The target finished none of the prompts at concurrency 1"):
         make_load(costs, run, {}, summarise(run, rows), rows)
 
 
@@ -616,6 +616,6 @@ def test_advice_for_the_target_alone_gives_its_reasons_and_what_else_to_look_at(
     assert text.startswith(
         "Here exact speculation does not pay: use the target alone. The draft is too large. stepspec is"
     )
-    assert "its accuracy may be up to 16.0 points lower; about 1,234 prompts would tell to within a point" in text
+    assert "its accuracy may be up to 16.0 points lower; about 1,234 prompts would show it to within a point" in text
     assert "no number of drafted tokens pays" in text
     assert "use the target alone." in told(advice("target"), load())

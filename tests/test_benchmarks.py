@@ -238,7 +238,7 @@ GOOD = '{"question": "A?", "answer": "1"}\n'
         (GOOD + '{"question": "A?", "answer": true}', "line 2: key 'answer' must be text"),
         (GOOD + '{"question": "A?", "answer": null}', "line 2: key 'answer' must be text"),
         (GOOD + '{"question": "A?", "answer": NaN}', "line 2: key 'answer' must be text"),
-        (GOOD + '{"question": "\\ud800", "answer": "1"}', "line 2: key 'question' holds half of a surrogate pair"),
+        (GOOD + '{"question": "\\ud800", "answer": "1"}', "line 2: key 'question' contains a lone surrogate"),
         (GOOD + '{"question": ' + "[" * 100_000, "line 2 is not JSON"),
         ("\n" + GOOD + "\n\n{}", "line 5: key 'question' is missing"),
         ('{"id": 1, ' + GOOD[1:] + '{"id": "1", ' + GOOD[1:], "two problems have the id '1'"),
@@ -480,14 +480,14 @@ def without_copy(tmp_path: Path) -> Path:
 def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
     said = fetch(without_copy, tmp_path, HF_HUB_OFFLINE="1")
     assert said == (
-        "The data of GSM8K cannot be fetched: it is not in the cache, and HF_HUB_OFFLINE forbids asking the hub; "
+        "The data of GSM8K cannot be fetched: it is not in the cache, and HF_HUB_OFFLINE disables downloads; "
         + TO_DOWNLOAD
     )
 
 
 def test_without_a_connection_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
     said = fetch(without_copy, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert said.startswith("The data of GSM8K cannot be fetched: the hub did not give it (")
+    assert said.startswith("The data of GSM8K cannot be fetched: the download failed (")
     assert said.endswith(TO_DOWNLOAD)
     assert "\n" not in said
 
@@ -562,9 +562,9 @@ def test_what_the_hub_gives_is_checked(tmp_path: Path) -> None:
         longer = fetch(hub_benchmark(tmp_path / "b.toml", rows=4), tmp_path, HF_ENDPOINT=endpoint)
         absent = fetch(hub_benchmark(tmp_path / "c.toml", repository="someone/else"), tmp_path, HF_ENDPOINT=endpoint)
         gated = fetch(hub_benchmark(tmp_path / "d.toml", repository="some/gated"), tmp_path, HF_ENDPOINT=endpoint)
-    assert "is not the file that was pinned" in other
-    assert "is not what was pinned" in content
-    assert "has 3 rows, and not 4" in longer
-    assert "the hub knows of no such file there" in absent
-    assert "those who were granted access" in gated
+    assert "does not match its pinned hash" in other
+    assert "does not match the pinned hash" in content
+    assert "has 3 rows instead of 4" in longer
+    assert "the hub has no such file at this revision" in absent
+    assert "the hub restricts access to it" in gated
     assert all(said.count("\n") == 0 and "--data FILE" in said for said in (other, content, longer, absent, gated))

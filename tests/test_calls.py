@@ -236,7 +236,7 @@ def test_calls_that_never_end_are_broken_off(family: str) -> None:
     events = [*answer.feed(start + '"b": ' + "[" * 3000), *answer.finish()]
     told = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
     assert [(call.name, call.arguments, call.problem) for call in answer.calls] == [
-        ("add", told, "The call is not whole.")
+        ("add", told, "The call is incomplete.")
     ]
 
 

@@ -225,15 +225,15 @@ def test_other_data_are_compared_by_force_where_the_right_answers_agree() -> Non
     found = comparison.policies[0]
     assert (found.num_problems, found.num_other_answers, found.a.num_unpaired, found.b.num_unpaired) == (28, 2, 10, 0)
     assert comparison.warning is not None
-    assert "compared are only the 28 problems" in comparison.warning
-    assert "Left out are 2 of the same id with another right answer." in comparison.warning
+    assert "covers only the 28 problems" in comparison.warning
+    assert "Left out: 2 with the same id but a different right answer." in comparison.warning
 
 
 def test_one_data_set_asked_with_two_prompts_needs_no_force() -> None:
     other = make_run(benchmark="sums-8shot", prompt_id="shots", prompt_version="bbbbbbbbbbbb")
     comparison = compare(make_run(), make_rows(), other, make_rows())
     assert {each.name for each in comparison.differences} == {"benchmark", "prompt_id", "prompt_version"}
-    assert comparison.conclusions[0].startswith("Beside chance only the prompt can have changed")
+    assert comparison.conclusions[0].startswith("Apart from chance, only the prompt can have changed")
     assert comparison.warning is None
 
 
@@ -253,7 +253,7 @@ def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
         ("commit", None, "0123456789ab-dirty"),
         ("policies.stepspec", "hash of stepspec", "f" * 12),
     ]
-    assert "As the policy, the models and the software differ, no change" in comparison.conclusions[0]
+    assert "As the policy, the models and the software differ, changes" in comparison.conclusions[0]
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,9 @@ def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
     [
         ({"hardware": {"cpu": "Another"}}, "The hardware differs"),
         ({"engines": {"target": EngineRecord(name="big", weights="1", dtype="float32", device="gpu")}}, "hardware"),
-        ({"concurrency": 4}, "Requests in flight differ"),
+        ({"concurrency": 4}, "The concurrency differs"),
         ({"grader": "symbolic"}, "not graded by the same rule"),
-        ({"seed": 1, "temperature": 0.7}, "not their random draws"),
+        ({"seed": 1, "temperature": 0.7}, "but not the seed"),
     ],
 )
 def test_what_cannot_be_concluded_is_said(changed: dict[str, object], said: str) -> None:
@@ -306,7 +306,9 @@ def test_forced_comparisons_warn(tmp_path: Path, capsys: pytest.CaptureFixture[s
     a = keep(tmp_path / "a", make_run(), make_rows())
     b = keep(tmp_path / "b", make_run(data_sha256="2"), make_rows())
     compare_runs(a, b, force=True)
-    assert capsys.readouterr().err.startswith("Warning: The runs are of other data; compared are only the 40 problems")
+    assert capsys.readouterr().err.startswith(
+        "Warning: The runs use different data. The comparison covers only the 40 problems"
+    )
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

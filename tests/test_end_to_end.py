@@ -199,7 +199,7 @@ def test_a_prompt_longer_than_the_context_is_refused():
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_an_unwritable_output_folder_is_refused(tmp_path: Path):
     tmp_path.chmod(0o500)
-    assert "Cannot keep the run" in refused("eval", "gsm-mini", "--limit", "1", "--output", tmp_path / "run", code=1)
+    assert "Cannot store the run" in refused("eval", "gsm-mini", "--limit", "1", "--output", tmp_path / "run", code=1)
 
 
 def test_a_full_disk_keeps_what_is_finished(undisturbed: Path, tmp_path: Path):

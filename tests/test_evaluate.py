@@ -211,7 +211,7 @@ def test_an_engine_that_is_gone_stops_the_run_and_is_no_problem_s_failure(tmp_pa
     problems = make_problems(20)
     gone = Failing(*(problem.question for problem in problems[3:]))
     with pytest.raises(
-        EngineError, match=f"{MAX_FAILURES_IN_A_ROW} requests in a row under .* failed, the last of them so: It"
+        EngineError, match=f"{MAX_FAILURES_IN_A_ROW} requests in a row failed under .*. The last error: It"
     ):
         play(tmp_path, Script(gone), problems)
     assert len(rows_of(tmp_path)) == 3 * len(POLICIES)
@@ -318,7 +318,7 @@ def test_a_file_in_place_of_the_folder_is_an_error_in_one_sentence(tmp_path: Pat
     (tmp_path / "run").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         play(tmp_path / "run", Script(answer_right), make_problems(1))
-    with pytest.raises(StepSpecError, match="Cannot keep the run in"):
+    with pytest.raises(StepSpecError, match="Cannot store the run in"):
         play(tmp_path / "run" / "below", Script(answer_right), make_problems(1))
 
 
@@ -346,7 +346,7 @@ def test_a_full_disk_is_an_error_in_one_sentence_and_rows_stay_whole(tmp_path: P
 
 
 def test_a_disk_too_full_for_the_conditions_leaves_nothing_that_looks_like_a_run(tmp_path: Path) -> None:
-    with files_up_to(10), pytest.raises(StepSpecError, match="Cannot keep the run"):
+    with files_up_to(10), pytest.raises(StepSpecError, match="Cannot store the run"):
         play(tmp_path / "run", Script(answer_right), make_problems(1))
     assert not (tmp_path / "run" / "run.json").exists()
     assert play(tmp_path / "run", Script(answer_right), make_problems(1)).n == 1

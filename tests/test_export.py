@@ -336,7 +336,7 @@ def test_without_traces_texts_are_empty_and_the_command_says_so(
 ) -> None:
     rows = [make_row(make_trace(problem, "target")) for problem in PROBLEMS]
     export_run(keep(tmp_path / "run", rows), form, tmp_path / "logs")
-    assert "The texts of them are missing, because they were made without --traces." in capsys.readouterr().out
+    assert "These rows have no texts, because the run was made without --traces." in capsys.readouterr().out
     if form == "lm-eval":
         _, samples = read_harness(tmp_path / "logs", "target")
         assert {json.dumps(sample["resps"]) for sample in samples} == {'[[""]]'}

@@ -40,7 +40,7 @@ def drafting(drafter: str, **settings: Any) -> Policy:
 @pytest.mark.parametrize("own", [None, "none", NGRAM])
 @pytest.mark.parametrize("drafter", OURS)
 def test_no_drafter_of_ours_is_asked_of_an_engine_that_a_policy_cannot_steer(drafter: str, own: str | None) -> None:
-    with pytest.raises(UsageError, match=f"by '{drafter}', but target can do so only by 'engine'"):
+    with pytest.raises(UsageError, match=f"by '{drafter}', but target supports only 'engine'"):
         StepSpec(policy=drafting(drafter), pair=steered(own))
 
 
@@ -80,13 +80,13 @@ def test_what_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None
     ("models", "drafter", "note"),
     [
         (pair(), "draft-model", None),
-        (pair(OURS[1:]), "prompt-lookup", "the draft is not served by the engine of the target"),
+        (pair(OURS[1:]), "prompt-lookup", "the draft runs on another engine than the target"),
         (pair(OURS[1:], one_vocabulary=False), "prompt-lookup", "the draft has another vocabulary than the target"),
         (pair(["prompt-lookup"], draft=False), "prompt-lookup", "no draft is loaded"),
         (pair([]), "none", "Tokens are drafted by 'none'"),
         (steered(NGRAM), "engine", NGRAM),
-        (steered("none"), "engine", "not at all"),
-        (steered(None), "engine", "does not say how"),
+        (steered("none"), "engine", "which is off"),
+        (steered(None), "engine", "of unknown type"),
     ],
 )
 def test_auto_takes_the_best_drafter_there_is_and_says_if_it_is_not_the_draft_model(

@@ -91,7 +91,7 @@ class MergingTokenizer(WordTokenizer):
 
 
 def test_a_tokenizer_without_a_token_for_each_digit_cannot_rate() -> None:
-    with pytest.raises(ModelError, match="no token for each digit"):
+    with pytest.raises(ModelError, match="does not give each digit its own token"):
         RatingJudge(RatingSpec(kind="rating"), MergingTokenizer())
 
 

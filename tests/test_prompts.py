@@ -201,15 +201,15 @@ def test_text_in_content_blocks_is_text() -> None:
         ([{"role": "user", "content": " "}], "question is empty"),
         ([*TALK, {"role": "user", "content": ""}], "last turn is empty"),
         (TALK[:3], "last turn is the assistant's own"),
-        (["How many?"], "Turn 1 is no mapping"),
+        (["How many?"], "Turn 1 must be a mapping"),
         ([{"role": "usr", "content": "x"}], "Turn 1: There is no role 'usr'. Did you mean 'user'"),
         ([{"content": "x"}], "Turn 1: There is no role 'None'"),
         (
             [TALK[0], {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-            "Turn 2 holds something else",
+            "Turn 2 has content that is not text",
         ),
-        ([{"role": "user", "content": 7}], "Turn 1 holds something else"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "Turn 1 holds something else"),
+        ([{"role": "user", "content": 7}], "Turn 1 has content that is not text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "Turn 1 has content that is not text"),
     ],
 )
 def test_a_conversation_that_cannot_be_answered_is_refused(messages: list[dict[str, Any]], complaint: str) -> None:

@@ -97,7 +97,7 @@ def test_what_is_said_of_a_damaged_line_is_how_to_go_on(tmp_path: Path, damage: 
     with pytest.raises(UsageError) as caught:
         list(iter_rows(folder))
     assert "\n" not in str(caught.value)
-    (command,) = re.findall(r"delete the line \((.*?)\) and", str(caught.value))
+    (command,) = re.findall(r"Delete the line \((.*?)\) and", str(caught.value))
     subprocess.run(shlex.split(command), check=True)
     assert [each.problem for each in iter_rows(folder)] == ["a", "b", "c"]
 

@@ -172,7 +172,7 @@ async def test_a_conversation_is_answered_and_its_turns_are_the_prompt() -> None
 
 
 async def test_a_wording_for_one_question_is_refused_for_a_conversation() -> None:
-    with pytest.raises(UsageError, match="'boxed' is a wording for one question"):
+    with pytest.raises(UsageError, match="'boxed' applies only to a single question"):
         await StepSpec(policy="specreason", pair=new_pair()).generate(
             [{"role": "user", "content": "x"}], prompt="boxed"
         )

@@ -57,7 +57,7 @@ def test_what_a_tool_s_parameters_define_is_found_at_the_top() -> None:
         ([{"type": "function"}], "auto", "Tool 1: function"),
         ([ADD, {"name": "add"}], "auto", "Tool 2: type"),
         ([tool("two words")], "auto", "Tool 1: function.name"),
-        ([ADD, ADD], "auto", "Two tools are called 'add'"),
+        ([ADD, ADD], "auto", "Two tools are named 'add'"),
         ([ADD], "ad", "Did you mean 'add'"),
         ([], "required", "there are no tools"),
         (["add"], "auto", "Tool 1"),

@@ -1,1 +1,1 @@
-"""The Python API: sessions, pairs of models, and what a pair has learned."""
+"""The Python API: sessions, model pairs, and the scope of a pair."""

@@ -19,7 +19,7 @@ from stepspec.loop.step import Event, Result
 
 
 class SyncStepSpec:
-    """The synchronous counterpart of `StepSpec`, with the same arguments and errors. It runs a thread."""
+    """The synchronous version of `StepSpec`, with the same arguments and errors. It runs an event loop in a thread."""
 
     @known_options
     def __init__(
@@ -43,7 +43,7 @@ class SyncStepSpec:
         self.close()
 
     def close(self) -> None:
-        """End the thread, and free the models if this session loaded them."""
+        """Stop the thread, and free the models if this session loaded them."""
         if not self._closed:
             self._closed = True
             self._loop.run(self._spec.aclose())

@@ -1,7 +1,7 @@
 """Pairs of models by name: `embedded` ships with stepspec, `smol` is built once on each machine.
 
-A built pair is a folder in the user's cache folder. `manifest.json` in it names every file and its hash, and the
-folder's name has a hash of what it was built from, so that another version of stepspec builds its own.
+A built pair is a folder in the user's cache folder, with the hash of every file in `manifest.json`. The folder's name
+has a hash of the sources of the pair, so a stepspec version with other sources builds its own pair.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ from stepspec.errors import ModelError, UsageError, unknown_name
 from stepspec.loop.policy import FileModel, Version
 
 EMBEDDED_NAME = "embedded"
-"""What is taken if nothing is named."""
+"""The default pair."""
 
 PAIRS: Sequence[str] = (EMBEDDED_NAME,)
 EMBEDDED = package_folder() / "mini" / "weights"
 SMOL = package_folder() / "mini" / "smol"
 SMOL_WEIGHTS = SMOL / "weights"
-"""What of the pair `smol` ships with stepspec; the rest is in a package that it is built from."""
+"""The part of the pair `smol` that ships with stepspec. The build takes the rest from another package."""
 
 MANIFEST = "manifest.json"
 
@@ -32,21 +32,21 @@ class Manifest(FileModel):
 
     version: Version
     sha256: Annotated[dict[str, str], Field(min_length=1)]
-    """By path below the pair's folder, with forward slashes."""
+    """SHA-256 by file path, relative to the pair's folder, with forward slashes."""
 
     @classmethod
     def of(cls, folder: Path) -> "Manifest":
-        """Describes the files that are there now."""
+        """Create the manifest of the files in a folder."""
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
         return cls(version=1, sha256={path.relative_to(folder).as_posix(): file_hash(path) for path in files})
 
 
 def find_pair(name: str) -> Path:
-    """The folder of a pair: `target`, `draft` and `pair.json` are in it. A built one is checked by hash.
+    """Return the folder of a pair, which has `target`, `draft` and `pair.json`. Check a built pair by its hashes.
 
     Raises:
         UsageError: there is no pair of that name.
-        ModelError: it has to be built first, or is damaged.
+        ModelError: the pair has not been built, or is damaged.
     """
     if name not in PAIRS:
         raise UsageError(unknown_name("pair", name, PAIRS))
@@ -64,7 +64,7 @@ def find_pair(name: str) -> Path:
 
 
 def built_folder(name: str) -> Path:
-    """Where a built pair lies, whether or not it is there."""
+    """Return the folder of a built pair. It may not exist."""
     import platformdirs
 
     sources = [*sorted(path for path in SMOL_WEIGHTS.iterdir() if path.is_file()), SMOL / "base.py", SMOL / "build.py"]
@@ -73,7 +73,7 @@ def built_folder(name: str) -> Path:
 
 
 def damage_of(folder: Path) -> str | None:
-    """What is wrong with a built pair's files, or None."""
+    """Return the first problem with the files of a built pair, or None."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError):
@@ -89,6 +89,6 @@ def damage_of(folder: Path) -> str | None:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

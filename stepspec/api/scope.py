@@ -1,8 +1,8 @@
-"""The scope of a pair of models: what it was trained on, and whether a question is like that.
+"""The scope of a pair: a check that a question is similar to the pair's training data.
 
-A model that was trained on one kind of text answers other questions with nonsense. A pair that ships with stepspec
-has a description, `pair.json`, with a lower bound on the target's mean log-probability of a prompt's tokens. The check
-runs after the answer, so it delays no token. Other models have no description.
+A model that was trained on one kind of text answers other questions with nonsense. Each pair that stepspec provides has
+a file `pair.json` with a lower bound on the target's mean log-probability of a prompt's tokens. The check runs after
+the answer, so it delays no token. Other models have no such file.
 """
 
 from pathlib import Path
@@ -18,19 +18,19 @@ class PairScope(FileModel):
 
     version: Version
     knows: str
-    """One sentence that says what the pair has learned and what to do about other questions."""
+    """One sentence for the user about the pair's training data and what to do with other questions."""
     least_logprob: float
-    """Prompts below this mean are unlike what the pair has learned."""
+    """Lower bound of the mean log-probability, in nats. Prompts below it are unlike the pair's training data."""
     measured: str
-    """How the bound was found."""
+    """How the bound was measured."""
 
     @classmethod
     def load(cls, folder: Path) -> "PairScope":
-        """The description in the folder of a pair."""
+        """Load the description from the folder of a pair."""
         return cls.model_validate_json((folder / FILE).read_bytes())
 
     async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
-        """Return the sentence for a prompt below the bound, else None.
+        """Return `knows` for a prompt below the bound, else None.
 
         Raises:
             EngineError: the target failed.
@@ -40,7 +40,7 @@ class PairScope(FileModel):
 
 
 async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
-    """Compute the mean log-probability, in nats, of a prompt's tokens after the first; None if the engine gives none.
+    """Compute the mean log-probability, in nats, of a prompt's tokens after the first; None if not supported.
 
     Raises:
         EngineError: the target failed.

@@ -4,7 +4,7 @@
         result = await spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?")
         print(result.answer)
 
-An engine is selected by the name before the colon of its spec string, and its library loads when it is used.
+The name before the colon of a spec string selects the engine. The engine's library loads when it is first used.
 """
 
 import asyncio
@@ -50,27 +50,27 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
     "http": REMOTE,
     "https": REMOTE,
 }
-"""Engine kinds: module, class, and the extra that installs what it needs."""
+"""Engine kinds: module, class, and the extra that installs the required packages."""
 
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Loaded models, which any number of sessions can share."""
+    """Loaded models. Any number of sessions can share them."""
 
     target: Engine
     draft: Engine | None
     one_vocabulary: bool = True
     """Whether both models give every token the same id."""
     breaker: Breaker = field(default_factory=Breaker)
-    """Stops asking a draft that keeps failing, for all sessions."""
+    """Disables a draft that keeps failing, for all sessions."""
     scope: PairScope | None = None
-    """Describes the training data of a pair that stepspec provides. Questions unlike it get a note."""
+    """Description of the training data, for pairs that stepspec provides. Results of other questions get a note."""
 
     @property
     def hash(self) -> str:
-        """A short hash of both models' weights, or of their names if the weights are elsewhere."""
+        """A short hash of both models' weights, or of their names if the weights are not local."""
         described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
         parts = [engine.get("weights") or engine.get("name") for engine in described]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -96,8 +96,8 @@ class Models:
     Attributes:
         target: spec string of the target.
         draft: spec string of the draft, if there is one.
-        titles: what results call the two; None stands for a model's own name.
-        folder: of the pair that they are, where it has a name.
+        titles: names of target and draft in results; None uses a model's own name.
+        folder: folder of the named pair; None for models chosen by spec string.
     """
 
     target: str
@@ -110,8 +110,8 @@ def choose_models(target: str | None, draft: str | None, pair: str | None = None
     """Choose models by spec strings or by the name of a pair. The default is the embedded pair.
 
     Raises:
-        UsageError: only the draft is named, or models and a pair, or an unknown pair.
-        ModelError: the pair has to be built first, or is damaged.
+        UsageError: only the draft is named, both models and a pair are named, or the pair is unknown.
+        ModelError: the pair has not been built, or is damaged.
     """
     if pair is not None and (target is not None or draft is not None):
         raise UsageError(f"The pair {pair!r} has its own target and draft. Name either a pair or the models.")
@@ -136,19 +136,19 @@ def load_pair(
 ) -> Pair:
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
-    A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME` or the address of a server, `http://HOST:PORT/v1#MODEL`.
-    The target loads first, as the draft may have to fit into the memory that it leaves.
+    A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
+    The target loads first, because the draft may have to fit into the remaining memory.
 
     Args:
         target: spec string of the target.
         draft: spec string of the draft.
-        pair: name of a pair, instead of the two.
+        pair: name of a pair, instead of target and draft.
         needs_draft: whether a target without a draft is an error.
         notes: whether results get a note if the question is unlike the pair's training data. The note takes another
             pass over the prompt after the answer, so measurements turn it off.
 
     Raises:
-        UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.
+        UsageError: a spec string is invalid, only the draft is named, or there is no pair of that name.
         ModelError: a model cannot be loaded or served.
     """
     models = choose_models(target, draft, pair)
@@ -168,11 +168,11 @@ def load_pair(
 
 
 def check_spec(spec: str) -> None:
-    """Whether a spec string names a model, as far as that can be seen without loading one.
+    """Check a spec string without loading the model.
 
     Raises:
-        UsageError: it does not.
-        ModelError: it names a folder that is not there.
+        UsageError: the spec string is invalid.
+        ModelError: its folder does not exist.
     """
     kind, separator, name = spec.partition(":")
     if not separator or not name:
@@ -180,7 +180,7 @@ def check_spec(spec: str) -> None:
     if kind not in ENGINES:
         raise UsageError(unknown_name("engine kind", kind, ENGINES))
     path = name.partition("?")[0]
-    # The hub has no such names, but would be asked for them, and that again and again without a network.
+    # Such a name cannot be on the Hub. transformers would still request it, and retry without a network.
     if ENGINES[kind] is not REMOTE and path.startswith(("/", "./", "../", "~")) and not Path(path).is_dir():
         raise ModelError(f"There is no folder {path} to load a model from.")
 
@@ -189,16 +189,19 @@ def _load_engine(spec: str, title: str | None = None) -> Any:
     check_spec(spec)
     kind, _, name = spec.partition(":")
     module, engine, extra = ENGINES[kind]
-    name = spec if ENGINES[kind] is REMOTE else name  # of an address the scheme is a part
+    name = spec if ENGINES[kind] is REMOTE else name  # the scheme is part of an address
     with from_extra(extra, f"The {kind} engine"):
         return getattr(importlib.import_module(module), engine).load(name, title=title)
 
 
 def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
-    """The policy as these engines carry it out, and a sentence for the user where "auto" did not get the draft model.
+    """Adapt a policy to the engines of a pair.
+
+    Returns:
+        The policy with a drafter in place of "auto", and a note for the user if that is not the draft model.
 
     Raises:
-        UsageError: they cannot carry it out; the message says what to change.
+        UsageError: the engines do not support the policy; the message says what to change.
     """
     note = None
     if policy.token.drafter == "auto":
@@ -210,65 +213,65 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
 
 
 def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:
-    """What "auto" stands for, with a sentence if it is not the draft model."""
+    """Return the drafter for "auto", and a note if it is not the draft model."""
     target = pair.target
     if "draft-model" in target.drafters:
         return "draft-model", None
     if "engine" in target.drafters:
-        how = {None: "it does not say how", "none": "not at all"}.get(target.own_speculation, target.own_speculation)
-        return "engine", f"{target.name} drafts tokens as its engine was started to ({how}), not by the draft model."
+        how = {None: "of unknown type", "none": "which is off"}.get(target.own_speculation, target.own_speculation)
+        return "engine", f"{target.name} uses its engine's built-in speculation ({how}) instead of the draft model."
     drafter: DrafterName = "prompt-lookup" if "prompt-lookup" in target.drafters else "none"
-    return drafter, f"Tokens are drafted by {drafter!r}{_why_not_by_draft(pair)}."
+    return drafter, f"Tokens are drafted by {drafter!r}{_why_no_draft_model(pair)}."
 
 
-def _why_not_by_draft(pair: Pair) -> str:
+def _why_no_draft_model(pair: Pair) -> str:
     if pair.draft is None:
-        return ", since no draft is loaded"
-    why = "is not served by the engine of" if pair.one_vocabulary else "has another vocabulary than"
+        return ", because no draft is loaded"
+    why = "runs on another engine than" if pair.one_vocabulary else "has another vocabulary than"
     return f": the draft {why} the target"
 
 
 def _check_judging(policy: Policy, target: Engine) -> None:
-    """Refuses a policy whose judges or salvage need what the target does not give."""
+    """Reject a policy whose judges or salvage need log-probabilities that the target does not return."""
     if policy.family == "score" and policy.needs_scores and "scores" not in target.abilities:
         raise UsageError(
-            f"The policy judges or salvages by the log-probabilities of proposed tokens, which {target.name} does not "
-            "give. Choose a policy with a rating judge alone, such as 'specreason', or serve the target with vLLM."
+            f"The policy judges or salvages by log-probabilities of proposed tokens, which {target.name} does not "
+            "return. Choose a policy with only a rating judge, such as 'specreason', or serve the target with vLLM."
         )
     if policy.needs_label_logprobs and "label logprobs" not in target.abilities:
         raise UsageError(
-            f"The policy rates by the expected digit, but {target.name} gives no log-probabilities. "
+            f"The policy rates by the expected digit, but {target.name} returns no log-probabilities. "
             'Set readout = "greedy" in its rating judge.'
         )
 
 
 def _check_drafting(policy: Policy, pair: Pair) -> None:
-    """Refuses a `[token]` table that the target's engine would not carry out."""
+    """Reject a `[token]` table that the target's engine does not support."""
     target, table = pair.target, policy.token
     if policy.family == "draft":
-        return  # the target writes nothing, and the draft without token-level speculation of ours
+        return  # only the draft generates text, and without token-level speculation
     if table.drafter == "none" and target.own_speculation not in (None, "none"):
         raise UsageError(
             f"The policy drafts no tokens, but {target.name} drafts by itself ({target.own_speculation}). Set "
-            "drafter = \"engine\" in its [token] table, choose the policy 'engine', or start the engine without."
+            "drafter = \"engine\" in its [token] table, choose the policy 'engine', or turn off its speculation."
         )
     if table.drafter == "engine" and (table.tolerance or table.num_tokens != "auto"):
         raise UsageError(
-            f"The policy sets num_tokens or tolerance, which {target.name} decides by itself. Leave them out of its "
+            f"The policy sets num_tokens or tolerance, which {target.name} controls by itself. Leave them out of its "
             "[token] table."
         )
     if table.drafter not in ("none", "engine", *target.drafters):
-        why = _why_not_by_draft(pair) if table.drafter == "draft-model" and pair.draft is not None else ""
+        why = _why_no_draft_model(pair) if table.drafter == "draft-model" and pair.draft is not None else ""
+        supported = ", ".join(map(repr, target.drafters)) or "'none'"
         raise UsageError(
-            f"The policy drafts tokens by {table.drafter!r}, but {target.name} can do so only by "
-            f"{', '.join(map(repr, target.drafters)) or 'nothing'}{why}. Choose another drafter in its [token] table, "
-            'or "auto".'
+            f"The policy drafts tokens by {table.drafter!r}, but {target.name} supports only {supported}{why}. "
+            'Choose another drafter in its [token] table, or "auto".'
         )
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request as the loop takes it."""
+    """A request in the form that the controller needs."""
 
     toolbox: Toolbox
     demands: Demands
@@ -288,12 +291,12 @@ class StepSpec:
         *,
         pair: Pair | str | None = None,
     ) -> None:
-        """Use a loaded pair, or load one and close it with the session.
+        """Create a session. If it loads the models, closing it frees them.
 
         Args:
             target: spec string of the target.
             draft: spec string of the draft.
-            policy: a policy's name, file or value.
+            policy: name of a policy, path of a policy file, or a `Policy`.
             pair: a loaded pair, or the name of one, instead of target and draft.
 
         Raises:
@@ -310,7 +313,7 @@ class StepSpec:
         try:
             self.policy, note = fit_policy(wanted, self.pair)
         except UsageError:
-            if self._owns_pair:  # nobody else can free what was loaded here
+            if self._owns_pair:  # the caller has no reference to the loaded models
                 thread = threading.Thread(target=asyncio.run, args=(self.pair.aclose(),))
                 thread.start()
                 thread.join()
@@ -365,7 +368,7 @@ class StepSpec:
             TargetError: the target failed; the error carries the committed text.
         """
         options = RequestOptions.of(options, changes)
-        # Without a limit the context is full before this many are committed, since the prompt takes some of it.
+        # max_context is above every possible number of committed tokens, because the prompt takes part of it.
         ledger = Ledger(self.pair.target.max_context if options.max_tokens is None else options.max_tokens)
 
         def prepare() -> _Prepared:
@@ -375,11 +378,11 @@ class StepSpec:
             try:
                 return self._prepared(messages, toolbox, demands)
             except RecursionError:
-                raise UsageError("A turn or a tool is nested too deeply.") from None
+                raise UsageError("A message or a tool is nested too deeply.") from None
 
         with ledger.time("controller"):
-            large = question, options.tools, options.json_schema, options.stop_token_ids
-            prepared = await off_the_loop(large, prepare)
+            inputs = question, options.tools, options.json_schema, options.stop_token_ids
+            prepared = await off_the_loop(inputs, prepare)
             if prepared.demands.json_schema is not None:
                 with ledger.time("target"):
                     await self._answering.check_schema(prepared.demands.json_schema)
@@ -387,15 +390,15 @@ class StepSpec:
         asked = Asked(self.pair.target.name, self.policy_name, options)
         async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
             async for event in events:
-                yield Done(await self._noted(event.result, prepared.ids)) if isinstance(event, Done) else event
+                yield Done(await self._with_note(event.result, prepared.ids)) if isinstance(event, Done) else event
 
-    async def _noted(self, result: Result, prompt: Sequence[int]) -> Result:
-        """The result, with a note if the question is unlike what the pair has learned."""
+    async def _with_note(self, result: Result, prompt: Sequence[int]) -> Result:
+        """Add a note to the result if the question is unlike the pair's training data."""
         if self.pair.scope is None:
             return result
         try:
             note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
-        except EngineError:  # the answer is there all the same
+        except EngineError:  # the answer is valid without a note
             return result
         return replace(result, note=note)
 
@@ -421,24 +424,26 @@ class StepSpec:
         )
 
     def _demands(self, toolbox: Toolbox, options: RequestOptions) -> Demands:
-        """What is asked of the answer.
+        """Return the constraints of a request on the answer.
 
         Raises:
-            UsageError: it contradicts itself, or what the models can do.
+            UsageError: they contradict each other, or the models do not support them.
         """
         json_schema = options.json_schema
         if options.max_thinking_tokens is not None and not self.thinks:
             raise UsageError(
-                f"{self.pair.target.name} does not think apart from its answer, so max_thinking_tokens means "
-                "nothing to it. Set max_tokens."
+                f"max_thinking_tokens has no effect, because {self.pair.target.name} does not separate thinking from "
+                "its answer. Set max_tokens."
             )
         if toolbox.forced and json_schema is not None:
             raise UsageError(
-                f"A tool has to be called (tool_choice {toolbox.choice!r}), but the answer has to be JSON of another "
-                "form. Leave out json_schema, or let tool_choice be 'auto'."
+                f"tool_choice {toolbox.choice!r} requires a tool call, which does not match json_schema. Leave out "
+                "json_schema, or set tool_choice to 'auto'."
             )
         if toolbox.tools and json_schema is not None and json_schema.get("type") == "array":
-            raise UsageError("Beside tools the answer's form cannot be a list, as calls are one. Wrap it in an object.")
+            raise UsageError(
+                "With tools, an answer cannot be a JSON array, because tool calls are one. Wrap it in an object."
+            )
         schema: str | None = None
         if toolbox.forced:
             schema = schema_text(toolbox.schema())
@@ -446,8 +451,9 @@ class StepSpec:
             schema = schema_text(json_schema, toolbox)
         if schema is not None and "json schema" not in self._answering.abilities:
             raise UsageError(
-                f"{self._answering.name} cannot be held to a JSON schema, which json_schema and a tool_choice other "
-                "than 'auto' and 'none' need. Serve it with the torch engine or vLLM, or describe the form in words."
+                f"{self._answering.name} does not support a JSON schema, which json_schema and a tool_choice other "
+                "than 'auto' and 'none' require. Serve it with the torch engine or vLLM, or describe the format in the "
+                "prompt."
             )
         opener = None
         if toolbox.tools and not self.thinks:
@@ -457,7 +463,7 @@ class StepSpec:
         return Demands(schema, opener, options.max_thinking_tokens, options.deadline_s, stop_ids)
 
     def _check_stop_ids(self, stop_token_ids: Sequence[int]) -> None:
-        """Checks that the target has these tokens, where its tokenizer says how many there are."""
+        """Check that the target has these tokens, if the size of its vocabulary is known."""
         target = self.pair.target
         if stop_token_ids and target.tokenizer.num_ids is not None:
             try:
@@ -466,22 +472,22 @@ class StepSpec:
                 raise UnknownIdError(f"stop_token_ids: {error}") from None
 
     def _prepared(self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands) -> _Prepared:
-        """The request in ids, each model's encoded once.
+        """Encode the request once for each model.
 
         Raises:
-            UsageError: the target's chat template refuses the conversation.
-            ContextError: it does not fit the target's context.
+            UsageError: the target's chat template rejects the conversation.
+            ContextError: the conversation does not fit the target's context.
         """
-        target, draft, shown = self.pair.target, self.pair.draft, list(toolbox.tools.values())
-        ids = encode_messages(target.tokenizer, messages, shown, Room(target.max_context, target.name))
+        target, draft, tools = self.pair.target, self.pair.draft, list(toolbox.tools.values())
+        ids = encode_messages(target.tokenizer, messages, tools, Room(target.max_context, target.name))
         if draft is not None and not self.pair.one_vocabulary:
-            own = encode_messages(draft.tokenizer, messages, shown)
-            draft = TranslatedDraft(draft, own, target.tokenizer, len(ids))
+            draft_ids = encode_messages(draft.tokenizer, messages, tools)
+            draft = TranslatedDraft(draft, draft_ids, target.tokenizer, len(ids))
         return _Prepared(toolbox, demands, ids, draft)
 
     @property
     def _answering(self) -> Engine:
-        """The engine that writes answers."""
+        """The engine that generates answers."""
         return self.pair.draft if self.policy.family == "draft" and self.pair.draft else self.pair.target
 
     def _call_reader(self, toolbox: Toolbox, *, listed: bool) -> CallReader | None:
@@ -520,13 +526,17 @@ class StepSpec:
 
 
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:
-    """The turns to be answered."""
+    """Convert a question or a conversation to messages.
+
+    Raises:
+        UsageError: the question is empty, a message is invalid, or a prompt is set for a conversation.
+    """
     if isinstance(question, str):
         if not question.strip():
             raise UsageError("The question is empty.")
         return checked_messages([{"role": "user", "content": problem_prompt(prompt).format(question=question)}])
     if not isinstance(question, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"The question must be a string or a list of turns, got {reprlib.repr(question)}.")
+        raise UsageError(f"The question must be a string or a list of messages, got {reprlib.repr(question)}.")
     if prompt != "bare":
-        raise UsageError(f"The prompt {prompt!r} is a wording for one question. Leave it out with a conversation.")
+        raise UsageError(f"The prompt {prompt!r} applies only to a single question. Leave it out with a conversation.")
     return checked_messages(question)

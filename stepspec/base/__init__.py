@@ -1,1 +1,1 @@
-"""What every layer uses: files, extras, threads, readers of JSON and of settings."""
+"""Utilities for every layer: data files, optional extras, threads, strict JSON, checks of settings."""

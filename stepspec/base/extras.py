@@ -1,4 +1,4 @@
-"""What an extra brings along, and a sentence where it is not installed."""
+"""Imports from optional extras, with an installation hint if a package is missing."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,17 +8,21 @@ from stepspec.errors import MissingExtraError
 
 @contextmanager
 def from_extra(extra: str, needed_by: str) -> Generator[None]:
-    """Around imports that need an extra of this package.
+    """Wrap imports of packages that an extra of stepspec installs.
+
+    Args:
+        extra: name of the extra.
+        needed_by: the feature that needs it, which starts the error message.
 
     Raises:
-        MissingExtraError: one of them is not installed.
+        MissingExtraError: one of the packages is not installed.
     """
     try:
         yield
     except MissingExtraError:
         raise
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "stepspec":  # which is no package of others
+        if error.name is None or error.name.split(".")[0] == "stepspec":  # a bug in stepspec, not a missing package
             raise
         command = f'pip install "stepspec[{extra}]"'
         raise MissingExtraError(

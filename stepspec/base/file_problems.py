@@ -1,4 +1,4 @@
-"""What is wrong with a TOML file that a person wrote, in their words: one sentence from pydantic's errors."""
+"""Error messages for TOML files: one sentence in TOML terms from pydantic's errors."""
 
 import difflib
 import json
@@ -33,13 +33,13 @@ BOUNDS = {
 
 
 def first_problem(error: ValidationError, model: Table) -> str:
-    """The first thing to put right.
+    """Return a sentence about the first problem to fix.
 
     >>> first_problem(error, Policy)
     "token.drafter 'prompt-lokup' is unknown; did you mean 'prompt-lookup'? Known: 'none', 'prompt-lookup'."
     """
     problems: list[Any] = error.errors()
-    # A misspelt key comes first: that another one is missing is what it leads to.
+    # Report a misspelled key first, because it is usually the cause of a missing key.
     problem: Problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
     where = ".".join(str(part) for part in problem["loc"])
     return _sentence(problem, where or "the file", model)
@@ -107,12 +107,12 @@ def _nearest(value: str, known: Sequence[str]) -> str:
 
 
 def _quoted(words: str) -> list[str]:
-    """The names in a list such as pydantic writes it: 'a', 'b' or 'c'."""
+    """Return the names in a list as pydantic formats it: 'a', 'b' or 'c'."""
     return re.findall(r"'([^']*)'", words)
 
 
 def _tables_meant(kind: str, location: Location, model: Table) -> bool:
-    """Whether something else stands where a table belongs, or several."""
+    """Return whether the location needs one or several tables but has another value."""
     if kind in ("tuple_type", "list_type"):
         return bool(_tables_at(location, model))
     return kind in ("model_type", "model_attributes_type", "dict_type")
@@ -126,7 +126,7 @@ def _tables_wanted(location: Location, value: Any, *, several: bool) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as TOML writes it, tables and lists by what they are."""
+    """Return a value in TOML syntax; tables and lists become "a table" and "a list"."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -137,7 +137,7 @@ def _shown(value: object) -> str:
 
 
 def _tables_at(location: Location, model: Table) -> list[Table]:
-    """The tables that may stand in a place; of several kinds those of the kind that the location names."""
+    """Return the tables that are valid at a location. If it names a kind, only tables of that kind."""
     tables = [model]
     for part in location:
         if any(part in table.model_fields for table in tables):

@@ -1,8 +1,7 @@
-"""Where the policies and benchmarks are, in a checkout, an editable install and a wheel alike.
+"""Locations of the policy and benchmark files, in a checkout, an editable install and a wheel.
 
-A name is looked up among the files that exist and never becomes part of a path. A path is taken only by
-`find_data_file`, which is for the person at the command line; what comes out of a request is looked up in
-`list_data_files`.
+A name is looked up among the existing files and never becomes part of a path. Only `find_data_file` accepts a path;
+use it for input from the command line. Look up names from requests in `list_data_files`.
 """
 
 from pathlib import Path
@@ -17,34 +16,41 @@ _NOUNS: dict[DataKind, str] = {"policies": "policy", "evals": "benchmark"}
 
 
 def package_folder() -> Path:
-    """Where the package lies, and what is shipped inside it."""
+    """Return the folder of the installed package."""
     return _PACKAGE
 
 
 def data_folder(name: DataKind) -> Path:
-    """The folder of the policies or of the benchmarks: inside the package, else beside it in a checkout."""
+    """Return the folder of the policies or benchmarks: inside the package, or next to it in a checkout.
+
+    Raises:
+        StepSpecError: neither folder exists.
+    """
     inside = _PACKAGE / name
     if inside.is_dir():
         return inside
     checkout = _PACKAGE.parent
-    # Without the first condition, a wheel that lost its data would take a stranger's folder in site-packages.
+    # Without the first condition, a wheel without its data would use an unrelated folder in site-packages.
     if (checkout / "pyproject.toml").is_file() and (checkout / name).is_dir():
         return checkout / name
     raise StepSpecError(
-        f"The folder {name!r} is neither in the package at {_PACKAGE} nor beside it. "
-        "Install stepspec again, or run it from a whole checkout."
+        f"The folder {name!r} is neither in the package at {_PACKAGE} nor next to it. "
+        "Install stepspec again, or run it from a complete checkout."
     )
 
 
 def list_data_files(kind: DataKind) -> dict[str, Path]:
-    """The files of that kind by name (`specreason` for `specreason.toml`), in alphabetical order."""
+    """Return the files of a kind by name (`specreason` for `specreason.toml`), in alphabetical order."""
     return {path.stem: path for path in sorted(data_folder(kind).glob("*.toml"), key=lambda path: path.stem)}
 
 
 def find_data_file(kind: DataKind, name: str) -> Path:
-    """The file that a person means by `name`: one of ours by its name, one of theirs by a path.
+    """Find a data file by the name of a built-in file, or by a path.
 
-    Whatever has a folder in it or ends in `.toml` is a path. Raises `UsageError` if there is no such file.
+    A value that contains a folder or ends in `.toml` is a path.
+
+    Raises:
+        UsageError: there is no such file.
     """
     noun = _NOUNS[kind]
     as_path = Path(name)
@@ -54,7 +60,7 @@ def find_data_file(kind: DataKind, name: str) -> Path:
         return as_path
     known = list_data_files(kind)
     if name not in known and as_path.is_file():
-        raise UsageError(f"{name!r} is no {noun}: a {noun} file ends in .toml.")
+        raise UsageError(f"{name!r} is not a {noun}: the name of a {noun} file must end in .toml.")
     if name not in known:
         raise UsageError(unknown_name(noun, name, known))
     return known[name]

@@ -1,4 +1,4 @@
-"""Keyword arguments that a function does not know are refused with the nearest name, not by Python's `TypeError`."""
+"""Checks of keyword arguments: an unknown one raises `UsageError` with the closest known name, not `TypeError`."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +20,19 @@ MEANT: Mapping[str, str] = {
     "stop_sequences": "stop",
     "response_format": "json_schema",
 }
-"""What is called otherwise elsewhere, on the command line or by other libraries."""
+"""Names on the command line or in other libraries, with the name of the same option here."""
 
 
 def check_known(given: Iterable[str], known: Iterable[str], what: str = "option") -> None:
-    """Checks that all names are known.
+    """Check that all names are known.
+
+    Args:
+        given: the names to check.
+        known: all valid names.
+        what: what a name stands for, for the error message.
 
     Raises:
-        UsageError: one is not; the message has the nearest name.
+        UsageError: a name is unknown; the message suggests the closest one.
     """
     names = set(known)
     meant = {name: here for name, here in MEANT.items() if here in names}
@@ -37,7 +42,10 @@ def check_known(given: Iterable[str], known: Iterable[str], what: str = "option"
 
 
 def known_options(function: Callable[P, R]) -> Callable[P, R]:
-    """Has a function refuse unknown keyword arguments by `UsageError`, those of an unpacked `TypedDict` too."""
+    """Decorate a function to raise `UsageError` for unknown keyword arguments.
+
+    The keys of an unpacked `TypedDict` are known too.
+    """
     names = _keywords(function)
 
     @wraps(function)

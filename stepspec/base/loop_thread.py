@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for work that may be asked for from any thread and any other loop."""
+"""An event loop in its own thread. Any thread or event loop can submit work to it."""
 
 import asyncio
 import queue
@@ -14,22 +14,22 @@ from stepspec.errors import EngineError, UsageError
 T = TypeVar("T")
 
 
-FOR_ITSELF = (
-    "A synchronous call was made from inside an asynchronous callback that runs in the same thread, and would wait for "
-    "ever. Use the asynchronous method there: ainvoke, astream, generate of StepSpec."
+WOULD_DEADLOCK = (
+    "A synchronous call from the thread that runs the event loop would deadlock. "
+    "Use the asynchronous method instead: ainvoke, astream, or StepSpec.generate."
 )
 
 
 @dataclass(frozen=True)
-class _Told(Generic[T]):
-    """What an iterator has given; nothing at its end, or because of an error."""
+class _Message(Generic[T]):
+    """One item of an iterator. No item marks its end; `error` is set if it failed."""
 
     items: tuple[T, ...] = ()
     error: Exception | None = None
 
 
 class LoopThread:
-    """The loop runs until `close`."""
+    """A thread that runs an event loop until `close`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -37,18 +37,18 @@ class LoopThread:
         self._thread.start()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts something there; cancelling what is given back cancels it."""
+        """Start a coroutine in the loop. Cancelling the returned future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does something there and waits for it; who is interrupted while waiting cancels it.
+        """Run a coroutine in the loop and wait for its result. An interrupt while waiting cancels it.
 
         Raises:
-            UsageError: this is that thread, which would wait for itself.
+            UsageError: the caller runs in the thread of the loop and would deadlock.
         """
         if self._is_here:
             work.close()
-            raise UsageError(FOR_ITSELF)
+            raise UsageError(WOULD_DEADLOCK)
         running = self.start(work)
         try:
             return running.result()
@@ -61,41 +61,41 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def iterate(self, items: AsyncGenerator[T, None]) -> Generator[T]:
-        """Goes through something there, as it comes; leaving the iterator ends it there too.
+        """Iterate over an asynchronous generator in the loop. Closing the iterator cancels the generator.
 
         Raises:
-            UsageError: as `run`.
+            UsageError: see `run`.
         """
         if self._is_here:
-            raise UsageError(FOR_ITSELF)
-        told: queue.SimpleQueue[_Told[T]] = queue.SimpleQueue()
+            raise UsageError(WOULD_DEADLOCK)
+        messages: queue.SimpleQueue[_Message[T]] = queue.SimpleQueue()
 
         async def pump() -> None:
-            end = _Told[T](error=EngineError("The call was cancelled."))
+            end = _Message[T](error=EngineError("The call was cancelled."))
             try:
                 async with aclosing(items):
                     async for item in items:
-                        told.put(_Told((item,)))
-                end = _Told[T]()
+                        messages.put(_Message((item,)))
+                end = _Message[T]()
             except Exception as error:
-                end = _Told(error=error)
-            finally:  # also where it was cancelled, or its reader would wait for ever
-                told.put(end)
+                end = _Message(error=error)
+            finally:  # also after a cancellation, or the reader would wait forever
+                messages.put(end)
 
         running = self.start(pump())
         try:
             while True:
-                each = told.get()
-                if each.error is not None:
-                    raise each.error
-                if not each.items:
+                message = messages.get()
+                if message.error is not None:
+                    raise message.error
+                if not message.items:
                     return
-                yield each.items[0]
+                yield message.items[0]
         finally:
             running.cancel()
 
     def close(self) -> None:
-        """Ends the thread; nothing may run there any more."""
+        """Stop the loop and end the thread. All work must have finished."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

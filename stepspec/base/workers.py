@@ -1,4 +1,4 @@
-"""Threads for work that would hold up an event loop: reading, rendering and encoding of long texts."""
+"""Threads for work that would block an event loop: parsing, rendering and encoding of long texts."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -8,39 +8,39 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 SMALL = 16_384
-"""Characters that take about a millisecond; more go to a thread."""
+"""Number of characters that take about a millisecond. Longer texts go to a thread."""
 
 WEIGHT = 32
-"""What a value counts besides its characters."""
+"""Cost of a value in addition to its characters, in characters."""
 
 _POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="stepspec text")
-"""Two for all event loops together, so that they leave the loops their turn at the interpreter lock."""
+"""Two threads shared by all event loops, so that the loops still get the interpreter lock."""
 
 
 def is_small(value: Any) -> bool:
-    """Whether text, or what holds text, is so small that work on it may be done in an event loop."""
-    room, rest = SMALL, [value]
-    while rest and room > 0:
-        each = rest.pop()
-        room -= WEIGHT
+    """Return whether a text, or a value that contains texts, is small enough to process in an event loop."""
+    budget, pending = SMALL, [value]
+    while pending and budget > 0:
+        each = pending.pop()
+        budget -= WEIGHT
         if isinstance(each, str | bytes):
-            room -= len(each)
+            budget -= len(each)
         elif isinstance(each, Mapping | list | tuple):
             parts = cast("Mapping[Any, Any] | list[Any] | tuple[Any, ...]", each)
-            if len(parts) * WEIGHT > room:
+            if len(parts) * WEIGHT > budget:
                 return False
-            rest.extend(parts)
+            pending.extend(parts)
             if isinstance(parts, Mapping):
-                rest.extend(parts.values())
+                pending.extend(parts.values())
         elif isinstance(content := getattr(each, "content", None), str | list):
-            rest.append(content)  # a message of LangChain's
-    return room > 0
+            pending.append(content)  # a LangChain message
+    return budget > 0
 
 
 async def off_the_loop(about: Any, work: Callable[[], T]) -> T:
-    """Does work whose time grows with what it is about: at once if that is small, else in a thread.
+    """Run work whose time grows with the size of `about`: directly if that is small, else in a thread.
 
-    Cancelling it takes it off the queue; what a thread has begun it ends.
+    Cancelling removes the work from the queue. Work that a thread has already started runs to its end.
     """
     if is_small(about):
         return work()

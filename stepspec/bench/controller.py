@@ -1,6 +1,7 @@
-"""What the controller itself takes: requests over an engine that answers at once, at many lengths and many at a time.
+"""Cost of the controller itself, measured with an engine that answers instantly.
 
-Every fourth step is refused, its first half kept and the rest written anew, so that all that happens to steps happens.
+Measures several prompt lengths and numbers of concurrent requests. Every fourth step is rejected; its first half is
+salvaged and the rest is regenerated, so that every path for a step runs.
 """
 
 import asyncio
@@ -37,17 +38,17 @@ from stepspec.loop.step import Done, Result
 
 POLICY = "stepspec"
 STEPS = 120
-"""Of one request."""
+"""Number of steps in one request."""
 REFUSED_EVERY = 4
 SENTENCE = "so there are {number} apples in the basket and we go on from there to the next person in the story"
 
 Transport = Callable[[TokenBuffer], Callable[[], int]]
-"""For a request, something that writes its prompt as it would go over a wire, and says how many bytes that are."""
+"""For a request, returns a function that encodes the prompt as a remote request and returns its size in bytes."""
 
 
 @dataclass
 class InstantEngine:
-    """Writes and judges without a model."""
+    """An engine that generates and verifies without a model."""
 
     tokenizer: Tokenizer
     name: str = "instant"
@@ -56,7 +57,7 @@ class InstantEngine:
     drafters: tuple[DrafterName, ...] = ("draft-model",)
     own_speculation: str | None = "none"
     num_steps: WeakKeyDictionary[TokenBuffer, int] = field(default_factory=WeakKeyDictionary[TokenBuffer, int])
-    """Steps proposed in each request. The target is given the draft's, as it refuses every fourth of them."""
+    """Steps proposed in each request. The target shares the draft's counts, because it rejects every fourth step."""
 
     def __post_init__(self) -> None:
         sentences = [f"{number}: {SENTENCE.format(number=number)}.\n\n" for number in range(STEPS)]
@@ -73,7 +74,7 @@ class InstantEngine:
         hint: Sequence[int] = (),
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`: the next step, the rest of the one that was refused, or an end."""
+        """See `Engine.generate`: yields the next step, the rest of a rejected step, or an end token."""
         await asyncio.sleep(0)
         index = self.num_steps.get(prompt, 0)
         if not stop.delimiters:
@@ -87,12 +88,12 @@ class InstantEngine:
             yield Chunk((self._end,), "token", passes=1)
 
     async def check_schema(self, json_schema: str) -> None:
-        """See `Engine.check_schema`: any will do, as nothing is read."""
+        """See `Engine.check_schema`: accepts any schema."""
 
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`: every fourth step has a token in its middle that is not the model's own choice."""
+        """See `Engine.verify`: in every fourth step, the argmax token in the middle differs from the proposed token."""
         await asyncio.sleep(0)
         ids = tuple(continuation)
         choices, logprobs = list(ids), [-0.1] * len(ids)
@@ -120,7 +121,14 @@ class InstantEngine:
 async def controller_cost(
     tokenizer: Tokenizer, context: int, concurrent: int, transport: Transport | None
 ) -> ControllerCost:
-    """What a step costs in requests with so long a prompt, so many at a time; a first round warms up."""
+    """Measure the cost of a step. A first round warms up.
+
+    Args:
+        tokenizer: the tokenizer of the engine.
+        context: tokens in each prompt.
+        concurrent: number of concurrent requests.
+        transport: how to encode a prompt for a remote engine; None measures no transport.
+    """
     await _requests(tokenizer, context, concurrent)
     results = await _requests(tokenizer, context, concurrent)
     tracemalloc.start()
@@ -142,7 +150,7 @@ async def controller_cost(
 
 
 async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list[Result]:
-    """So many requests at once, as they ended."""
+    """Run concurrent requests and return their results."""
     draft = InstantEngine(tokenizer)
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
     policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
@@ -168,11 +176,11 @@ async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list
 
 
 def _transported(tokenizer: Tokenizer, context: int, transport: Transport) -> tuple[float, float]:
-    """Milliseconds and bytes a step for writing the prompts of its two calls: the proposal, and its judgement."""
+    """Return milliseconds and bytes for encoding the prompts of a step's two calls: proposal and verification."""
     engine = InstantEngine(tokenizer)
     buffer = TokenBuffer(_prompt(engine, context))
     write, num_bytes, seconds = transport(buffer), 0, 0.0
-    write()  # the prompt itself is written once, and not in every step
+    write()  # the prompt is encoded once, not in every step
     for step in engine.steps:
         started = time.perf_counter()
         num_bytes += write()
@@ -183,5 +191,5 @@ def _transported(tokenizer: Tokenizer, context: int, transport: Transport) -> tu
 
 
 def _prompt(engine: InstantEngine, context: int) -> list[int]:
-    """So many ids of plain text."""
+    """Return `context` token ids of plain text."""
     return list(islice(cycle(engine.steps[0]), context))

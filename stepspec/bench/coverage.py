@@ -1,7 +1,7 @@
-"""How often the intervals hold the truth: `python -m stepspec.bench.coverage --json FILE`.
+"""Coverage of the intervals: `python -m stepspec.bench.coverage --json FILE`.
 
-Each setting simulates evaluations whose true figures are known, and counts for each figure those whose 95%
-interval holds the true one. 93% to 97% is promised for 200 problems and more; what fewer come to is measured too.
+Each setting simulates evaluations whose true figures are known. For each figure it counts the evaluations whose 95%
+interval contains the true value. Coverage must be 93% to 97% for 200 or more problems. Smaller sizes are reported too.
 """
 
 import argparse
@@ -43,21 +43,21 @@ DISCORDANCES = ((0.02, 0.03), (0.05, 0.05), (0.1, 0.05))  # shares of problems l
 TARGET_ACCURACY = 0.6
 MATCHED = "none of 5 policies that lose 0.011 is accuracy-matched at 0.01"
 AREAS, GOOD_OUTCOMES = (0.6, 0.8, 0.95), 300
-RATIOS = (  # with the powers of the policy's seconds, the target's, the policy's tokens, and the target's
+RATIOS = (  # name, powers of (policy seconds, target seconds, policy tokens, target tokens), true value
     ("speedup", (-1, 1, 0, 0), Latencies.speedup),
     ("length ratio", (0, 0, 1, -1), Latencies.length_ratio),
     ("ratio of tokens/s", (-1, 1, 1, -1), Latencies.speedup * Latencies.length_ratio),
 )
-_RESAMPLES = 1_000  # a tenth of what a report draws, for time; it costs about 0.2% of coverage
-_AT_ONCE = 250
+_RESAMPLES = 1_000  # a tenth of a report's, to save time; this costs about 0.2% of coverage
+_BATCH_SIZE = 250
 
-Holds = Mapping[str, list[bool]]  # by figure, for each evaluation
+Holds = Mapping[str, list[bool]]  # by figure: whether the interval of each evaluation contains the true value
 Simulate = Callable[[np.random.Generator, int], Holds]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """So many problems and repeats of one kind of evaluation, and what of it is simulated."""
+    """One kind of evaluation, its numbers of problems and repeats, and the function that simulates it."""
 
     name: str
     num_problems: int
@@ -67,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The share of evaluations in which one figure's interval held the truth."""
+    """The share of evaluations in which the interval of one figure contains the true value."""
 
     figure: str
     setting: str
@@ -77,7 +77,7 @@ class Coverage:
 
 
 def settings(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Setting]:
-    """Every interval, in settings such as evaluations have."""
+    """Yield settings that are typical of evaluations and together cover every interval."""
     for n, repeats in sizes:
         for accuracy in ACCURACIES:
             yield Setting(f"accuracy {accuracy}", n, repeats, _shares(n, repeats, accuracy))
@@ -93,7 +93,7 @@ def settings(sizes: tuple[tuple[int, int], ...] = SIZES) -> Iterator[Setting]:
 
 
 def measure(setting: Setting, simulations: int = SIMULATIONS) -> list[Coverage]:
-    """The coverage of each figure of a setting; the same at every call."""
+    """Return the coverage of each figure of a setting. The result is deterministic."""
     held = setting.simulate(np.random.default_rng(SEED), simulations)
     n, repeats = setting.num_problems, setting.num_repeats
     return [Coverage(figure, setting.name, n, repeats, float(np.mean(each))) for figure, each in held.items()]
@@ -101,8 +101,8 @@ def measure(setting: Setting, simulations: int = SIMULATIONS) -> list[Coverage]:
 
 def _shares(n: int, repeats: int, accuracy: float) -> Simulate:
     def simulate(rng: np.random.Generator, simulations: int) -> Holds:
-        drawn = (Share.of(correct_runs(rng, n, repeats, accuracy)) for _ in range(simulations))
-        return {"accuracy": [_holds(each.interval(), accuracy) for each in drawn]}
+        shares = (Share.of(correct_runs(rng, n, repeats, accuracy)) for _ in range(simulations))
+        return {"accuracy": [_holds(each.interval(), accuracy) for each in shares]}
 
     return simulate
 
@@ -124,19 +124,19 @@ def _differences(n: int, repeats: int, lost: float, won: float) -> Simulate:
 
 def _ratios(n: int, repeats: int) -> Simulate:
     def simulate(rng: np.random.Generator, simulations: int) -> Holds:
-        drawn = latencies(rng, n, repeats, simulations)
-        columns = np.stack([drawn.own_s, drawn.target_s, drawn.own_tokens, drawn.target_tokens], axis=1)
+        sampled = latencies(rng, n, repeats, simulations)
+        columns = np.stack([sampled.own_s, sampled.target_s, sampled.own_tokens, sampled.target_tokens], axis=1)
         powers = np.array([power for _, power, _ in RATIOS])
         resamples = Resamples.drawn_by(rng, n, _RESAMPLES)
-        # A few hundred evaluations at a time, for the memory; all with the same draws, for the time.
-        parts = [columns[:, :, start : start + _AT_ONCE] for start in range(0, simulations, _AT_ONCE)]
+        # Batches limit the memory; all batches share the same resamples to save time.
+        parts = [columns[:, :, start : start + _BATCH_SIZE] for start in range(0, simulations, _BATCH_SIZE)]
         halves = np.concatenate([half_widths(resamples, part, powers) for part in parts], axis=1)
         found = powers @ np.log(columns.sum(axis=0))  # [figures, evaluations]
         true = np.log([value for _, _, value in RATIOS])[:, None]
         inside = (np.abs(found - true) <= halves).tolist()
-        held = {figure: inside[place] for place, (figure, _, _) in enumerate(RATIOS)}
+        held = {figure: inside[index] for index, (figure, _, _) in enumerate(RATIOS)}
         if repeats == 1:
-            pairs = zip(drawn.target_s.T, drawn.own_s.T, strict=True)
+            pairs = zip(sampled.target_s.T, sampled.own_s.T, strict=True)
             medians = [median_of_ratios(target, own)[1] for target, own in pairs]
             held["median of ratios"] = [_holds(each, Latencies.median_ratio) for each in medians]
         return held
@@ -146,9 +146,9 @@ def _ratios(n: int, repeats: int) -> Simulate:
 
 def _judged(n: int) -> Simulate:
     def simulate(rng: np.random.Generator, simulations: int) -> Holds:
-        drawn = [judged_steps(rng, n) for _ in range(simulations)]
-        areas = [auc(each.scores, each.good, each.problems) for each in drawn]
-        held = {"step acceptance": [_holds(_acceptance(each).interval(), Steps.share) for each in drawn]}
+        evaluations = [judged_steps(rng, n) for _ in range(simulations)]
+        areas = [auc(each.scores, each.good, each.problems) for each in evaluations]
+        held = {"step acceptance": [_holds(_acceptance(each).interval(), Steps.share) for each in evaluations]}
         return held | _areas_held(areas, Steps.area)
 
     return simulate
@@ -164,7 +164,7 @@ def _areas(true: float) -> Simulate:
 
 
 def _areas_held(areas: Sequence[Area], true: float) -> dict[str, list[bool]]:
-    """Of the areas that are given; nothing where none is."""
+    """Return whether each known area's interval contains the true area. Return {} if no area is known."""
     given = [area for area in areas if area.value is not None]
     return {"AUC": [_holds(area.interval, true) for area in given]} if given else {}
 
@@ -194,10 +194,12 @@ def _holds(interval: Interval | None, true: float) -> bool:
 
 
 def main() -> None:
-    """Measure how often each interval holds the truth."""
+    """Measure how often each interval contains the true value."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.bench.coverage", description=main.__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
-    parser.add_argument("--simulations", type=int, default=SIMULATIONS, metavar="N", help="evaluations a setting")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
+    parser.add_argument(
+        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="Evaluations for each setting."
+    )
     arguments = parser.parse_args()
     rows: list[Coverage] = []
     for setting in (*settings(), *settings(SMALL_SIZES)):

@@ -1,4 +1,4 @@
-"""Rewrites everything in the documents that is generated: `python -m stepspec.bench.documents`, in a checkout.
+"""Rewrite all generated blocks of the documentation: `python -m stepspec.bench.documents`, in a checkout.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -30,7 +30,7 @@ TABLES: Mapping[str, type[policy.FileModel]] = {
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """The documents of a checkout as they should read.
+    """Return the text of each document of a checkout with up-to-date generated blocks.
 
     Raises:
         UsageError: a document has no marker for a block, or results are missing.
@@ -52,7 +52,7 @@ def generated(root: Path) -> dict[Path, str]:
 
 
 def keys_block() -> str:
-    """Every key of a policy file: type, default and effect."""
+    """Return Markdown tables of every key of a policy file: type, default and effect."""
     parts: list[str] = []
     for title, model in TABLES.items():
         rows = [f"| `{name}` | {kind} | {default} | {effect} |" for name, kind, default, effect in _keys(model)]
@@ -83,7 +83,7 @@ def _type_in_words(about: Mapping[str, Any]) -> str:
 
 
 def field_docs(model: type[policy.FileModel]) -> dict[str, str]:
-    """The docstring of each field of a class, in one line."""
+    """Return the docstring of each field of a class, joined to one line."""
     (definition,) = ast.parse(inspect.getsource(model)).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
@@ -94,13 +94,13 @@ def field_docs(model: type[policy.FileModel]) -> dict[str, str]:
 
 
 def columns_block() -> str:
-    """Every column of a report's tables."""
+    """Return a Markdown table of the report columns and their meanings."""
     rows = [f"| {column.title} | {column.meaning} |" for column in (*COLUMNS, *FURTHER)]
     return "\n".join(["| column | meaning |", "|:--|:--|", *rows])
 
 
 def main() -> int:
-    """Rewrites the documents of the checkout that this package is in."""
+    """Rewrite the documents of the checkout that contains this package."""
     try:
         for file, text in generated(package_folder().parent).items():
             file.write_text(text, "utf-8")

@@ -1,10 +1,10 @@
-"""Speed of the engine beside transformers' own generation, in one run: what `stepspec bench engine` measures.
+"""Speed of the torch engine and of transformers' generation, measured in one run for `stepspec bench engine`.
 
-Every contender continues the same prompts greedily to the same end, in turns, so that what disturbs the machine
-disturbs them alike; figures are medians over turns, and a ratio is the median of the ratios of each turn. No turn has
-the prompts of another, and nothing is remembered from one contender's turn to the next. Our engine takes a new prompt
-in whenever a text ends; transformers' generation takes as many at once, and the next when all of them have ended. What
-is compared with its assisted generation is the best setting of that, found before the turns begin, and its default.
+All contenders continue the same prompts greedily to the same end, in turns, so that disturbances of the machine affect
+them equally. Figures are medians over turns, and a ratio is the median of the ratios of each turn. Every turn has new
+prompts, and the engine's caches are cleared before each contender. Our engine starts a new prompt as soon as a text
+ends. Transformers' generation starts the next batch when the whole batch has ended. Assisted generation is measured
+with its default and with its best number of drafted tokens, which is searched before the turns begin.
 """
 
 import asyncio
@@ -29,57 +29,57 @@ from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.evaluation.advise.formula import expected_tokens
 
 ASSISTED_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Numbers of drafted tokens among which assisted generation's best is looked for."""
+"""Numbers of drafted tokens to try for assisted generation."""
 
 PLAIN, ALONE = "plain", "plain, 1 at once"
 
 PROMPTS_PER_PLACE = 8
-"""Prompts of a turn for each of the requests that are served at once."""
+"""Prompts in a turn for each concurrent request."""
 
 STEP_LENGTH = 24
-"""Tokens of the steps by which costs are compared at different lengths of context."""
+"""Tokens in the steps that measure costs at different context lengths."""
 
 Work = Callable[[Sequence[list[int]], int], Awaitable[list[list[int]]]]
-"""Continues prompts, so many at once; gives what was written after each."""
+"""Continues prompts with a number of concurrent requests, and returns the generated token ids of each."""
 
 
 @dataclass
 class Contender:
-    """Something that continues prompts, and what it did turn by turn."""
+    """One way to continue prompts, and its measurements for each turn."""
 
     name: str
     work: Work
     drafting: Drafting | None = None
-    """None: it is transformers, not us."""
+    """How our engine drafts. None for transformers."""
     batch: int | None = None
-    """How many requests it serves at once, if not as many as the others; of the prompts it then takes fewer."""
+    """Number of concurrent requests, if it differs from the others. A smaller number also means fewer prompts."""
     tokens_per_s: list[float] = field(default_factory=list[float])
     differing: list[bool] = field(default_factory=list[bool])
-    """Of each text, whether it is another than that of the first contender: near ties that rounding decides."""
+    """For each text, whether it differs from the first contender's, because rounding decides near ties."""
     done: Metrics = field(default_factory=Metrics)
-    """What our engine did in all turns."""
+    """Metrics of our engine over all turns."""
 
     @property
     def median(self) -> float:
-        """Tokens a second."""
+        """Median tokens per second."""
         return statistics.median(self.tokens_per_s)
 
     def ratio_to(self, other: "Contender") -> float:
-        """How many times as fast as another, turn by turn."""
+        """Return the median over turns of the speedup over another contender."""
         return statistics.median(
             mine / yours for mine, yours in zip(self.tokens_per_s, other.tokens_per_s, strict=True)
         )
 
 
 def ours(engine: TorchEngine, drafting: Drafting, max_tokens: int) -> Work:
-    """Our engine with that drafting."""
+    """Return work for our engine with this drafting."""
     stop = Stop(max_tokens, token_ids=engine.tokenizer.end_ids)
 
     async def work(prompts: Sequence[list[int]], batch: int) -> list[list[int]]:
-        places = asyncio.Semaphore(batch)
+        slots = asyncio.Semaphore(batch)
 
         async def answer(ids: list[int]) -> list[int]:
-            async with places:
+            async with slots:
                 return list((await collect(engine.generate(TokenBuffer(ids), Sampling(), stop, drafting))).ids)
 
         return await asyncio.gather(*map(answer, prompts))
@@ -94,10 +94,10 @@ def theirs(
     assistant: PreTrainedModel | None = None,
     num_drafted: int | None = None,
 ) -> Work:
-    """`transformers`' own generation, several prompts padded on the left.
+    """Return work for transformers' generation, with prompts padded on the left.
 
-    With an assistant it is assisted generation, which takes one prompt at a time; it drafts `num_drafted` tokens in
-    every round, or by its own defaults.
+    With an assistant this is assisted generation, which takes one prompt at a time. It drafts `num_drafted` tokens in
+    each round, or uses its defaults if `num_drafted` is None.
     """
     settings = None
     if assistant is not None:
@@ -132,7 +132,7 @@ def theirs(
 
 @contextmanager
 def _configured(assistant: PreTrainedModel | None, settings: Any) -> Generator[None]:
-    """Has the assistant draft by these settings; it notes in them what it changes as it goes."""
+    """Apply the settings to the assistant, on a copy because generation modifies them."""
     if assistant is None:
         yield
         return
@@ -152,9 +152,9 @@ def _until_end(ids: list[int], end_ids: frozenset[int]) -> list[int]:
 async def take_turns(
     engine: TorchEngine, contenders: Sequence[Contender], prompts: Sequence[list[int]], batch: int, turns: int
 ) -> None:
-    """Every contender on the same prompts, one after the other, in each turn another one first."""
+    """Run all contenders on the same prompts, one after the other. Each turn starts with a different contender."""
     per_turn = PROMPTS_PER_PLACE * batch
-    for turn in range(-1, turns):  # the first one warms up
+    for turn in range(-1, turns):  # turn -1 warms up
         chosen = prompts[(turn + 1) * per_turn :][:per_turn]
         first = turn % len(contenders)
         texts: dict[str, list[list[int]]] = {}
@@ -162,8 +162,8 @@ async def take_turns(
             await engine.forget()
             before = engine.metrics()
             started = time.perf_counter()
-            at_once = contender.batch or batch
-            texts[contender.name] = await contender.work(chosen[: PROMPTS_PER_PLACE * at_once], at_once)
+            size = contender.batch or batch
+            texts[contender.name] = await contender.work(chosen[: PROMPTS_PER_PLACE * size], size)
             seconds = time.perf_counter() - started
             if turn >= 0:
                 contender.tokens_per_s.append(sum(map(len, texts[contender.name])) / seconds)
@@ -180,7 +180,7 @@ async def best_assisted(
     max_tokens: int,
     prompts: Sequence[list[int]],
 ) -> int:
-    """How many drafted tokens make assisted generation fastest on these prompts."""
+    """Return the number of drafted tokens that makes assisted generation fastest on these prompts."""
     speeds: dict[int, float] = {}
     for count in ASSISTED_COUNTS:
         work = theirs(network, end_ids, max_tokens, assistant, count)
@@ -192,9 +192,10 @@ async def best_assisted(
 
 
 def share_of_ideal(contender: Contender, plain: Contender) -> dict[str, float]:
-    """How much of the speedup that acceptance and costs allow is reached, see `stepspec.evaluation.advise.formula`.
+    """Return the speedup that acceptance and costs allow, and the share of it that is reached.
 
-    Costs are those of the passes alone, over a plain pass, on average over all rounds.
+    See `stepspec.evaluation.advise.formula`. Costs are those of the passes alone, in plain passes, averaged over all
+    rounds. Return {} if no tokens were drafted.
     """
     done, alone = contender.done, plain.done
     if not done.drafts or done.acceptance is None:
@@ -209,7 +210,7 @@ def share_of_ideal(contender: Contender, plain: Contender) -> dict[str, float]:
 
 
 def memory_bandwidth(device: torch.device) -> float | None:
-    """Bytes a second that a CUDA device reads and writes when it copies; None elsewhere."""
+    """Return the bytes per second that a CUDA device reads and writes in a copy, or None on other devices."""
     if device.type != "cuda":
         return None
     source = torch.empty(1 << 31, dtype=torch.uint8, device=device)
@@ -227,12 +228,12 @@ def memory_bandwidth(device: torch.device) -> float | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is compared, and for how long."""
+    """Settings of a comparison."""
 
     drafters: Sequence[DrafterName]
     batches: Sequence[int] = (1, 4, 16)
     num_drafted: int = 4
-    """Of the contenders that draft a fixed number of tokens."""
+    """Tokens drafted in each round by contenders with a fixed number."""
     max_tokens: int = 200
     turns: int = 3
     synthetic_acceptance: float | None = None
@@ -240,21 +241,21 @@ class Plan:
 
     @property
     def num_prompts(self) -> int:
-        """How many different prompts it takes."""
+        """Number of different prompts that the plan needs."""
         return max(self.batches) * PROMPTS_PER_PLACE * (self.turns + 1)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: our engine, and the same models for transformers' own generation, with its own attention."""
+    """The models under test: our engine, and the same models for transformers' generation with its own attention."""
 
     engine: TorchEngine
     network: PreTrainedModel
     assistant: PreTrainedModel | None
     draft: dict[str, str | None] | None = None
-    """What results say of the draft, as `TorchEngine.describe` does of the target."""
+    """Description of the draft for the results, from `TorchEngine.describe`."""
     synthetic: bool = False
-    """Random weights: nothing that is written means anything."""
+    """Whether the weights are random, so that the text is meaningless."""
 
     @classmethod
     def load(
@@ -264,10 +265,10 @@ class Subject:
         dtype: str | None = None,
         titles: tuple[str | None, str | None] = (None, None),
     ) -> "Subject":
-        """Models by folder or hub name; results call them by `titles`, else by their own names.
+        """Load models by folder or hub name. Results use `titles` for their names if given.
 
         Raises:
-            ModelError: one cannot be loaded, or they do not share a vocabulary.
+            ModelError: a model cannot be loaded, or the models do not share a vocabulary.
         """
         chosen = getattr(torch, dtype) if dtype else None
         engine = TorchEngine.load(target, dtype=chosen, title=titles[0])
@@ -279,10 +280,10 @@ class Subject:
 
     @classmethod
     def random(cls, target: str, draft: str | None = None, dtype: str | None = None) -> "Subject":
-        """Random models of real shapes, by the names in `shapes.SHAPES`.
+        """Create random models of real shapes, by their names in `shapes.SHAPES`.
 
         Raises:
-            UsageError: no shape is called that.
+            UsageError: there is no shape with this name.
         """
         model = CausalModel(random_network(target, dtype), f"random {target}")
         engine = TorchEngine(model, without_text())
@@ -294,7 +295,7 @@ class Subject:
 
 
 async def measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -> list[dict[str, Any]]:
-    """For every batch size the figures of every contender, as `stepspec bench engine --json` writes them."""
+    """Return the figures of every contender by batch size, in the format of `stepspec bench engine --json`."""
     with synthetic_acceptance(plan.synthetic_acceptance):
         return await _measure(subject, prompts, plan)
 
@@ -320,7 +321,7 @@ async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -
             others["over_assisted"] = contenders[-1]
         if batch > 1:
             others["over_alone"] = Contender(ALONE, ours(engine, Drafting(), plan.max_tokens), Drafting(), batch=1)
-            contenders.insert(1, others["over_alone"])  # next to plain decoding, as a machine's speed drifts
+            contenders.insert(1, others["over_alone"])  # next to plain decoding, because the speed of a machine drifts
         await take_turns(engine, contenders, prompts, batch, plan.turns)
         found = [figures(each, others) for each in contenders]
         if bandwidth is not None and batch == 1:
@@ -331,7 +332,7 @@ async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -
 
 
 def our_contenders(engine: TorchEngine, plan: Plan) -> list[Contender]:
-    """Plain decoding first, then every drafter with a number of tokens chosen online and with a fixed one."""
+    """Return plain decoding, then every drafter with a number of tokens chosen online and with a fixed number."""
     draftings = {PLAIN: Drafting()}
     for name in plan.drafters:
         for label, count in ((name, None), (f"{name} ({plan.num_drafted} drafted)", plan.num_drafted)):
@@ -340,7 +341,7 @@ def our_contenders(engine: TorchEngine, plan: Plan) -> list[Contender]:
 
 
 def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, Any]:
-    """One contender's figures, and how many times as fast as others it is; what it has none of is left out."""
+    """Return the figures of one contender, and its speedups over others. Unknown figures are omitted."""
     differing = sum(contender.differing) / len(contender.differing)
     found: dict[str, Any] = {"name": contender.name, "tokens_per_s": contender.median, "differing": differing}
     found |= {name: contender.ratio_to(other) for name, other in others.items()}
@@ -353,13 +354,14 @@ def figures(contender: Contender, others: Mapping[str, Contender]) -> dict[str, 
 
 
 async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> list[dict[str, float]]:
-    """What a step costs after so much text: proposed, judged by the target, refused, and written anew by it.
+    """Measure one step at each context length. The target judges, rejects and regenerates the step.
 
-    `read_again` are the ids of the text that a step has the target read although it has read them before, and
-    `rest_ms` is what the same steps take, turn by turn, of a model whose layers look at no other position.
+    Returns:
+        One entry for each length: `context` in tokens; `ms`, milliseconds of a step; `rest_ms`, milliseconds of the
+        same steps with a model without attention; `read_again`, token ids that the target reads again for a step.
 
     Raises:
-        ContextError: a length exceeds the context.
+        ContextError: a length exceeds the model's context.
     """
     engine, found = subject.engine, list[dict[str, float]]()
     async with aclosing(blind_engine(engine)) as blind:
@@ -368,7 +370,7 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
             ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]
             texts = {each: TokenBuffer(ids[:length]) for each in (engine, blind)}
             for each, text in texts.items():
-                await each.verify(text, ids[:STEP_LENGTH])  # reads the text
+                await each.verify(text, ids[:STEP_LENGTH])  # reads the context
             milliseconds: dict[TorchEngine, list[float]] = {engine: [], blind: []}
             before = engine.metrics()
             for turn in range(turns):
@@ -381,6 +383,6 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
                     text.append(chunk.ids)
             done = engine.metrics() - before
             again = (done.prompt_tokens - done.cached_tokens) / turns
-            whole, rest = (statistics.median(milliseconds[each]) for each in (engine, blind))
-            found.append({"context": length, "ms": whole, "rest_ms": rest, "read_again": again})
+            full_ms, rest_ms = (statistics.median(milliseconds[each]) for each in (engine, blind))
+            found.append({"context": length, "ms": full_ms, "rest_ms": rest_ms, "read_again": again})
     return found

@@ -1,9 +1,9 @@
-"""What grading costs, and what hostile texts can do to it.
+"""Speed of grading, and its robustness against hostile texts.
 
     python -m stepspec.bench.grade --data test.jsonl --json evals/results/grading.json
 
-`--data` is a jsonl of problems whose `answer` is a solution with `####`, as GSM8K's is: every solution must be right
-for its own answer.
+`--data` is a jsonl file of problems whose `answer` is a solution with `####`, like GSM8K's. Every solution must be
+graded as correct for its own answer.
 """
 
 import argparse
@@ -32,12 +32,12 @@ Timed = tuple[Grade, float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark and prints or keeps its figures."""
+    """Run the benchmark, and print and store its figures."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.bench.grade", description=main.__doc__)
-    parser.add_argument("--json", type=Path, help="the file to keep the figures in")
-    parser.add_argument("--data", type=Path, help="a jsonl of solutions with ####")
-    parser.add_argument("--hostile", type=int, default=10_000, help="how many hostile texts")
-    parser.add_argument("--workers", type=int, default=2, help="processes that compare formulas at once")
+    parser.add_argument("--json", type=Path, help="Also write the figures to this file.")
+    parser.add_argument("--data", type=Path, help="A jsonl file of solutions with ####.")
+    parser.add_argument("--hostile", type=int, default=10_000, help="Number of hostile texts.")
+    parser.add_argument("--workers", type=int, default=2, help="Number of processes that compare formulas.")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     figures = {
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def grade_solutions(file: Path) -> Mapping[str, Any]:
-    """How many solutions are right for their own answers."""
+    """Return how many solutions are graded as correct for their own answers."""
     solutions = [json.loads(line)["answer"] for line in file.read_text("utf-8").splitlines()]
     with Grading("number") as grading:
         grades = [grading.grade(solution, solution) for solution in solutions]
@@ -63,7 +63,7 @@ def grade_solutions(file: Path) -> Mapping[str, Any]:
 
 
 def numeric_speed() -> Mapping[str, Any]:
-    """Gradings per second of texts of some 1,500 characters, in one thread and with golds that differ."""
+    """Return gradings per second for texts of about 1,500 characters, in one thread and with distinct gold answers."""
     thought = "First, she has 3 boxes of 24 pencils each, and 3 * 24 = 72 pencils. Then she gives 12 away. " * 16
     texts = [f"{thought}So the answer is \\boxed{{\\${index:,}.00}}." for index in range(NUM_NUMERIC)]
     with Grading("number") as grading:
@@ -72,7 +72,7 @@ def numeric_speed() -> Mapping[str, Any]:
 
 
 def symbolic_speed(num_workers: int) -> Mapping[str, Any]:
-    """Gradings per second of right and wrong formulas that only computer algebra can tell apart, after a warm-up."""
+    """Return gradings per second for formulas that need computer algebra, after a warm-up."""
     rows = [_formulas(index) for index in range(NUM_SYMBOLIC)]
     with Grading("math", num_workers=num_workers) as grading, ThreadPoolExecutor(num_workers) as threads:
 
@@ -85,7 +85,7 @@ def symbolic_speed(num_workers: int) -> Mapping[str, Any]:
 
 
 def _formulas(index: int) -> tuple[str, str]:
-    """A gold answer and an equal or, one in five, a different one."""
+    """Return a gold answer and an answer. One in five answers is wrong."""
     a, b = index // 5 + 2, index % 7 + 2
     shapes = (
         (rf"\frac{{{a}\sqrt{{3}}}}{{{b}}}", rf"\frac{{{3 * a}}}{{{b}\sqrt{{3}}}}"),
@@ -98,12 +98,15 @@ def _formulas(index: int) -> tuple[str, str]:
 
 
 def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
-    """What hostile texts come to, and the longest that one took, worker starts included."""
+    """Return the statuses of hostile texts, and the time and memory that grading them took.
+
+    The times include the start of workers.
+    """
     limits = Limits()
     golds = GOLDS_FOR_HOSTILE
     with Grading("math", num_workers=num_workers, limits=limits) as grading, ThreadPoolExecutor(num_workers) as threads:
         grading.grade(r"\boxed{x+1}", "1+x")
-        # The address space of a worker that has done next to nothing, to which the limit is added.
+        # The address space of an idle worker. The memory limit is added to it.
         idle_bytes = _bytes_of(grading.worker_ids()[0], "VmSize")
 
         def grade(item: tuple[int, str]) -> Timed:
@@ -114,7 +117,7 @@ def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
         items = enumerate(hostile_texts(number, seed))
         seconds, timed = _timed(lambda: list(_in_order(threads, grade, items, 4 * num_workers)))
         living = max((_bytes_of(worker, "VmHWM") or 0 for worker in grading.worker_ids()), default=0)
-    # Of all workers, those that have ended before included, the one that had most in memory.
+    # The peak memory of any worker, including those that have ended.
     peak_bytes = max(living, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
     each = [taken for _, taken in timed]
     return {
@@ -133,7 +136,7 @@ def hostile_cost(number: int, seed: int, num_workers: int) -> Mapping[str, Any]:
 def _in_order(
     threads: ThreadPoolExecutor, work: Callable[[tuple[int, str]], Timed], items: Iterable[tuple[int, str]], ahead: int
 ) -> Iterator[Timed]:
-    """The results of all items, a bounded number of which are in memory."""
+    """Yield the results of all items in order, with a bounded number of items in memory."""
     waiting = deque[Future[Timed]]()
     for item in items:
         waiting.append(threads.submit(work, item))
@@ -143,7 +146,7 @@ def _in_order(
 
 
 def _bytes_of(process_id: int, field: str) -> int | None:
-    """A figure of a process, where the system gives it."""
+    """Return a memory figure of a process in bytes, or None if the system does not report it."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text("utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Hooks that benchmarks install into the torch engine: layers without attention, and acceptance at random."""
+"""Hooks for benchmarks of the torch engine: layers without attention, and random acceptance."""
 
 import copy
 from collections.abc import Generator
@@ -17,11 +17,11 @@ from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import ACCEPT, Samplers, leading, uniform
 
 BLIND = "stepspec_blind"
-"""Name of the attention of `blind_model` in transformers."""
+"""Name in transformers of the attention of `blind_model`."""
 
 
 def blind_model(model: CausalModel) -> CausalModel:
-    """The model with layers that look at no other position, and a cache of its own."""
+    """Return a copy of the model without attention between positions, and with its own cache."""
     twin: Any = model.with_own_cache()
     fused, body = isinstance(twin._body, FusedBody), copy.copy(twin._body)
     if fused:
@@ -35,43 +35,43 @@ def blind_model(model: CausalModel) -> CausalModel:
 
 
 def blind_engine(engine: TorchEngine) -> TorchEngine:
-    """An engine over a `blind_model`, to measure what all but attention takes."""
+    """Return an engine with a `blind_model`, to measure the time of everything but attention."""
     inside: Any = engine
     return TorchEngine(blind_model(inside._model), engine.tokenizer)
 
 
 @contextmanager
 def synthetic_acceptance(probability: float | None) -> Generator[None]:
-    """Have the engines of this process accept drafted tokens at random, for models that have learned nothing.
+    """Make the engines of this process accept drafted tokens at random, for untrained models.
 
-    Everything is computed as usual; only how many drafted tokens are kept is drawn by lot. The text means nothing.
+    Everything is computed as usual; only the number of accepted tokens is sampled. The text is meaningless.
 
     Args:
-        probability: of each drafted token; None changes nothing.
+        probability: acceptance probability of each drafted token; None changes nothing.
     """
     if probability is None:
         yield
         return
     decide = decode.decide
 
-    def decide_by_lot(
+    def decide_at_random(
         logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers
     ) -> tuple[Tensor, Tensor]:
         _, following = decide(logits, draft, counts, first, how)
         positions = first[:, None] + torch.arange(draft.tokens.shape[1], device=logits.device)
         return leading(uniform(how.keys, positions, ACCEPT) < probability, counts), following
 
-    with patch.object(decode, "decide", decide_by_lot):
+    with patch.object(decode, "decide", decide_at_random):
         yield
 
 
 def _see_nothing(query: Tensor, *_: object) -> Tensor:
-    """In the place of attention: [B, T, H, D] of query [B, H, T, D]."""
+    """Replace attention: return the query, [B, H, T, D], as output, [B, T, H, D]."""
     return query.transpose(1, 2)
 
 
 def _blind_attention(_: torch.nn.Module | None, query: Tensor, *__: object, **___: object) -> tuple[Tensor, None]:
-    """The same as transformers calls it."""
+    """Replace attention, with the signature that transformers uses."""
     return _see_nothing(query).contiguous(), None
 
 

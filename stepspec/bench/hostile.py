@@ -1,8 +1,8 @@
-"""Texts that are written to hang, crash or fool a grader, drawn at random: for the tests and the benchmark.
+"""Random texts that try to hang, crash or fool a grader, for the tests and the benchmark.
 
     python -m stepspec.bench.hostile 10 0
 
-prints ten of them by seed 0, shortened.
+prints ten of them with seed 0, shortened.
 """
 
 import random
@@ -15,15 +15,15 @@ _FUNCTIONS = (r"\sin", r"\cos", r"\ln", r"\sqrt", r"\tan", r"\exp", r"\arctan", 
 
 
 def hostile_texts(number: int, seed: int) -> Iterator[str]:
-    """So many texts of all families in turn; one in ten is very long."""
+    """Yield `number` texts from all families in turn. One in ten is very long."""
     rng = random.Random(seed)
     for index in range(number):
         answer = FAMILIES[index % len(FAMILIES)](rng)
-        yield _around(rng, answer)
+        yield _with_marker(rng, answer)
 
 
-def _around(rng: random.Random, answer: str) -> str:
-    """The answer where graders look for it."""
+def _with_marker(rng: random.Random, answer: str) -> str:
+    """Return the answer with text around it that graders look for."""
     shapes = ("So \\boxed{{{}}}.", "#### {}", "The answer is {}", "The final answer is ${}$.", "Well, \\boxed{{{}")
     return rng.choice((shapes[0], *shapes)).format(answer)
 
@@ -136,7 +136,7 @@ CODE: Sequence[str] = (
     "\\input{{|touch {}}}",
     "\\write18{{touch {}}}",
 )
-"""Programs that would make a file, in the languages and the shapes in which an answer could hold one."""
+"""Programs that would create a file, in the languages and forms in which an answer could contain one."""
 
 
 def _code(rng: random.Random) -> str:
@@ -168,7 +168,7 @@ FAMILIES: Sequence[Callable[[random.Random], str]] = (
 
 
 def main() -> None:
-    """Prints some."""
+    """Print some hostile texts."""
     for text in hostile_texts(int(sys.argv[1]), int(sys.argv[2])):
         print(ascii(shortened(text, 150)))
 

@@ -1,4 +1,4 @@
-"""What the chat model adds to the controller, over engines that answer at once; and many calls on one real engine."""
+"""Overhead of the LangChain chat model with engines that answer instantly, and many calls on one real engine."""
 
 import asyncio
 import statistics
@@ -25,7 +25,7 @@ WARM_UP = 5
 
 
 async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
-    """Milliseconds a call, and a streamed chunk, over the controller alone: medians of differences, taken in turns."""
+    """Measure the overhead of a call and of a streamed chunk over the controller, as medians of paired differences."""
     draft = InstantEngine(tokenizer)
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
     chat = ChatStepSpec(pair=Pair(target, draft), policy=POLICY, temperature=0.0, seed=0)
@@ -55,12 +55,12 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
             return len([None async for _ in chunks])
 
     seconds: dict[str, list[float]] = {"bare": [], "invoked": [], "streamed": []}
-    ways: dict[str, Callable[[], Awaitable[int]]] = {"bare": bare, "invoked": invoked, "streamed": streamed}
+    calls: dict[str, Callable[[], Awaitable[int]]] = {"bare": bare, "invoked": invoked, "streamed": streamed}
     num_chunks = 0
     for turn in range(WARM_UP + ROUNDS):
-        for name, way in ways.items():
+        for name, call in calls.items():
             started = time.perf_counter()
-            count = await way()
+            count = await call()
             if turn >= WARM_UP:
                 seconds[name].append(time.perf_counter() - started)
                 num_chunks = count if name == "streamed" else num_chunks
@@ -77,7 +77,7 @@ def _difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 async def many_chats(pair: Pair, question: str, concurrent: int) -> ManyChats:
-    """So many calls of equal work on one engine, one after the other and then at once."""
+    """Time calls of equal work on one engine, first sequentially and then concurrently."""
     chat = ChatStepSpec(pair=pair, policy=POLICY, temperature=0.0, seed=0)
 
     async def call() -> tuple[float, int]:

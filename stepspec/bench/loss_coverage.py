@@ -1,7 +1,7 @@
-"""How often the bound of the accuracy loss holds: `python -m stepspec.bench.loss_coverage --json FILE`.
+"""Coverage of the bound of the accuracy loss: `python -m stepspec.bench.loss_coverage --json FILE`.
 
-Each cell is a number of problems and repeats, an accuracy of the target and a true loss of the policy. It is simulated
-with several distributions of the loss over problems, and every evaluation goes through `Paired`.
+Each cell is a number of problems and repeats, an accuracy of the target and a true loss of the policy. Each cell is
+simulated with several distributions of the loss over problems. `Paired` computes the bound of every evaluation.
 """
 
 import argparse
@@ -28,11 +28,11 @@ ACCURACIES = (0.6, 0.9, 0.98)
 LOSSES = (0.0, 0.01, 0.03)
 LEAST_COVERAGE = 0.94
 MOST_EXCESS = 1.25
-"""Times the excess of the normal bound with known variance, from `LARGE` problems on."""
+"""Maximum ratio to the excess of the normal bound with known variance, for at least `LARGE` problems."""
 LARGE = 300
 
 Draw = Callable[[np.random.Generator, "Cell", float], tuple[Floats, Floats]]
-"""The policy's and the target's scores, both [problems, repeats], with the given correlation of repeats."""
+"""Samples correct runs of the policy and of the target, both [problems, repeats], with this correlation of repeats."""
 DISTRIBUTIONS: Mapping[str, Draw] = {
     "lost everywhere": lambda rng, cell, alike: lost_everywhere(rng, *cell.conditions, alike),
     "lost in some problems": lambda rng, cell, alike: lost_in_some(rng, *cell.conditions, alike),
@@ -40,9 +40,9 @@ DISTRIBUTIONS: Mapping[str, Draw] = {
 }
 """How the loss spreads over problems."""
 CORRELATIONS = (0.0, 0.5, 0.9)
-"""Of two repeats of one problem: 0 where all problems are as hard, 1 where each is always right or always wrong."""
+"""Correlations of two repeats of a problem: 0 if all problems are equally hard, 1 if repeats always agree."""
 USUAL_CORRELATION = 0.5
-"""Up to which `MOST_EXCESS` is promised: beyond, so few problems are discordant that what was not seen decides."""
+"""Largest correlation to which `MOST_EXCESS` applies. Beyond it, too few problems are discordant."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Cell:
 
     @property
     def conditions(self) -> tuple[int, int, float, float]:
-        """As the distributions take them."""
+        """The cell as arguments of the distributions."""
         return self.num_problems, self.num_repeats, self.accuracy, self.loss
 
 
 @dataclass(frozen=True)
 class LossCoverage:
-    """What the bound did in a cell under one distribution."""
+    """Coverage and excess of the bound in a cell under one distribution."""
 
     num_problems: int
     num_repeats: int
@@ -71,26 +71,26 @@ class LossCoverage:
     distribution: str
     correlation: float
     coverage: float
-    """The share of evaluations in which the bound was at least the true loss."""
+    """Share of evaluations in which the bound is at least the true loss."""
     median_excess: float
-    """Of the bound over the true loss."""
+    """Median of the bound minus the true loss."""
     normal_excess: float
-    """That of the normal bound, had the variance been known."""
+    """Median excess of the normal bound with known variance."""
 
     @property
     def excess_ratio(self) -> float:
-        """Of the two excesses."""
+        """`median_excess` over `normal_excess`."""
         return self.median_excess / self.normal_excess
 
 
 def cells() -> Iterator[Cell]:
-    """All of them."""
+    """Yield all cells."""
     for (n, repeats), accuracy, loss in product(SIZES, ACCURACIES, LOSSES):
         yield Cell(n, repeats, accuracy, loss)
 
 
 def measure(cell: Cell, distribution: str, correlation: float, simulations: int = SIMULATIONS) -> LossCoverage:
-    """Simulates evaluations of one cell; the same at every call."""
+    """Simulate evaluations of one cell. The result is deterministic."""
     rng = np.random.default_rng(SEED)
     pairs = [Paired.of(*DISTRIBUTIONS[distribution](rng, cell, correlation)) for _ in range(simulations)]
     bounds = np.array([pair.loss_upper() for pair in pairs])
@@ -99,7 +99,7 @@ def measure(cell: Cell, distribution: str, correlation: float, simulations: int 
         *cell.conditions,
         distribution=distribution,
         correlation=correlation,
-        # What rounding leaves of a bound that is the loss itself is no miss.
+        # The tolerance allows for rounding if the bound equals the loss.
         coverage=float(np.mean(bounds >= cell.loss - 1e-12)),
         median_excess=float(np.median(bounds)) - cell.loss,
         normal_excess=z_value(0.9) * spread,
@@ -109,9 +109,9 @@ def measure(cell: Cell, distribution: str, correlation: float, simulations: int 
 def main() -> None:
     """Measure how often the bound of the accuracy loss holds, and by how much it exceeds the loss."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.bench.loss_coverage", description=main.__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="Also write the table to this file.")
     parser.add_argument(
-        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="evaluations a cell and distribution"
+        "--simulations", type=int, default=SIMULATIONS, metavar="N", help="Evaluations for each cell and distribution."
     )
     arguments = parser.parse_args()
     rows: list[LossCoverage] = []

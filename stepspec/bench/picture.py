@@ -1,6 +1,6 @@
-"""Takes the picture of a report that the README shows: `python -m stepspec.bench.picture`, in a checkout.
+"""Take the screenshot of a report for the README: `python -m stepspec.bench.picture`, in a checkout.
 
-It needs Chromium on the path, and playwright, which the extra `dev` brings along.
+This needs Chromium on the path, and playwright, which the extra `dev` installs.
 """
 
 import io
@@ -19,22 +19,22 @@ from stepspec.evaluation.runs import find_runs
 
 SIZE = {"width": 1280, "height": 1180}
 COLORS = 96
-"""Of the picture's palette, which keeps it small."""
+"""Number of colors in the palette. A small palette keeps the file small."""
 
 
 def take_picture(runs: Path, file: Path) -> None:
-    """Writes the first screen of a run's page as a PNG.
+    """Write a PNG of the first screen of a run's page.
 
     Args:
-        runs: a folder of runs, of which the first is shown.
-        file: the PNG.
+        runs: a folder of runs; the first one is shown.
+        file: where to write the PNG.
 
     Raises:
-        UsageError: there is no Chromium, or no finished run.
+        UsageError: Chromium is not on the path, or there is no finished run.
     """
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise UsageError("There is no chromium on the path. Install it, for instance with `make chromium`.")
+        raise UsageError("chromium is not on the path. Install it, for example with `make chromium`.")
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
@@ -53,7 +53,7 @@ def take_picture(runs: Path, file: Path) -> None:
 
 
 def main() -> int:
-    """Takes the picture anew."""
+    """Replace the screenshot in the documentation."""
     checkout = package_folder().parent
     try:
         take_picture(checkout / "evals" / "results" / "gsm-mini", checkout / "docs" / "images" / "report.png")

@@ -1,9 +1,9 @@
-"""SpecReason's published procedure as a client, to compare with: arXiv:2504.07891 and its released code of July 2025.
+"""SpecReason's published procedure as a client, for comparison: arXiv:2504.07891 and its code of July 2025.
 
-Everything goes through the chat API as text: the conversation is sent anew, put through the template and encoded again
-at every call, the models are listed before each of them, and one request runs at a time. A step stops before a blank
-line, which is put back whatever ended it. The target rates each step in a chat of four messages, and a step rated below
-the threshold is dropped and written again by the target.
+The procedure uses the chat API with text. Each call lists the models, then sends the whole conversation, which the
+server templates and encodes again. One request runs at a time. A step stops before a blank line, which is added back
+however the step ended. The target rates each step in a chat of four messages. If the rating is below the threshold,
+the target regenerates the step.
 """
 
 import re
@@ -45,13 +45,13 @@ class _ChatAnswer(BaseModel):
 
     @property
     def text(self) -> str:
-        """What was written."""
+        """The generated text."""
         return self.choices[0].message.content or ""
 
 
 @dataclass
 class PublishedProcedure:
-    """One pair of servers, asked as the published code asks them; greedily, to be compared with greedy runs."""
+    """The published procedure on a pair of servers, with greedy decoding to compare it with greedy runs."""
 
     target: Address
     draft: Address
@@ -64,11 +64,11 @@ class PublishedProcedure:
         self._rating = RATING_PROMPTS["specreason"]
 
     def forget(self) -> None:
-        """Has calls from now on find no prefix of earlier ones at the servers."""
+        """Change the cache salt, so that later calls reuse no cached prefix of earlier ones."""
         self._salt = uuid.uuid4().hex
 
     def solve(self, question: str) -> str:
-        """The text that comes of a question."""
+        """Return the reasoning and answer to a question as one text."""
         steps: list[str] = []
         num_tokens = 0
         while num_tokens < self.max_tokens:
@@ -85,7 +85,7 @@ class PublishedProcedure:
         return DELIMITER.join(steps)
 
     def _step(self, address: Address, question: str, steps: list[str]) -> tuple[str, int]:
-        """The next step of one model, and its tokens."""
+        """Return the next step of one model, and its number of tokens."""
         thought = THINK_OPEN + "".join(step + DELIMITER for step in steps)
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": thought}]
         fields = {"messages": messages, "max_tokens": MAX_STEP_TOKENS, "stop": [DELIMITER], "temperature": 0.0}
@@ -93,7 +93,7 @@ class PublishedProcedure:
         return answer.text, answer.usage.completion_tokens
 
     def _rated(self, question: str, steps: list[str]) -> int:
-        """The target's digit for the last step; 0 where it writes none."""
+        """Return the target's rating of the last step, or 0 if it writes no digit."""
         messages = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": THINK_OPEN + DELIMITER.join(steps)},
@@ -106,7 +106,7 @@ class PublishedProcedure:
         return int(written) if written.isdigit() else 0
 
     def _asked(self, address: Address, fields: dict[str, Any]) -> "_ChatAnswer":
-        """One call, after the list of models that comes before each."""
+        """List the models, then make one chat call."""
         models = validated(ModelList, address, self._sent("GET", address, "/models"), "list of models").data
         if not models:
             raise nonsense(address, "an empty list of models")
@@ -127,12 +127,12 @@ class PublishedProcedure:
         return read_json(address, response, response.content)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._client.close()
 
 
 def prefix_counters(address: Address) -> tuple[float, float]:
-    """Prompt tokens that vLLM has looked up in its prefix cache so far, and those it found there."""
+    """Return how many prompt tokens vLLM has looked up in its prefix cache so far, and how many it found."""
     try:
         text = httpx.get(f"{address.root}/metrics", timeout=address.timeout).text
     except httpx.HTTPError as error:
@@ -147,13 +147,13 @@ def prefix_counters(address: Address) -> tuple[float, float]:
 
 @dataclass
 class Measured:
-    """One way of asking, over the same problems as another; one entry for each problem."""
+    """A procedure and its measurements, with one entry for each problem."""
 
     name: str
     solve: Callable[[str], str]
-    """Gives the text that comes of a question."""
+    """Returns the text for a question."""
     forget: Callable[[], None]
-    """Has the servers keep nothing of earlier questions, so that no way of asking helps the other."""
+    """Makes the servers ignore cached prefixes of earlier questions, so that one procedure cannot help the other."""
     traffic: Callable[[], Traffic]
     servers: Sequence[Address]
     texts: list[str] = field(default_factory=list[str])
@@ -162,7 +162,7 @@ class Measured:
     hits: float = 0.0
 
     def take(self, question: str) -> None:
-        """Solves one problem and notes what it took."""
+        """Solve one problem and record its cost."""
         self.forget()
         before = [prefix_counters(server) for server in self.servers]
         started = time.perf_counter()
@@ -173,10 +173,10 @@ class Measured:
             self.hits += hits - old_hits
 
 
-def compare(ways: Sequence[Measured], questions: Sequence[str]) -> None:
-    """Both ways over the same problems, problem by problem, each first in every other one; the first one warms up."""
+def compare(contenders: Sequence[Measured], questions: Sequence[str]) -> None:
+    """Measure both procedures on the same problems, alternating which goes first. The first question also warms up."""
     for index, question in enumerate([questions[0], *questions]):
-        for way in ways if index % 2 else reversed(ways):
-            way.take(question)
-    for way in ways:
-        del way.texts[0], way.seconds[0]
+        for each in contenders if index % 2 else reversed(contenders):
+            each.take(question)
+    for each in contenders:
+        del each.texts[0], each.seconds[0]

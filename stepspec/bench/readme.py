@@ -1,10 +1,11 @@
-"""Rewrites the blocks of a README that are made from results.
+"""Rewrite the generated blocks of a README from results.
 
     python -m stepspec.bench.readme --readme README.md evals/results/gsm-mini
 
-rewrites what stands in the README between `<!-- results:NAME -->` and `<!-- /results -->`, and the headline between
-`<!-- headline:NAME -->` and `<!-- /headline -->`. Of a folder with several runs below it, such as one for each
-temperature, both name them all. Given the file of a `stepspec bench engine`, it rewrites the results called `engine`.
+rewrites the block between `<!-- results:NAME -->` and `<!-- /results -->`, and the headline between
+`<!-- headline:NAME -->` and `<!-- /headline -->`. If the folder contains several runs, for example one for each
+temperature, both blocks include all of them. For the JSON file of `stepspec bench engine`, it rewrites the results
+block called `engine`.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from stepspec.evaluation.report.conditions import commit_in_words, hardware_in_w
 
 
 def speeds_block(speeds: EngineSpeeds) -> str:
-    """What a README shows of a benchmark of the torch engine: the table and its conditions."""
+    """Return a README block for a benchmark of the torch engine: the table and its conditions."""
     plan, prompt = speeds.plan, "prompt" if speeds.synthetic else "prompt of gsm-mini"
     parts = [
         f"greedy, at most {plan.max_tokens} tokens after each {prompt}",
@@ -35,22 +36,22 @@ def speeds_block(speeds: EngineSpeeds) -> str:
 
 
 def read_speeds(file: Path) -> EngineSpeeds:
-    """What a `stepspec bench engine` has found.
+    """Load the results of `stepspec bench engine`.
 
     Raises:
-        UsageError: the file does not hold that.
+        UsageError: the file does not contain such results.
     """
     try:
         return EngineSpeeds.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
-        raise UsageError(f"{file} does not hold the figures of a 'stepspec bench engine': {error}.") from error
+        raise UsageError(f"{file} does not contain results of 'stepspec bench engine': {error}.") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrites a README's block from a folder of results."""
+    """Rewrite a block of a README from results."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.bench.readme", description=main.__doc__)
-    parser.add_argument("--readme", type=Path, required=True, help="the file whose block is rewritten")
-    parser.add_argument("results", type=Path, help="a folder of a run or of several, or a benchmark's file")
+    parser.add_argument("--readme", type=Path, required=True, help="The file whose block is rewritten.")
+    parser.add_argument("results", type=Path, help="Folder of runs, or a file of `stepspec bench engine`.")
     options = parser.parse_args(arguments)
     try:
         text = options.readme.read_text("utf-8")

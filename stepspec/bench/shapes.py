@@ -1,6 +1,6 @@
 """Models of real shapes with random weights, to measure speed without the real weights.
 
-What they write means nothing, and a draft's guesses are never right: see `stepspec.bench.hooks.synthetic_acceptance`.
+Their text is meaningless. A target never accepts a draft's tokens: see `stepspec.bench.hooks.synthetic_acceptance`.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from stepspec.errors import UsageError, unknown_name
 
 
 class Shape(NamedTuple):
-    """What Qwen3's models of different sizes differ in (arXiv:2505.09388, table 1), and what small ones are like."""
+    """Architecture of a Qwen3 model (arXiv:2505.09388, table 1), or of a smaller one."""
 
     width: int
     feed_forward: int
@@ -41,10 +41,14 @@ CONTEXT = 40_960
 
 
 def random_network(name: str, dtype: str | None = None) -> PreTrainedModel:
-    """A Qwen3 of that shape with random weights: in bfloat16 on a CUDA device if there is one, else in float32.
+    """Return a Qwen3 model with random weights, on a CUDA device if there is one.
+
+    Args:
+        name: a key of `SHAPES`.
+        dtype: default bfloat16 on a CUDA device and float32 on a CPU.
 
     Raises:
-        UsageError: no shape is called that.
+        UsageError: there is no shape with this name.
     """
     if name not in SHAPES:
         raise UsageError(unknown_name("shape", name, SHAPES))
@@ -72,5 +76,5 @@ def random_network(name: str, dtype: str | None = None) -> PreTrainedModel:
 
 
 def without_text() -> HuggingFaceTokenizer:
-    """A tokenizer for models whose tokens mean nothing: none has a text, and none ends it."""
+    """Return a tokenizer for random models: no token has a text, and none ends the text."""
     return HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE())), frozenset())

@@ -1,4 +1,4 @@
-"""What `stepspec bench engine` found: the file that it writes, and its tables for a terminal and for a README."""
+"""Results of `stepspec bench`: the files that it writes, and tables for a terminal and for a README."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from rich.table import Table
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
 
 UNKNOWN = "–"
-SYNTHETIC = "synthetic: what is written means nothing"
+SYNTHETIC = "synthetic: the text is meaningless"
 
 
 class Contender(Record):
-    """One way of continuing the same prompts; figures are medians over turns, ratios medians of each turn's ratio."""
+    """One way to continue the same prompts. Figures are medians over turns; ratios are medians of each turn's ratio."""
 
     name: str
     tokens_per_s: float
     differing: float
-    """Share of its texts that are not plain decoding's: rounding decides near ties."""
+    """Share of texts that differ from plain decoding, because rounding decides near ties."""
     over_plain: float
     over_transformers: float
     over_assisted: float | None = None
@@ -28,32 +28,33 @@ class Contender(Record):
     over_alone: float | None = None
     """Over plain decoding of one request at a time."""
     acceptance: float | None = None
-    """Share of accepted tokens among those looked at, up to the first refused one of each draft."""
+    """Share of accepted tokens among those verified, up to the first rejected token of each draft."""
     mean_acceptance_length: float | None = None
-    """Tokens that a round with drafted tokens emits."""
+    """Mean number of tokens that a round with drafted tokens emits."""
     drafting_cost: float | None = None
-    """Of a round, in passes of plain decoding; as is the next."""
+    """Cost of drafting in a round, in passes of plain decoding."""
     verifying_cost: float | None = None
+    """Cost of verifying in a round, in passes of plain decoding."""
     ideal: float | None = None
     """The speedup that acceptance and these costs allow (arXiv:2211.17192, theorem 3.8)."""
     share_of_ideal: float | None = None
     bandwidth_share: float | None = None
-    """Bytes that plain decoding has to read over those that the device can copy in the same time."""
+    """Bytes that plain decoding must read, over the bytes that the device can copy in the same time."""
 
 
 class BatchSpeeds(Record):
-    """All contenders with so many requests at once."""
+    """All contenders at one number of concurrent requests."""
 
     batch: int
     contenders: list[Contender]
 
     def named(self, name: str) -> Contender | None:
-        """The contender of that name."""
+        """Return the contender with this name, or None."""
         return next((each for each in self.contenders if each.name == name), None)
 
 
 class PlanRecord(Record):
-    """How long was measured, and of what."""
+    """Settings of the measurement."""
 
     drafters: list[str]
     batches: list[int]
@@ -70,30 +71,30 @@ class EngineSpeeds(Conditions):
     engine: EngineRecord
     draft: EngineRecord | None = None
     synthetic: bool
-    """Random weights or a forced acceptance: what is written means nothing."""
+    """Whether the weights or the acceptance are random, so that the text is meaningless."""
     plan: PlanRecord
     memory_bytes: dict[str, int]
     draft_overhead: float | None = None
-    """Memory of the draft's weights and cache over the target's."""
+    """Memory of the draft's weights and cache, over the target's."""
     results: list[BatchSpeeds]
 
     def memory(self) -> str:
-        """What weights and caches take, in words."""
+        """Return a sentence with the memory of weights and caches."""
         parts = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in self.memory_bytes.items())
         overhead = "" if self.draft_overhead is None else f"; the draft adds {self.draft_overhead:.0%}"
         return f"Memory: {parts}{overhead}."
 
 
 class ContextCost(Record):
-    """What a step costs after so much text: proposed, judged by the target, refused, and written anew by it."""
+    """Cost of one step at one context length. The target judges, rejects and regenerates the step."""
 
     context: int
     """Tokens before the step."""
     ms: float
     rest_ms: float
-    """What the same steps take where attention, which has to look at all of the text, is taken out of every layer."""
+    """Milliseconds of the same steps without attention, the only part that reads the whole context."""
     read_again: float
-    """Ids of the text that the target reads for a step although it has read them before."""
+    """Token ids that the target reads again for a step, although it has read them before."""
 
 
 class ContextCosts(Conditions):
@@ -107,19 +108,19 @@ class ContextCosts(Conditions):
 
 
 class ControllerCost(Record):
-    """What the controller takes for a step, over engines that answer at once."""
+    """Cost of the controller for a step, with engines that answer instantly."""
 
     context: int
     """Tokens of the prompt."""
     concurrent: int
     steps: int
-    """Measured, of all requests together."""
+    """Number of measured steps in all requests."""
     ms: float
-    """Of the controller's own time a step."""
+    """Milliseconds of the controller's own time for each step."""
     memory_bytes: float
-    """At most, for each request, its prompt included."""
+    """Peak memory for each request, including its prompt."""
     transport_ms: float | None = None
-    """For writing the prompts of a step's two calls as JSON, apart from `ms`; None where nobody would."""
+    """Milliseconds to encode the prompts of a step's two calls as JSON, not part of `ms`. None if not measured."""
     transport_bytes: float | None = None
 
 
@@ -132,17 +133,17 @@ class ControllerCosts(Conditions):
 
 
 class ChatCost(Record):
-    """What LangChain's chat model adds to the controller alone, over engines that answer at once."""
+    """Overhead of the LangChain chat model over the controller, with engines that answer instantly."""
 
     calls: int
     chunks: int
-    """Of each streamed call."""
+    """Number of chunks in each streamed call."""
     call_ms: float
     chunk_ms: float
 
 
 class ManyChats(Record):
-    """Calls of equal work on one engine, one after the other and at once."""
+    """Calls of equal work on one engine, first sequentially and then concurrently."""
 
     concurrent: int
     median_s: float
@@ -163,7 +164,7 @@ class ChatCosts(Conditions):
 
 
 class WireCost(Record):
-    """What one way of asking two servers took for the same problems, one at a time; means of a problem."""
+    """Cost of one procedure on two servers, with problems one at a time. All figures are means over problems."""
 
     name: str
     seconds: float
@@ -173,7 +174,7 @@ class WireCost(Record):
     prefix_hits: float
     """Share of prompt tokens that the servers found in their prefix caches."""
     correct: float
-    """Share of problems."""
+    """Share of correctly answered problems."""
 
 
 class WireCosts(Conditions):
@@ -184,7 +185,7 @@ class WireCosts(Conditions):
     draft: str
     problems: int
     seconds_ratio: float
-    """Of the published procedure to ours, sums over the same problems."""
+    """Seconds of the published procedure over ours, both summed over the same problems."""
     seconds_ratio_ci: tuple[float, float] | None
     results: list[WireCost]
 
@@ -212,9 +213,9 @@ COLUMNS: Sequence[_Column] = (
 
 
 def speeds_table(speeds: BatchSpeeds, synthetic: bool) -> Table:
-    """All contenders with so many requests at once, for a terminal; columns without a figure are left out."""
+    """Return a terminal table of all contenders at one number of concurrent requests, without empty columns."""
     columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in speeds.contenders)]
-    table = plain_table(f"{speeds.batch} at once", synthetic)
+    table = plain_table(f"concurrency {speeds.batch}", synthetic)
     table.add_column("")
     for column in columns:
         table.add_column(column.title, justify="right")
@@ -224,8 +225,8 @@ def speeds_table(speeds: BatchSpeeds, synthetic: bool) -> Table:
 
 
 def costs_table(costs: ContextCosts) -> Table:
-    """What steps cost after more and more text, for a terminal."""
-    table = plain_table("a step after so much text", costs.synthetic)
+    """Return a terminal table of step costs by context length."""
+    table = plain_table("cost of a step by context length", costs.synthetic)
     for name in ("context", "ms", "without attention", "read again"):
         table.add_column(name, justify="right")
     for each in costs.results:
@@ -234,9 +235,9 @@ def costs_table(costs: ContextCosts) -> Table:
 
 
 def controller_table(costs: ControllerCosts) -> Table:
-    """What steps cost the controller, for a terminal."""
+    """Return a terminal table of the controller's cost for each step."""
     table = plain_table("the controller's share of a step", synthetic=False)
-    for name in ("context", "at once", "ms", "KiB a request", "transport ms", "transport KiB"):
+    for name in ("context", "concurrent", "ms", "KiB per request", "transport ms", "transport KiB"):
         table.add_column(name, justify="right")
     for each in costs.results:
         kib = None if each.transport_bytes is None else each.transport_bytes / 1024
@@ -247,19 +248,19 @@ def controller_table(costs: ControllerCosts) -> Table:
 
 
 def chat_lines(costs: ChatCosts) -> list[str]:
-    """What the chat model costs, in words."""
+    """Return sentences about the overhead of the chat model."""
     added, many = costs.overhead, costs.many
     return [
-        f"ChatStepSpec adds {added.call_ms:.2f} ms to a call, {added.chunk_ms:.3f} ms to each of {added.chunks} chunks "
-        f"(medians of {added.calls} paired turns, over engines that answer at once).",
-        f"{many.concurrent} calls at once: {many.tokens_per_s:,.0f} tokens/s, one after the other "
-        f"{many.tokens_per_s_alone:,.0f}: {many.tokens_per_s / many.tokens_per_s_alone:.2f} times. Median "
-        f"{many.median_s:.2f} s, slowest {many.slowest_s:.2f} s.",
+        f"ChatStepSpec adds {added.call_ms:.2f} ms to a call and {added.chunk_ms:.3f} ms to each of {added.chunks} "
+        f"chunks (medians of {added.calls} paired turns, with engines that answer instantly).",
+        f"{many.concurrent} concurrent calls: {many.tokens_per_s:,.0f} tokens/s, "
+        f"{many.tokens_per_s / many.tokens_per_s_alone:.2f} times the {many.tokens_per_s_alone:,.0f} tokens/s of "
+        f"sequential calls. The median call took {many.median_s:.2f} s, the slowest {many.slowest_s:.2f} s.",
     ]
 
 
 def wire_table(costs: WireCosts) -> Table:
-    """What two ways of asking servers took, for a terminal."""
+    """Return a terminal table of the cost of both procedures."""
     table = plain_table(f"{costs.problems} problems, one at a time; means of a problem", synthetic=False)
     for name in ("", "seconds", "requests", "KiB sent", "KiB received", "prefix hits", "correct"):
         table.add_column(name, justify="right" if name else "left")
@@ -271,13 +272,13 @@ def wire_table(costs: WireCosts) -> Table:
 
 
 def plain_table(title: str, synthetic: bool) -> Table:
-    """An empty table whose title says whether its figures are synthetic."""
+    """Return an empty table whose title says whether its figures are synthetic."""
     title += f" ({SYNTHETIC})" if synthetic else ""
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
 
 
 def speeds_markdown(speeds: EngineSpeeds) -> str:
-    """A README's table: every contender with one request at once, and its speed with more."""
+    """Return a Markdown table of all contenders with one request, and of their speed with concurrent requests."""
     alone, *together = speeds.results
     columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
     titles = [column.title for column in columns]

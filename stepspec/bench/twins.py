@@ -1,9 +1,9 @@
-"""An A/A test of the evaluation itself: every policy runs twice, under two names, and must be as fast as itself.
+"""An A/A test of the evaluation itself: every policy runs twice, under two names, and both runs must be equally fast.
 
-Two ratios of times are compared with 1 for each policy. `copy` is the second name's over the first one's. `order` is
-the later run's over the earlier one's, by problem: what a run leaves behind for the next one shows here even where
-balanced orders give both names the same share of it. Above temperature 0, where two runs may write texts of different
-length, times are per committed token.
+For each policy, two ratios of times are compared with 1. `copy` is the time under the second name over the first.
+`order` is the time of the later run over the earlier one, by problem. It shows whether a run affects the next one, even
+if the balanced order hides this from `copy`. Above temperature 0 the two texts can differ in length, so times are per
+committed token.
 """
 
 import tempfile
@@ -28,15 +28,15 @@ from stepspec.evaluation.stats import Interval, products_of_sums
 from stepspec.loop.policy import Policy, load_policy
 
 NUM_PROBLEMS, SEED = 60, 20261123
-"""Of the run that counts. Fixed before it, so that nothing is chosen by its outcome."""
+"""Problems and seed of the published run. They were fixed before it, so that the results could not influence them."""
 
 TEMPERATURES = (0.0, 0.6)
 CONFIDENCE = 0.95
-"""That all intervals together contain 1, by Bonferroni."""
+"""Confidence that all intervals contain 1, by a Bonferroni correction."""
 TOLERANCE = 0.03
-"""How far from 1 `copy` may be. Not for policies whose texts depend on timing; see `Twins.repeats`.
+"""Maximum distance of `copy` from 1. Does not apply to policies whose texts depend on timing; see `Twins.repeats`.
 
-`order` is held to its interval alone: of 60 problems it varies by 2 to 4% by chance (`evals/LOG.md`)."""
+`order` only has to contain 1 in its interval: with 60 problems it varies by 2 to 4% by chance (`evals/LOG.md`)."""
 
 FIXED_TOKENS = 4
 OTHER_DRAFTERS: tuple[DrafterName, ...] = ("suffix", "early-exit", "medusa")
@@ -46,13 +46,13 @@ COPY = "-again"
 
 
 class Twins(Record):
-    """What came of a policy and its copy."""
+    """The results of a policy and its copy."""
 
     policy: str
     temperature: float
     repeats: bool
-    """Whether both write the same texts. Above temperature 0 the number of drafted tokens decides which text a seed
-    gives, so not where it is chosen online."""
+    """Whether both write the same texts. Above temperature 0, the text of a seed depends on the number of drafted
+    tokens. This is False if the policy chooses that number online."""
     copy_ratio: float
     copy_ci: tuple[float, float] | None
     order_ratio: float
@@ -60,7 +60,7 @@ class Twins(Record):
 
     @property
     def holds(self) -> bool:
-        """Whether the two are as fast as each other, as far as can be asked."""
+        """Whether both runs are equally fast: both intervals contain 1, and `copy_ratio` is within the tolerance."""
         intervals = (self.copy_ci, self.order_ci)
         if not all(interval is not None and interval[0] <= 1 <= interval[1] for interval in intervals):
             return False
@@ -68,14 +68,14 @@ class Twins(Record):
 
 
 class TwinRuns(Record):
-    """`stepspec bench aa`: all twins, and the conditions."""
+    """Results of `stepspec bench aa`: all twins, and the conditions."""
 
     version: int = 1
     benchmark: str
     num_problems: int
     seed: int
     confidence: float = CONFIDENCE
-    """Of all intervals together."""
+    """Simultaneous confidence of all intervals."""
     tolerance: float = TOLERANCE
     engines: dict[str, str | None]
     versions: dict[str, str]
@@ -86,16 +86,16 @@ class TwinRuns(Record):
 
     @property
     def holds(self) -> bool:
-        """Whether every policy is as fast as itself."""
+        """Whether both runs of every policy are equally fast."""
         return all(each.holds for each in self.results)
 
 
 def policies_to_copy(pair: Pair, *, fixed_too: bool) -> dict[str, LoadedPolicy]:
-    """Every shipped policy and every drafter that the pair can serve.
+    """Return every shipped policy and every drafter that the pair supports.
 
     Args:
         pair: the models.
-        fixed_too: also each policy that chooses the number of drafted tokens online with a fixed number.
+        fixed_too: for each policy that chooses the number of drafted tokens online, add a copy with a fixed number.
     """
     found = {name: load_policy(name) for name in list_data_files("policies")}
     found |= {name: token_policy(name, None) for name in OTHER_DRAFTERS}
@@ -112,18 +112,18 @@ def policies_to_copy(pair: Pair, *, fixed_too: bool) -> dict[str, LoadedPolicy]:
 
 
 def chooses_online(policy: Policy) -> bool:
-    """Whether the number of drafted tokens follows from measured times."""
+    """Return whether the policy chooses the number of drafted tokens from measured times."""
     return policy.token.drafter not in ("none", "engine") and policy.token.num_tokens == "auto"
 
 
 def with_fixed_tokens(policy: Policy) -> Policy:
-    """The same policy with a fixed number of drafted tokens."""
+    """Return the policy with a fixed number of drafted tokens."""
     return policy.model_copy(update={"token": policy.token.model_copy(update={"num_tokens": FIXED_TOKENS})})
 
 
 @dataclass(frozen=True)
 class TwinTest:
-    """The policies on one pair at one temperature."""
+    """An A/A test of policies on one pair at one temperature."""
 
     pair: Pair
     policies: Mapping[str, LoadedPolicy]
@@ -132,21 +132,21 @@ class TwinTest:
     seed: int = SEED
 
     async def run(self, confidence: float, on_row: OnRow | None = None) -> list[Twins]:
-        """The twins, each with intervals of that confidence; on a machine that does nothing else."""
+        """Run the test and return the twins, with intervals of this confidence. The machine must be otherwise idle."""
         return self.compared(await self.rows(self.systems(), on_row), confidence)
 
     def compared(self, rows: Sequence[ResultRow], confidence: float) -> list[Twins]:
-        """The twins of rows in the order in which they ran."""
+        """Return the twins of rows. The rows must be in the order in which they ran."""
         rng = np.random.default_rng(self.seed)
         return [self._compared(name, rows, confidence, rng) for name in self.policies]
 
     def systems(self) -> dict[str, System]:
-        """Both copies of every policy."""
+        """Return both copies of every policy."""
         both = {f"{name}{end}": policy for end in ("", COPY) for name, (policy, _) in self.policies.items()}
         return {name: StepSpec(policy=policy, pair=self.pair) for name, policy in both.items()}
 
     async def rows(self, systems: Mapping[str, System], on_row: OnRow | None = None) -> list[ResultRow]:
-        """All rows in the order in which they ran, one request at a time."""
+        """Run one request at a time and return all rows in this order."""
         name, benchmark = load_benchmark("gsm-mini")
         problems: ProblemSet = load_problems(benchmark, None, self.num_problems)
         texts = {f"{policy}{end}": loaded for end in ("", COPY) for policy, loaded in self.policies.items()}
@@ -187,7 +187,7 @@ class TwinTest:
     def _ratio(
         self, pairs: Sequence[Sequence[ResultRow]], confidence: float, rng: np.random.Generator
     ) -> tuple[float, Interval | None]:
-        """Of the second row's time over the first one's; above temperature 0 of the times per token."""
+        """Return the ratio of the second row's time to the first row's. Above temperature 0, times are per token."""
         powers = {"second s": 1, "first s": -1}
         if self.temperature > 0:
             powers |= {"second tokens": -1, "first tokens": 1}
@@ -202,5 +202,5 @@ class TwinTest:
 
 
 def simultaneous(num_policies: int) -> float:
-    """The confidence of each interval with which those of so many policies, two each, hold together."""
+    """Return the confidence of each interval so that two intervals for each policy have `CONFIDENCE` together."""
     return 1 - (1 - CONFIDENCE) / (2 * num_policies)

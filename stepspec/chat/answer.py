@@ -1,4 +1,4 @@
-"""The answer as a user sees it, while it is written: up to the first stop string, without tool calls."""
+"""The visible answer of a stream: text up to the first stop string, separated from tool calls."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from stepspec.chat.events import AnswerDelta, AnswerEvent, ToolCall, ToolCallDel
 
 
 class AnswerReader:
-    """Takes the answer's text piece by piece. What may be the beginning of a stop string or a call is held back."""
+    """Turns chunks of text into answer events. Text that may begin a stop string or a tool call is held back."""
 
     def __init__(
         self,
@@ -22,70 +22,70 @@ class AnswerReader:
             stops: strings that end the text.
             calls: reads tool calls.
             only_call: whether the first tool call ends the text.
-            marks: where the special tokens are named by which calls are found; no others are shown.
+            marks: text that contains the special tokens of tool calls. Only these special tokens stay visible.
         """
         self.marks = marks
         self.stopped = False
-        """Whether something has come that ends the text, a stop string for one."""
+        """Whether a stop string, or the first tool call under `only_call`, has ended the text."""
         self._only_call = only_call
         self.calls: list[ToolCall] = []
         self._stops = stops
         self._reader = calls
         self._held: str = ""
-        self._pieces: list[str] = []
-        self._calling = False
-        """Whether pieces of a call are out, and the call is not."""
+        self._chunks: list[str] = []
+        self._call_open = False
+        """Whether chunks of a call have been emitted, but not the call itself."""
 
     @property
     def text(self) -> str:
-        """All that was given so far."""
-        return "".join(self._pieces)
+        """The text emitted so far."""
+        return "".join(self._chunks)
 
     def feed(self, text: str) -> Iterator[AnswerEvent]:
-        """Takes a further piece, and gives what is now certain to be seen."""
+        """Read the next chunk. Yield the events that later text cannot change."""
         if self.stopped:
             return
         text = self._held + text
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        found = [start for stop in self._stops if (start := text.find(stop)) >= 0]
         self.stopped |= bool(found)
         end = min(found) if found else len(text) - _beginning(text, self._stops)
         text, self._held = text[:end], "" if found else text[end:]
-        yield from self._told(self._reader.feed(text) if self._reader else [text])
+        yield from self._events(self._reader.feed(text) if self._reader else [text])
 
     def finish(self) -> Iterator[AnswerEvent]:
-        """Gives what was held back, as no more will come."""
+        """Yield the events of the held-back text at the end of the stream."""
         held, self._held = self._held, ""
         if self._reader is None:
-            yield from self._told([held])
+            yield from self._events([held])
         else:
-            yield from self._told([*self._reader.feed(held), *self._reader.finish()])
+            yield from self._events([*self._reader.feed(held), *self._reader.finish()])
 
-    def _told(self, found: Sequence[Found]) -> Iterator[AnswerEvent]:
+    def _events(self, found: Sequence[Found]) -> Iterator[AnswerEvent]:
         for each in found:
             if self._only_call and self.calls:
                 return
             if isinstance(each, ToolCall):
-                if not self._calling:
-                    yield self._piece(each)
-                self._calling = False
+                if not self._call_open:
+                    yield self._call_delta(each)
+                self._call_open = False
                 self.calls.append(each)
                 self.stopped |= self._only_call
                 yield ToolCalled(len(self.calls) - 1, each)
             elif isinstance(each, CallPiece):
-                yield self._piece(each)
+                yield self._call_delta(each)
             elif each:
-                self._pieces.append(each)
+                self._chunks.append(each)
                 yield AnswerDelta(each)
 
-    def _piece(self, call: CallPiece | ToolCall) -> ToolCallDelta:
-        """A piece of a call; of one that is told at once, all of it."""
-        id, name = (None, None) if self._calling else (call.id, call.name)
-        self._calling = True
+    def _call_delta(self, call: CallPiece | ToolCall) -> ToolCallDelta:
+        """Return the event for a chunk of a call, or for an entire call that was not streamed."""
+        id, name = (None, None) if self._call_open else (call.id, call.name)
+        self._call_open = True
         return ToolCallDelta(len(self.calls), call.arguments, id, name)
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a stop string."""
+    """Return how many characters at the end of a text may begin a stop string."""
     longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
     lengths = range(longest, 0, -1)
     return next((length for length in lengths if any(stop.startswith(text[-length:]) for stop in stops)), 0)

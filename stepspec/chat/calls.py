@@ -1,7 +1,7 @@
-"""Reads tool calls from a growing text.
+"""Parses tool calls from a stream of text.
 
-Where calls stand is found by transformers' parser of responses. A call in JSON mostly begins with its name, and from
-there on its arguments are passed on as they come. Other calls are told when they are whole.
+The response parser of transformers finds the regions that contain calls. Most JSON calls begin with the tool's name;
+their arguments are streamed. All other calls are emitted when they are complete.
 """
 
 import json
@@ -21,7 +21,7 @@ from stepspec.chat.events import ToolCall
 
 @dataclass(frozen=True)
 class CallPiece:
-    """A further piece of a call's arguments; the call itself follows behind the last one."""
+    """The next chunk of a call's arguments. The `ToolCall` follows the last chunk."""
 
     id: str
     name: str
@@ -32,40 +32,43 @@ Found = str | CallPiece | ToolCall
 
 
 class CallReader(ABC):
-    """Parts a growing text into what is said and what is called."""
+    """Splits a stream of text into visible text and tool calls."""
 
     @abstractmethod
     def feed(self, text: str) -> Sequence[Found]:
-        """Takes a further piece; gives text and calls that are certain, in their order."""
+        """Read the next chunk. Return the text and calls that later text cannot change, in order."""
 
     @abstractmethod
     def finish(self) -> Sequence[Found]:
-        """Gives the rest, as no more will come."""
+        """Return the rest at the end of the stream."""
 
 
 class WrittenCalls(CallReader):
-    """Calls as the model was taught to write them, among text. White space in front of a call is not text."""
+    """Reads calls in the model's own format, mixed with text. White space before a call is dropped."""
 
     def __init__(self, parser: Any, *, in_json: bool) -> None:
-        """`parser` is a streaming parser of transformers, see `Tokenizer.response_parser`. Calls `in_json` are text to
-        it; of others it makes calls itself."""
+        """
+        Args:
+            parser: a streaming parser of transformers, see `Tokenizer.response_parser`.
+            in_json: whether the parser passes calls on as JSON text. Otherwise the parser parses them itself.
+        """
         self._parser = parser
         self._in_json = in_json
         self._calls = JsonCalls()
-        """Of the region that is open."""
+        """Reads the open region."""
         self._space = ""
 
     def feed(self, text: str) -> Sequence[Found]:
         try:
             return self._read(self._parser.feed(text))
-        except (ValueError, KeyError, RecursionError) as error:  # of a template that makes calls itself
-            return [_broken(text, f"The call cannot be read: {error}")]
+        except (ValueError, KeyError, RecursionError) as error:  # from a parser that parses the calls itself
+            return [_invalid(text, f"The call cannot be parsed: {error}")]
 
     def finish(self) -> Sequence[Found]:
         try:
             found = self._read(self._parser.finalize()[1])
         except (ValueError, KeyError, RecursionError) as error:
-            found = [_broken("", f"The call cannot be read: {error}")]
+            found = [_invalid("", f"The call cannot be parsed: {error}")]
         space, self._space = self._space, ""
         return [*found, "" if any(isinstance(each, ToolCall) for each in found) else space]
 
@@ -74,14 +77,14 @@ class WrittenCalls(CallReader):
         for event in events:
             if event["field"] == "content" and event["type"] == "region_chunk":
                 text = self._space + event["text"]
-                kept = text.rstrip()
-                self._space = text[len(kept) :]
-                found.append(kept)
+                stripped = text.rstrip()
+                self._space = text[len(stripped) :]
+                found.append(stripped)
             elif event["field"] == "tool_calls":
-                found += self._called(event)
+                found += self._read_call(event)
         return found
 
-    def _called(self, event: Mapping[str, Any]) -> Sequence[Found]:
+    def _read_call(self, event: Mapping[str, Any]) -> Sequence[Found]:
         if event["type"] == "region_open":
             self._space, self._calls = "", JsonCalls()
         elif event["type"] == "region_chunk" and self._in_json:
@@ -92,7 +95,7 @@ class WrittenCalls(CallReader):
 
 
 class ListedCalls(CallReader):
-    """Calls as a JSON list, which the engine has held the model to; or an answer in JSON, where it had the choice."""
+    """Reads constrained output: a JSON list of calls, or a JSON answer if the schema allows both."""
 
     def __init__(self) -> None:
         self._calls: JsonCalls | None = None
@@ -110,12 +113,12 @@ class ListedCalls(CallReader):
 
 
 _BETWEEN = r"(?:\[TOOL_CALLS\]|[\s,;\[\]}])*"
-"""What stands between calls and around them; of models that cannot count, a brace too many as well."""
+"""Separators between and around calls, including the surplus closing braces that some models write."""
 _NAMED = (
     r"(?:function<｜tool▁sep｜>)?(?P<named>[\w.-]+)"
     r"(?:\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]|\n```json\n|<｜tool▁sep｜>)"
 )
-"""A name in front of its arguments, as Mistral and DeepSeek write it."""
+"""A tool name before its arguments, in the formats of Mistral and DeepSeek."""
 _BEGINNING = re.compile(
     rf"{_BETWEEN}"
     rf'(?:\{{\s*"name"\s*:\s*"(?P<inside>[\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:|{_NAMED})\s*(?=\{{)'
@@ -125,52 +128,52 @@ _NEXT = re.compile(r"\[TOOL_CALLS\]|;(?=\s*\{)|\Z")
 
 
 class JsonCalls:
-    """Calls in JSON, one or several. Calls that do not begin with their name are read when the text has ended."""
+    """Reads one or more calls in JSON. Calls that do not begin with their name are read at the end of the text."""
 
     def __init__(self) -> None:
         self._any = False
-        """Whether there was one."""
+        """Whether a call has been found."""
         self._call: _OpenCall | None = None
         self._held: str = ""
-        """What is not understood yet."""
+        """Text that is not parsed yet."""
 
     def feed(self, text: str) -> list[CallPiece | ToolCall]:
-        """Takes a further piece; gives what is known of calls."""
+        """Read the next chunk. Return the chunks of calls and the calls found so far."""
         found: list[CallPiece | ToolCall] = []
         self._held += text
         while self._held:
             if self._call is None:
-                begins = _BEGINNING.match(self._held, 0, _LONGEST_BEGINNING)
-                if begins is None:
+                beginning = _BEGINNING.match(self._held, 0, _LONGEST_BEGINNING)
+                if beginning is None:
                     return found
-                inside = begins["inside"]
-                self._call = _OpenCall(inside or begins["named"], inside=bool(inside))
-                self._held = self._held[begins.end() :]
+                inside = beginning["inside"]
+                self._call = _OpenCall(inside or beginning["named"], inside=bool(inside))
+                self._held = self._held[beginning.end() :]
                 self._any = True
-            told, behind = self._call.feed(self._held)
-            found += told
-            self._held = behind or ""
-            if behind is not None:
+            parts, rest = self._call.feed(self._held)
+            found += parts
+            self._held = rest or ""
+            if rest is not None:
                 self._call = None
         return found
 
     def close(self) -> list[CallPiece | ToolCall]:
-        """Gives the rest, as no more will come. Words behind a call are none, and dropped."""
+        """Return the rest at the end of the text. Text after a call that is not a call is dropped."""
         found: list[CallPiece | ToolCall] = []
         while True:
             self._held = re.sub(_BETWEEN, "", self._held, count=1)
             length = len(self._held)
             found += self.feed("")
             if self._call is not None:
-                return [*found, self._call.broken_off()]
+                return [*found, self._call.incomplete()]
             if not self._held:
                 return found
             if len(self._held) == length:
-                found += self._otherwise()
+                found += self._other_calls()
                 self._any = True
 
-    def _otherwise(self) -> list[ToolCall]:
-        """What stands next and begins otherwise."""
+    def _other_calls(self) -> list[ToolCall]:
+        """Read the next calls, which do not begin with their name."""
         if self._held.startswith("{"):
             with suppress(ValueError, RecursionError):
                 value, end = json.JSONDecoder().raw_decode(self._held)
@@ -183,59 +186,61 @@ class JsonCalls:
 
 
 class _OpenCall:
-    """A call whose arguments are being written."""
+    """A call whose arguments are still streaming."""
 
     def __init__(self, name: str, *, inside: bool) -> None:
-        """`inside`: whether the name stands in an object, in which the arguments stand too."""
+        """`inside`: whether one JSON object contains both the name and the arguments."""
         self._id, self._name = _new_id(), name
-        self._around = int(inside)
+        self._outer_depth = int(inside)
         self._nesting = Nesting("{" if inside else "")
-        self._pieces: list[str] = []
-        self._written = False
+        self._chunks: list[str] = []
+        self._complete = False
+        """Whether the arguments are complete."""
 
     def feed(self, text: str) -> tuple[list[CallPiece | ToolCall], str | None]:
-        """What a further piece says of it, and what stands behind it, if it has come to its end."""
+        """Read the next chunk. Return the parts of the call, and the text after the call, or None while it is open."""
         found: list[CallPiece | ToolCall] = []
-        if not self._written:
-            end = self._nesting.read(text, self._around)
-            self._written = end is not None
-            self._pieces.append(text[:end])
+        if not self._complete:
+            end = self._nesting.read(text, self._outer_depth)
+            self._complete = end is not None
+            self._chunks.append(text[:end])
             found.append(CallPiece(self._id, self._name, text[:end]))
             text = text[end:] if end is not None else ""
-        if not self._written:
+        if not self._complete:
             return found, None
-        end = self._nesting.read(text, 0) if self._around else 0
-        return (found, None) if end is None else ([*found, self._whole()], text[end:])
+        end = self._nesting.read(text, 0) if self._outer_depth else 0
+        return (found, None) if end is None else ([*found, self._finished()], text[end:])
 
-    def _whole(self) -> ToolCall:
-        arguments, problem = "".join(self._pieces), None
+    def _finished(self) -> ToolCall:
+        arguments, problem = "".join(self._chunks), None
         try:
             json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            problem = _no_json(error)
+            problem = _json_problem(error)
         return ToolCall(self._id, self._name, arguments, problem)
 
-    def broken_off(self) -> ToolCall:
-        """What there is of it."""
-        return ToolCall(self._id, self._name, "".join(self._pieces), "The call is not whole.")
+    def incomplete(self) -> ToolCall:
+        """Return the call as far as it was written, marked as invalid."""
+        return ToolCall(self._id, self._name, "".join(self._chunks), "The call is incomplete.")
 
 
 class Nesting:
-    """Where one is in JSON that comes in pieces."""
+    """Tracks the nesting depth in streamed JSON."""
 
     def __init__(self, opened: str = "") -> None:
         self.opened = list(opened)
-        """The braces and brackets that are open."""
+        """The open braces and brackets."""
         self.in_string = False
         self.escaped = False
-        """Whether the last letter takes its meaning from the next."""
+        """Whether the last character was a backslash that escapes the next one."""
 
     def read(self, text: str, depth: int = -1) -> int | None:
-        """Reads a further piece, up to the end of what leaves only so many open.
+        """Read the next chunk, up to the bracket that brings the number of open brackets down to `depth`.
 
-        Returns the place behind it, or None if it does not come.
+        Returns:
+            The position after that bracket, or None if the chunk does not contain it.
         """
-        for place, letter in enumerate(text, 1):
+        for position, letter in enumerate(text, 1):
             if self.escaped:
                 self.escaped = False
             elif self.in_string:
@@ -247,63 +252,63 @@ class Nesting:
             elif letter in "}]":
                 del self.opened[-1:]
                 if len(self.opened) == depth:
-                    return place
+                    return position
         return None
 
 
 class Written(BaseModel):
-    """A call as models write it in JSON."""
+    """A tool call in the JSON that models write."""
 
     name: str
     arguments: Any = Field(default_factory=dict[str, Any], validation_alias=AliasChoices("arguments", "parameters"))
 
 
 def _calls_in(value: Any) -> list[ToolCall]:
-    """The calls in what a parser made of one, or of several."""
+    """Return the calls in a parsed value, which holds one call or a list of calls."""
     if isinstance(value, list):
         return [call for each in cast("list[Any]", value) for call in _calls_in(each)]
     if isinstance(value, str):
         return [_from_text(value)]
-    said = cast("Mapping[str, Any]", value).get("function", value) if isinstance(value, Mapping) else value
+    function = cast("Mapping[str, Any]", value).get("function", value) if isinstance(value, Mapping) else value
     try:
-        call = Written.model_validate(said)
+        call = Written.model_validate(function)
     except ValidationError:
-        return [_broken(json.dumps(value), "The call names no tool.")]
+        return [_invalid(json.dumps(value), "The call does not name a tool.")]
     if isinstance(call.arguments, str):
         return [_from_text(call.arguments, call.name)]
     return [_with_arguments(call.name, call.arguments)]
 
 
 def _with_arguments(name: str, arguments: Any) -> ToolCall:
-    """A call with these arguments; none at all are as good as an empty object."""
+    """Return a call with these arguments. None stands for an empty object."""
     text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
     if arguments is None or isinstance(arguments, Mapping):
         return ToolCall(_new_id(), name, text)
-    return _broken(text, "The arguments are no JSON object.", name)
+    return _invalid(text, "The arguments are not a JSON object.", name)
 
 
 def _from_text(text: str, name: str | None = None) -> ToolCall:
-    """A call from what is no JSON, or from arguments that should be."""
+    """Return the call in a text, or the call of the tool `name` with the text as its arguments."""
     if name is None and (found := re.fullmatch(rf"\s*{_NAMED}(?P<arguments>.*)", text, re.DOTALL)):
         name, text = found["named"], found["arguments"]
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return _broken(text, _no_json(error), name or "")
+        return _invalid(text, _json_problem(error), name or "")
     if name is not None:
         return _with_arguments(name, value)
-    (call,) = _calls_in(value) if isinstance(value, Mapping) else [_broken(text, "The call names no tool.")]
+    (call,) = _calls_in(value) if isinstance(value, Mapping) else [_invalid(text, "The call does not name a tool.")]
     return call
 
 
-def _no_json(error: Exception) -> str:
-    return f"The arguments are no JSON: {error}."
+def _json_problem(error: Exception) -> str:
+    return f"The arguments are not valid JSON: {error}."
 
 
-def _broken(text: str, problem: str, name: str = "") -> ToolCall:
+def _invalid(text: str, problem: str, name: str = "") -> ToolCall:
     return ToolCall(_new_id(), name, text, problem)
 
 
 def _new_id() -> str:
-    """Nine letters or digits, which is what Mistral's chat templates ask for."""
+    """Return nine random letters or digits, the id format that Mistral's chat templates require."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))

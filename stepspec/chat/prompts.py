@@ -1,7 +1,7 @@
-"""The exact texts that models are asked with: how a problem is put, and how the target is asked about a step.
+"""The exact prompts sent to models: prompts around a problem, and prompts that ask the target about a step.
 
-Each text has an id and a version (the hash of its content), which results carry, so that figures obtained with
-another wording are never mixed up.
+Each prompt has an id and a version, the hash of its text. Results store both, so that results obtained with different
+wordings are never mixed.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from stepspec.engines.protocol import THINK_END, THINK_OPEN, Tokenizer
 from stepspec.errors import ContextError, UsageError, unknown_name
 
 Message = Mapping[str, Any]
-"""A turn of a conversation: `role`, `content`, and what else the model's chat template knows."""
+"""A turn of a conversation: `role`, `content`, and any other fields that the model's chat template uses."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -35,7 +35,7 @@ PROBLEM_PROMPTS: Mapping[str, str] = {
         "Solve this math problem clearly and without detours. Reason step by step, with two newline characters "
         "between logical steps, and put the final answer within \\boxed{{}}.\n\nProblem: {question}"
     ),
-    # Of few-shot prompts (arXiv:2201.11903, appendix): each solved example goes on behind the colon.
+    # The format of few-shot prompts (arXiv:2201.11903, appendix): in solved examples, the answer follows the colon.
     "qa": "Q: {question}\nA:",
     "aime": (
         "{question}\n\nThe answer is a whole number from 0 to 999. Please reason step by step, and put your final "
@@ -46,7 +46,7 @@ PROBLEM_PROMPTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class JudgePrompt:
-    """A user turn that asks about a step, and the words that the answer is made to begin with."""
+    """A user turn that asks about a step, and the prefill with which the answer begins."""
 
     user: str
     prefill: str
@@ -54,7 +54,7 @@ class JudgePrompt:
 
 RATING_PROMPTS: Mapping[str, JudgePrompt] = {
     "short": JudgePrompt("Rate the last step from 0 to 9.", "Rating: "),
-    # Word for word the prompt of SpecReason (arXiv:2504.07891, released code), which the emulation needs.
+    # The verbatim prompt of SpecReason (arXiv:2504.07891, released code), for the policy that emulates it.
     "specreason": JudgePrompt(
         "Evaluate the last reasoning step solely based on factual correctness and logical validity. Ignore style, "
         "phrasing, or overall usefulness\u2014only judge whether the step is objectively correct and logically follows "
@@ -74,15 +74,15 @@ SELECTION_NONE = "none"
 
 
 def selection_line(name: str, step: str) -> str:
-    """How a candidate stands in `SELECTION_PROMPT`, a line each."""
+    """Return a candidate's line in `SELECTION_PROMPT`."""
     return f"{name}: {step}"
 
 
 def problem_prompt(id: str) -> str:
-    """The wording of that id, with a ``{question}`` slot.
+    """Return the problem prompt with this id, which has a ``{question}`` slot.
 
     Raises:
-        UsageError: there is none; the message lists those there are.
+        UsageError: the id is unknown; the message lists the known ones.
     """
     if id not in PROBLEM_PROMPTS:
         raise UsageError(unknown_name("problem prompt", id, PROBLEM_PROMPTS))
@@ -90,10 +90,10 @@ def problem_prompt(id: str) -> str:
 
 
 def rating_prompt(id: str) -> JudgePrompt:
-    """The rating prompt of that id.
+    """Return the rating prompt with this id.
 
     Raises:
-        UsageError: there is none; the message lists those there are.
+        UsageError: the id is unknown; the message lists the known ones.
     """
     if id not in RATING_PROMPTS:
         raise UsageError(unknown_name("rating prompt", id, RATING_PROMPTS))
@@ -101,79 +101,81 @@ def rating_prompt(id: str) -> JudgePrompt:
 
 
 def prompt_version(text: str) -> str:
-    """Short content hash that goes with a prompt's id into results."""
+    """Return a short content hash, which results store with the prompt's id."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def think_end_id(tokenizer: Tokenizer) -> int | None:
-    """The token that ends the thinking; None for a model that does not think between tags."""
+    """Return the id of the end-of-thinking token; None for a model without thinking tags."""
     ids = tokenizer.encode(THINK_END)
     return ids[0] if len(ids) == 1 else None
 
 
 def checked_messages(messages: Sequence[Message]) -> list[Message]:
-    """The turns of a conversation as chat templates take them: their text in one piece, and what an assistant thought
-    apart from what it said, so that a template keeps or drops earlier thinking as its model wants.
+    """Validate a conversation and convert it for chat templates.
+
+    The content of each turn becomes one string. Thinking in assistant turns moves to `reasoning_content`, so that the
+    template can keep or drop it.
 
     Raises:
-        UsageError: there is nothing to answer, or a turn holds something other than text.
+        UsageError: the conversation has no turn to answer, or a turn is invalid or not text.
     """
     if not messages:
-        raise UsageError("The conversation is empty; it needs at least one turn to answer.")
-    turns = [_checked_turn(place, message) for place, message in enumerate(messages, 1)]
+        raise UsageError("The conversation is empty. It needs at least one turn to answer.")
+    turns = [_checked_turn(number, message) for number, message in enumerate(messages, 1)]
     if turns[-1]["role"] == "assistant":
-        raise UsageError("The last turn is the assistant's own. End the conversation with a turn that wants an answer.")
+        raise UsageError("The last turn is the assistant's own. End the conversation with a user or tool turn.")
     if turns[-1]["role"] != "tool" and not turns[-1]["content"].strip():
         raise UsageError("The question is empty." if len(turns) == 1 else "The last turn is empty.")
     return turns
 
 
-def _checked_turn(place: int, message: Message) -> Message:
+def _checked_turn(number: int, message: Message) -> Message:
     if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(f"Turn {place} is no mapping. Write {{'role': 'user', 'content': 'How many?'}}.")
+        raise UsageError(f"Turn {number} must be a mapping. Write {{'role': 'user', 'content': 'How many?'}}.")
     role, content = message.get("role"), message.get("content")
     role = "system" if role == "developer" else role  # OpenAI's newer name
     if role not in ROLES:
-        raise UsageError(f"Turn {place}: {unknown_name('role', str(role), ROLES)}")
+        raise UsageError(f"Turn {number}: {unknown_name('role', str(role), ROLES)}")
     text = _text_of(content)
     if text is None:
-        raise UsageError(f"Turn {place} holds something else than text, which is all that the models take.")
+        raise UsageError(f"Turn {number} has content that is not text. Only text is supported.")
     turn = {**message, "role": role, "content": text}
     try:
         json.dumps(turn, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):
         raise UsageError(
-            f"Turn {place} holds what is no JSON or no Unicode, such as NaN or half of a character."
+            f"Turn {number} is not valid JSON: it contains a value such as NaN or half of a surrogate pair."
         ) from None
     if role == "assistant" and THINK_END in text:
-        thought, _, said = text.partition(THINK_END)
-        turn |= {"reasoning_content": thought.replace(THINK_OPEN, "", 1).strip(), "content": said.strip()}
+        thinking, _, answer = text.partition(THINK_END)
+        turn |= {"reasoning_content": thinking.replace(THINK_OPEN, "", 1).strip(), "content": answer.strip()}
     if calls := message.get("tool_calls"):
         if not isinstance(calls, Sequence):
-            raise UsageError(f"Turn {place}: tool_calls is no list.")
-        turn["tool_calls"] = [_checked_call(place, call) for call in cast("Sequence[Any]", calls)]
+            raise UsageError(f"Turn {number}: tool_calls must be a list.")
+        turn["tool_calls"] = [_checked_call(number, call) for call in cast("Sequence[Any]", calls)]
     return turn
 
 
-def _checked_call(place: int, call: Any) -> Mapping[str, Any]:
-    """A call of an earlier turn, with its arguments as templates want them: no longer written out."""
+def _checked_call(number: int, call: Any) -> Mapping[str, Any]:
+    """Return a tool call of an earlier turn with parsed arguments, which templates expect."""
     try:
         function = dict(call["function"])
         arguments = function["arguments"]
         _ = function["name"]
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            f"Turn {place} has a call that is none. Write {{'type': 'function', 'id': '...', 'function': {{'name': "
+            f"Turn {number} has an invalid tool call. Write {{'type': 'function', 'id': '...', 'function': {{'name': "
             "'add', 'arguments': '{}'}}."
         ) from None
     if isinstance(arguments, str):
-        with suppress(ValueError):  # a model may have written what is no JSON, and is shown it again
+        with suppress(ValueError):  # a model may have written invalid JSON, which stays as it is
             function["arguments"] = read_json(arguments)
     return {**call, "function": function}
 
 
 def _text_of(content: object) -> str | None:
-    """The text of a turn, in one string or in content blocks; None if some of it is something else."""
+    """Return the text of a turn's content, a string or a list of blocks; None if any of it is not text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -183,29 +185,33 @@ def _text_of(content: object) -> str | None:
 
 
 def _text_of_block(block: Any) -> str | None:
-    """The text of a block as OpenAI's API and LangChain write it; None if it is another kind of block."""
+    """Return the text of a content block of OpenAI's API or LangChain; None for other kinds of blocks."""
     parts: Mapping[str, Any] = cast("Mapping[str, Any]", block) if isinstance(block, Mapping) else {}
     text: object = parts.get("text") if parts.get("type") == "text" else None
     return text if isinstance(text, str) else None
 
 
 def encode_request(tokenizer: Tokenizer, question: str) -> list[int]:
-    """The ids that the first step of an answer to a single question follows; see `encode_messages`."""
+    """Return the prompt ids for a single question, see `encode_messages`."""
     return encode_messages(tokenizer, [{"role": "user", "content": question}])
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a prompt has to fit in: the context of a model."""
+    """The context of a model, in which a prompt must fit."""
 
     num_tokens: int
     model: str
 
     def check(self, num_tokens: int, *, at_least: bool = False) -> None:
-        """Checks that so many tokens leave room for one more; `at_least`: whether there may be more of them.
+        """Check that a prompt of `num_tokens` leaves room for at least one more token.
+
+        Args:
+            num_tokens: length of the prompt.
+            at_least: whether `num_tokens` is only a lower bound.
 
         Raises:
-            ContextError: they do not.
+            ContextError: the prompt leaves no room.
         """
         if num_tokens >= self.num_tokens:
             raise ContextError(
@@ -217,18 +223,18 @@ class Room:
 def encode_messages(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), room: Room | None = None
 ) -> list[int]:
-    """The ids that the first step follows: the chat template's, with the thinking opened if it does not do so.
+    """Return the prompt ids of a conversation, with the thinking opened if the chat template does not open it.
 
-    A special token written out in a turn stays plain text: nobody ends a turn or the thinking by asking.
+    Special tokens inside message text are treated as plain text.
 
     Args:
-        tokenizer: the model's.
-        messages: turns as `checked_messages` gives them.
-        tools: what the model may call.
-        room: what the ids have to fit in. A prompt that cannot fit by its length in bytes is not encoded at all.
+        tokenizer: the model's tokenizer.
+        messages: turns from `checked_messages`.
+        tools: tools that the model may call.
+        room: the context in which the prompt must fit. A prompt with too many bytes is rejected without encoding it.
 
     Raises:
-        UsageError: the model has no chat template, or it refuses the conversation.
+        UsageError: the model has no chat template, or its template rejects the conversation.
         ContextError: the prompt does not fit.
     """
     if room is not None:
@@ -236,7 +242,7 @@ def encode_messages(
     key, texts = secrets.token_hex(8), list[str]()
 
     def safe(text: str) -> str:
-        """The text, or a stand-in for one in which special tokens are written out."""
+        """Return the text, or a placeholder if it contains the text of special tokens."""
         if not tokenizer.writes_special(text):
             return text
         texts.append(text)
@@ -258,22 +264,22 @@ def encode_messages(
 
 
 def _check_length(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], room: Room) -> None:
-    """Refuses a prompt that cannot fit, by its number of turns and by its bytes, before any of it is encoded."""
-    room.check(len(messages), at_least=True)  # each turn takes a token
+    """Reject a prompt that cannot fit, by its number of turns and bytes, before encoding it."""
+    room.check(len(messages), at_least=True)  # each turn takes at least one token
     most = tokenizer.max_token_bytes
     if most is None or _num_characters(messages) + _num_characters(tools) < room.num_tokens * most / UTF8_BYTES:
         return
-    # Templates leave out some of what turns hold, so only what they render counts.
+    # Templates may leave out parts of the turns, so only the rendered text counts.
     rendered = _render_request(tokenizer, messages, tools)
     room.check(-(-len(rendered.encode()) // most), at_least=True)
 
 
 UTF8_BYTES = 4
-"""Most bytes of a character."""
+"""Maximum number of bytes of a character in UTF-8."""
 
 
 def _num_characters(value: Any) -> int:
-    """Characters of all texts in a value of JSON."""
+    """Return the number of characters of all strings in a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -283,7 +289,7 @@ def _num_characters(value: Any) -> int:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """A value of JSON with every text in it changed, keys too."""
+    """Return a JSON value with `change` applied to every string, including keys."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -309,12 +315,12 @@ def _render_request(tokenizer: Tokenizer, messages: Sequence[Message], tools: Se
 
 
 def render_probe(tokenizer: Tokenizer, rating: JudgePrompt) -> str:
-    """What stands between unfinished reasoning and the digit: the end of that turn, the question, the prefill.
+    """Return the text between unfinished reasoning and the digit: the end of the turn, the question and the prefill.
 
-    The reasoning is left without its end tag, since templates drop what was thought in earlier turns.
+    The reasoning has no end tag, because templates drop the thinking of earlier turns.
 
     Raises:
-        UsageError: the model's template does not show all turns, so it cannot be asked that way.
+        UsageError: the chat template drops turns, so the model cannot rate steps.
     """
     reasoning, digit = "(the reasoning so far)", "(the digit)"
     messages = [
@@ -327,5 +333,7 @@ def render_probe(tokenizer: Tokenizer, rating: JudgePrompt) -> str:
     _, _, after = text.partition(reasoning)
     probe, found, _ = after.partition(digit)
     if not found:
-        raise UsageError("The model's chat template drops turns, so it cannot be asked for a rating of steps.")
+        raise UsageError(
+            "The model's chat template drops turns, so it cannot rate steps. Choose a policy without a rating judge."
+        )
     return probe

@@ -1,7 +1,7 @@
-"""Tools: how they are described, and how the families of models write a call.
+"""Tools: their descriptions, and the formats in which model families write tool calls.
 
-A model that may call a tool writes the call as it was taught to. A model that has to call one writes a list of calls in
-JSON, whose schema the engine holds it to.
+A model that may call a tool writes the call in its own format. A model that must call a tool writes a JSON list of
+calls, which the engine constrains to a schema.
 """
 
 import json
@@ -17,16 +17,16 @@ from stepspec.engines.protocol import Tokenizer
 from stepspec.errors import UsageError, unknown_name
 
 Tool = Mapping[str, Any]
-"""A tool as OpenAI's API describes it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+"""A tool in the format of OpenAI's API: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 MODES = ("auto", "none", "required")
-"""What a model may be told of its tools, besides the name of the one that it has to call."""
+"""Values of `tool_choice` other than the name of a tool."""
 
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 
 
 class Function(BaseModel):
-    """What of a tool a model is told; further fields are passed on."""
+    """The function of a tool. Further fields are passed on to the model."""
 
     model_config = ConfigDict(extra="allow")
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
@@ -35,7 +35,7 @@ class Function(BaseModel):
 
 
 class Description(BaseModel):
-    """A tool's form."""
+    """The required fields of a tool."""
 
     type: Literal["function"]
     function: Function
@@ -46,9 +46,9 @@ class Toolbox:
     """The tools of a request.
 
     Attributes:
-        tools: checked, by name.
-        choice: one of `MODES`, or the name of the tool that has to be called.
-        parallel: whether several may be called at once.
+        tools: validated tools, by name.
+        choice: one of `MODES`, or the name of the tool that the model must call.
+        parallel: whether one answer may contain several tool calls.
     """
 
     tools: Mapping[str, Tool]
@@ -57,22 +57,22 @@ class Toolbox:
 
     @classmethod
     def checked(cls, tools: Sequence[Tool], choice: str = "auto", *, parallel: bool = True) -> "Toolbox":
-        """The toolbox of these tools, which are none if none is to be called.
+        """Validate tools and return their toolbox. It is empty if the choice is "none".
 
         Raises:
-            UsageError: a tool is described wrongly, or the choice is none of them.
+            UsageError: a tool is invalid, two tools have the same name, or the choice is unknown.
         """
         named: dict[str, Tool] = {}
-        for place, tool in enumerate(tools, 1):
+        for number, tool in enumerate(tools, 1):
             try:
                 name = Description.model_validate(tool).function.name
             except ValidationError as error:
                 problem = error.errors()[0]
                 where = ".".join(map(str, problem["loc"])) or "it"
-                raise UsageError(f"Tool {place}: {where}: {problem['msg']}. Write {EXAMPLE}.") from None
+                raise UsageError(f"Tool {number}: {where}: {problem['msg']}. Write {EXAMPLE}.") from None
             if name in named:
-                raise UsageError(f"Two tools are called {name!r}.")
-            _check_json(place, tool)
+                raise UsageError(f"Two tools are named {name!r}. Rename one of them.")
+            _check_json(number, tool)
             named[name] = tool
         if choice not in MODES and choice not in named:
             raise UsageError(unknown_name("tool_choice", choice, [*MODES, *named]))
@@ -82,11 +82,11 @@ class Toolbox:
 
     @property
     def forced(self) -> bool:
-        """Whether the model has to call a tool."""
+        """Whether the model must call a tool."""
         return self.choice not in ("auto", "none")
 
     def schema(self) -> dict[str, Any]:
-        """What a list of calls must look like."""
+        """Return the JSON schema of a list of calls."""
         names = list(self.tools) if self.choice in MODES else [self.choice]
         definitions: dict[str, Any] = {}
         calls = [_call_schema(name, self._parameters(name, definitions)) for name in names]
@@ -95,7 +95,10 @@ class Toolbox:
         return {"$defs": definitions, **listed} if definitions else listed
 
     def _parameters(self, name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
-        """A tool's parameters; what they define goes to the top, where references look, under a name of the tool's."""
+        """Return a tool's parameters. Move their `$defs` into `definitions`, prefixed with the tool's name.
+
+        References resolve from the top of the schema, so the definitions must be there.
+        """
         form = self.tools[name]["function"].get("parameters") or ANYTHING
         if not isinstance(form.get("$defs"), dict):
             return form
@@ -104,12 +107,12 @@ class Toolbox:
         return form
 
 
-def _check_json(place: int, tool: Tool) -> None:
+def _check_json(number: int, tool: Tool) -> None:
     try:
         json.dumps(tool, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError):
         raise UsageError(
-            f"Tool {place} holds what is no JSON or no Unicode, such as NaN, or is nested too deeply."
+            f"Tool {number} is not valid JSON: it contains a value such as NaN, invalid Unicode, or too deep nesting."
         ) from None
 
 
@@ -126,61 +129,65 @@ def _call_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_text(schema: Mapping[str, Any], toolbox: Toolbox | None = None) -> str:
-    """A schema as engines take it; with tools, that of an answer in that form or of a list of calls.
+    """Return a schema as JSON text for engines. With tools, it allows either such an answer or a list of calls.
 
-    What the schema defines for itself stays at the top, where its references look for it.
+    Definitions stay at the top of the schema, because references resolve from there.
 
     Raises:
-        UsageError: it holds what is no JSON.
+        UsageError: the schema is not valid JSON.
     """
     if toolbox is None or not toolbox.tools:
-        return _written(schema)
+        return _json_text(schema)
     calls, own = toolbox.schema(), dict(schema)
-    whole: dict[str, Any] = {"anyOf": [calls, own]}
+    combined: dict[str, Any] = {"anyOf": [calls, own]}
     for name in ("$defs", "definitions"):
         if definitions := {**calls.pop(name, {}), **own.pop(name, {})}:
-            whole[name] = definitions
-    return _written(whole)
+            combined[name] = definitions
+    return _json_text(combined)
 
 
-def _written(schema: Mapping[str, Any]) -> str:
+def _json_text(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        raise UsageError("The JSON schema holds what is no JSON, such as NaN, or is nested too deeply.") from None
+        raise UsageError(
+            "The JSON schema is not valid JSON: it contains a value such as NaN, or is nested too deeply."
+        ) from None
 
 
 def chosen(tool_choice: str | Mapping[str, Any] | None) -> str:
-    """A `tool_choice` in OpenAI's form as a `Toolbox` takes it.
+    """Convert a `tool_choice` of OpenAI's API to the `choice` of a `Toolbox`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a valid `tool_choice`.
     """
     if tool_choice is None or isinstance(tool_choice, str):
         return tool_choice or "auto"
     try:
         return str(tool_choice["function"]["name"])
     except (KeyError, TypeError):
-        said = "Write 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}."
-        raise UsageError(f"tool_choice is {tool_choice!r}. {said}") from None
+        advice = "Write 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': ...}}."
+        raise UsageError(f"tool_choice is {tool_choice!r}. {advice}") from None
 
 
 FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema",)}
-"""What a `response_format` of each type holds besides `type`."""
+"""Fields of a `response_format` besides `type`, by its type."""
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The JSON schema that a `response_format` in OpenAI's form asks for, if it asks for one.
+    """Return the JSON schema of a `response_format` of OpenAI's API; None if it does not ask for JSON.
 
     Raises:
-        UsageError: it is none, or holds a field that is not known.
+        UsageError: the value is not a valid `response_format`, or has an unknown field.
     """
     if not response_format:
         return None
     kind = response_format.get("type")
-    said = "Its type is 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
+    advice = (
+        "Its type must be 'text', 'json_object', or 'json_schema' with json_schema = {'name': ..., 'schema': {...}}."
+    )
     if not isinstance(kind, str) or kind not in FORMAT_FIELDS:
-        raise UsageError(f"response_format is of no known kind. {said}")
+        raise UsageError(f"response_format has an unknown type. {advice}")
     _check_fields("response_format", response_format, ("type", *FORMAT_FIELDS[kind]))
     if kind == "text":
         return None
@@ -192,12 +199,12 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
         _check_fields("response_format.json_schema", named, ("name", "description", "schema", "strict"))
         form = named.get("schema")
     if not isinstance(form, Mapping):
-        raise UsageError(f"response_format has no JSON schema, which is an object. {said}")
+        raise UsageError(f"response_format has no JSON schema, which must be an object. {advice}")
     return cast("Mapping[str, Any]", form)
 
 
 def _check_fields(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Checks that there are no other fields than the known ones; null is a field that is not set."""
+    """Check that all fields are known. Fields that are null count as not set."""
     for name, value in found.items():
         if name not in known and value is not None:
             raise UsageError(unknown_name(f"field of {where}", name, known))
@@ -205,14 +212,14 @@ def _check_fields(where: str, found: Mapping[str, Any], known: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family of models writes calls.
+    """The tool call format of a model family.
 
     Attributes:
-        mark: what a rendered call has in this format and in no other.
-        opener: where in a text a call begins.
-        template: tells transformers' parser so; version 1 of its response templates.
-        in_json: whether calls are JSON that says all of them, so that a part of one can be understood; the template
-            then takes them for text.
+        mark: text that a rendered call has only in this format.
+        opener: matches the beginning of a call.
+        template: the response template for transformers' parser, version 1.
+        in_json: whether calls are plain JSON, so that they can be parsed while they stream. The template then passes
+            them on as text.
     """
 
     mark: str
@@ -222,20 +229,20 @@ class CallFormat:
 
 
 BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
-"""What stands inside calls and between them besides what formats name."""
+"""Special tokens inside and between calls that the formats do not name."""
 
 TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
 
 
 def _format(mark: str, opener: str | None = None, end: str | None = None, **field: Any) -> CallFormat:
-    """A format whose calls stand between an opening and perhaps a closing mark; `end` stands behind them all."""
+    """Return a format whose calls have an opening mark and optionally a closing one. `end` follows the last call."""
     fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
     template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
     return CallFormat(mark, re.compile(opener or re.escape(mark)), template, in_json="content" not in field)
 
 
 def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
-    """The format that a model's own template tells of, if it tells of calls."""
+    """Return the format in a model's own response template; None if the template has no tool calls."""
     fields = template.get("fields", {})
     if not (calls := fields.get("tool_calls")):
         return None
@@ -253,7 +260,7 @@ def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
 LLAMA_OPENER = r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
 FORMATS: Mapping[str, CallFormat] = {
-    "qwen-xml": _format(  # Qwen's models for code, and all from 3.5 on
+    "qwen-xml": _format(  # Qwen's coding models, and all Qwen models from 3.5 on
         "<function=",
         open_pattern=r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
         close_pattern=r"</function>\s*</tool_call>",
@@ -275,8 +282,10 @@ FORMATS: Mapping[str, CallFormat] = {
 
 @lru_cache(maxsize=16)
 def call_format(tokenizer: Tokenizer) -> CallFormat | None:
-    """The format that the model comes with, or else the one in which its chat template writes calls; None if it knows
-    no tools."""
+    """Return the model's tool call format: from its response template, else detected from its chat template.
+
+    None if the model has no tool support.
+    """
     if own := _own_format(tokenizer.response_template or {}):
         return own
     call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": {"x": 1}}}
@@ -295,13 +304,13 @@ def call_format(tokenizer: Tokenizer) -> CallFormat | None:
 
 
 def call_marks(tokenizer: Tokenizer) -> str:
-    """A text that names whatever marks calls as the model writes them."""
+    """Return a text that contains all special tokens of the model's tool call format."""
     template = json.dumps((call_format(tokenizer) or HERMES).template, ensure_ascii=False)
     return (template + BETWEEN_CALLS).replace("\\", "")
 
 
 def with_arguments_as_text(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The same turns with arguments of calls written out, for templates that do not write JSON by themselves."""
+    """Return the turns with call arguments as JSON text, for templates that do not serialize JSON."""
     return [
         {**turn, "tool_calls": [_with_text(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
         for turn in messages
@@ -324,8 +333,10 @@ To call one, write its name and arguments as JSON between these tags, and nothin
 
 
 def in_plain_turns(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-    """The conversation for a model whose chat template knows no tools: they are described in the system's turn, calls
-    and what came of them stand in turns like any other, in the form of Hermes."""
+    """Convert a conversation with tools for a chat template without tool support.
+
+    Tool descriptions go into the system prompt. Tool calls and their results become plain turns in the Hermes format.
+    """
     turns: list[Mapping[str, Any]] = []
     for turn in messages:
         if turn["role"] == "tool":

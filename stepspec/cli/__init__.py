@@ -1,6 +1,6 @@
-"""The command `stepspec`: `run` answers one question, `eval` compares policies on a benchmark, others read its runs.
+"""The `stepspec` command: `run` answers one question, `eval` compares policies on a benchmark.
 
-Heavy modules are imported inside the commands, so that help is instant.
+Each command imports its heavy modules itself, so that `--help` is fast.
 """
 
 import io
@@ -30,10 +30,10 @@ __all__ = ["app", "main"]
 EXIT_CODES: Sequence[tuple[type[BaseException], int]] = (
     (UsageError, 2),
     (StepSpecError, 1),
-    (OSError, 1),  # of the terminal, or of the pipe that output goes to; a closed pipe is no news
+    (OSError, 1),  # from the terminal or the output pipe; a closed pipe prints no message
     (KeyboardInterrupt, 130),
 )
-"""The first that fits decides."""
+"""Exit codes by exception type. The first matching type decides."""
 
 app = typer.Typer(
     cls=WholeHelp,
@@ -57,8 +57,8 @@ app.command("benchmarks")(list_benchmarks)
 app.command("docs")(show_docs)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"stepspec {__version__}")
         raise typer.Exit
 
@@ -69,11 +69,11 @@ def common(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Speculative reasoning: a draft model proposes steps and tokens, the target verifies and judges them."""
+    """Speculative reasoning: a draft model proposes steps and tokens; the target verifies and judges them."""
 
 
 def main() -> None:
-    """Runs the command line; errors become one sentence on stderr and an exit code."""
+    """Run the command line. An error prints one sentence on stderr and sets the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -89,7 +89,7 @@ def main() -> None:
 
 def _explain(error: BaseException) -> None:
     if isinstance(error, OSError):
-        # What is still in the buffer cannot be written either; the interpreter would try and complain.
+        # The buffered output cannot be written either. Without this, the interpreter reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, StepSpecError):
         print(f"stepspec: {error}", file=sys.stderr)

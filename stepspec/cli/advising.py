@@ -1,4 +1,4 @@
-"""`stepspec advise`: measures on the user's own prompts whether speculation pays, and writes the policy to use."""
+"""`stepspec advise`: measure on the user's own prompts whether speculation pays, and write the policy to use."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stepspec.evaluation.advise import Findings, Plan
 
 TABLE_WIDTH = 140
-"""Of tables where there is no terminal to fit them to."""
+"""Width of the tables if the output is not a terminal."""
 COMMENT_WIDTH = 118
 
 
@@ -42,16 +42,16 @@ def advise(
     data: Annotated[
         Path,
         typer.Option(
-            help="Your prompts: jsonl, csv or parquet with question, prompt or messages, and answer or gold if you "
-            "have it."
+            help="Your prompts: jsonl, csv or parquet with question, prompt or messages, and optionally answer or gold."
         ),
     ],
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="Use only the first prompts.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Use only this many prompts, from the start.")] = 20,
     concurrency: Annotated[
-        str, typer.Option(metavar="N[,N...]", help="Concurrent requests. Several values show where the advice holds.")
+        str,
+        typer.Option(metavar="N[,N...]", help="Concurrent requests. Several values show at which the advice holds."),
     ] = "1",
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = 0.0,
@@ -72,14 +72,14 @@ def advise(
 
     plan = _plan(concurrency, temperature, max_tokens, seed, limit)
     _check_file(policy_file, force)
-    # All that can be wrong with the request is said before a model loads, which may take minutes.
+    # Report errors in the request before a model loads, which can take minutes.
     if not list(islice(read_prompts(data), limit)):
         raise no_prompts(data)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-advise")
     refuse_strangers(folder)
     loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
     with resumable(folder, chosen_by_us=output is None):
-        findings = asyncio.run(_found(loaded, data, limit, plan, folder))
+        findings = asyncio.run(_measured(loaded, data, limit, plan, folder))
     text = _policy_text(findings)
     policy_file.write_text(text, encoding="utf-8")
     if json_file is not None:
@@ -89,7 +89,7 @@ def advise(
     models = _options({"--target": target, "--draft": draft, "--pair": pair})
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")
     settings = {"--max-tokens": max_tokens, "--temperature": temperature, "--seed": seed, "--concurrency": concurrency}
-    _print_what_would_settle(findings, [*models, *_options({"--data": data, **settings})], limit, policy_file)
+    _print_settling_command(findings, [*models, *_options({"--data": data, **settings})], limit, policy_file)
 
 
 def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: int, limit: int) -> "Plan":
@@ -99,27 +99,27 @@ def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: in
     if loads[0] < 1:
         raise UsageError(f"--concurrency is {loads[0]}; it must be at least 1.")
     if loads[-1] > limit:
-        raise UsageError(f"--concurrency {loads[-1]} takes as many prompts; ask for them with --limit.")
+        raise UsageError(f"--concurrency {loads[-1]} needs at least as many prompts, but --limit is {limit}.")
     Sampling(temperature=temperature)
     return Plan(loads, temperature, max_tokens or Plan.max_tokens, seed)
 
 
 def _check_file(file: Path, force: bool) -> None:
-    """Whether the policy can be written there at the end.
+    """Check that the policy file can be written at the end.
 
     Raises:
-        UsageError: it cannot, or there is something.
+        UsageError: the file is not a TOML file, it exists already, or its folder is not writable.
     """
     if file.suffix != ".toml":
-        raise UsageError(f"A policy is a TOML file; call it {file.with_suffix('.toml')} with --policy-file.")
+        raise UsageError(f"A policy is a TOML file, got {file}. Use --policy-file {file.with_suffix('.toml')}.")
     if file.is_dir() or (file.exists() and not force):
-        raise UsageError(f"{file} is there already; give another with --policy-file, or --force to write over it.")
+        raise UsageError(f"{file} exists already. Choose another --policy-file, or overwrite it with --force.")
     if not file.parent.is_dir() or not os.access(file.parent, os.W_OK):
-        raise UsageError(f"Nothing can be written in {file.parent.resolve()}; give another --policy-file.")
+        raise UsageError(f"The folder {file.parent.resolve()} is not writable. Choose another --policy-file.")
 
 
-async def _found(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
-    """The whole experiment; frees the models at the end."""
+async def _measured(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
+    """Run the experiment and return its findings. Frees the models at the end."""
     from stepspec.evaluation.advise import Watcher, choose_prompts
     from stepspec.evaluation.advise import advise as find_advice
 
@@ -134,8 +134,11 @@ async def _found(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: Pat
 def _policy_text(findings: "Findings") -> str:
     from stepspec.evaluation.advise import advised_text
 
-    told = [f"Advised by stepspec on {findings.started[:10]}, for {_models(findings)}.", *findings.advice.sentences]
-    lines = [line for sentence in told for line in textwrap.wrap(sentence, COMMENT_WIDTH)]
+    sentences = [
+        f"Advised by stepspec on {findings.started[:10]}, for {_models(findings)}.",
+        *findings.advice.sentences,
+    ]
+    lines = [line for sentence in sentences for line in textwrap.wrap(sentence, COMMENT_WIDTH)]
     return advised_text(findings.advice.policy_text, lines)
 
 
@@ -157,29 +160,29 @@ def _print_report(findings: "Findings", folder: Path, policy_file: Path, json_fi
     console.print()
     for name, why in findings.left_out.items():
         console.print(f"Not run: {name}. {why}", markup=False)
-    kept = "" if json_file is None else f", all findings in {json_file}"
-    console.print(f"Policy written to {policy_file}{kept}; the runs are in {folder}.", markup=False, soft_wrap=True)
+    also = "" if json_file is None else f", all findings to {json_file}"
+    console.print(f"Policy written to {policy_file}{also}; the runs are in {folder}.", markup=False, soft_wrap=True)
 
 
 def _options(given: Mapping[str, str | Path | float | None]) -> list[str]:
     return [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
 
-def _print_what_would_settle(findings: "Findings", asked: Sequence[str], limit: int, policy_file: Path) -> None:
-    """By which command it would be known whether a faster policy keeps the answers."""
+def _print_settling_command(findings: "Findings", given: Sequence[str], limit: int, policy_file: Path) -> None:
+    """Print the command that determines whether a faster policy keeps the answers."""
     unproven = findings.loads[0].named(findings.advice.unproven or "")
     if unproven is None or unproven.num_to_know is None or unproven.loss_upper is None:
         return
     wanted = max(unproven.num_to_know, limit + 1)
     num_rows = findings.prompts.num_rows
     only = f" (the file has only {num_rows:,})" if num_rows < limit else ""
-    command = shlex.join(settling_command(asked, wanted, policy_file))
-    print(f"To know whether {unproven.name} keeps the answers, ask {wanted:,} prompts{only}: {command}")
+    command = shlex.join(settling_command(given, wanted, policy_file))
+    print(f"To find out whether {unproven.name} keeps the answers, run {wanted:,} prompts{only}: {command}")
 
 
-def settling_command(asked: Sequence[str], num_prompts: int, policy_file: Path) -> list[str]:
-    """The same experiment with more prompts, beside the policy file that is there now."""
+def settling_command(given: Sequence[str], num_prompts: int, policy_file: Path) -> list[str]:
+    """Return the command that repeats the experiment with more prompts and writes another policy file."""
     beside = policy_file.with_name("settled.toml")
     if beside.exists():
         beside = policy_file.with_stem(f"{policy_file.stem}-settled")
-    return ["stepspec", "advise", *asked, "--limit", str(num_prompts), "--policy-file", str(beside)]
+    return ["stepspec", "advise", *given, "--limit", str(num_prompts), "--policy-file", str(beside)]

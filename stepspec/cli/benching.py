@@ -1,4 +1,4 @@
-"""`stepspec bench engine`: how fast the torch engine writes, beside transformers' own generation."""
+"""`stepspec bench`: measure the speed of the torch engine, the controller, LangChain and the remote engine."""
 
 import asyncio
 import dataclasses
@@ -72,9 +72,9 @@ def bench_engine(
         ),
     ] = None,
     drafted: Annotated[
-        int, typer.Option(min=1, max=64, help="Tokens drafted in each round where the number is fixed.")
+        int, typer.Option(min=1, max=64, help="Tokens drafted in each round by the fixed settings.")
     ] = 4,
-    tokens: Annotated[int, typer.Option(min=2, help="Limit of generated tokens for each prompt.")] = 200,
+    tokens: Annotated[int, typer.Option(min=2, help="Maximum generated tokens for each prompt.")] = 200,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -92,9 +92,9 @@ def bench_engine(
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Time the torch engine beside transformers' own generation on the same prompts."""
+    """Compare the speed of the torch engine with transformers' generation on the same prompts."""
     if shape is not None and synthetic_acceptance is None and "," in shape:
-        raise UsageError("Random models never agree with each other; say what to assume with --synthetic-acceptance.")
+        raise UsageError("Random models never agree. Set their acceptance rate with --synthetic-acceptance.")
     known = list(CALL_DRAFTERS)
     for name in drafter or ():
         if name not in known:
@@ -130,16 +130,16 @@ def bench_context(
     length: Annotated[
         list[int] | None, typer.Option(min=1, help="Tokens of context. Default: 100, 1000 and 8000.")
     ] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Steps at each length.")] = 20,
+    turns: Annotated[int, typer.Option(min=1, help="Number of steps at each length.")] = 20,
     json_file: JsonOption = None,
 ) -> None:
-    """Time a step that is judged, refused and written anew, after more and more text."""
+    """Time a step that is judged, rejected and regenerated, at several lengths of context."""
     if target is None and shape is None:
-        shape = "mini"  # the embedded pair takes no text of that length
+        shape = "mini"  # the context of the embedded pair is too short
     subject = _load(target, None, None, shape, None)
     conditions = _conditions()
-    found = _bench().by_context(subject, length or (100, 1000, 8000), turns)
-    results, _ = asyncio.run(_measured(subject.engine, found))
+    measurement = _bench().by_context(subject, length or (100, 1000, 8000), turns)
+    results, _ = asyncio.run(_measured(subject.engine, measurement))
     described = {"engine": subject.engine.describe(), "synthetic": subject.synthetic, "turns": turns}
     costs = ContextCosts.model_validate({**conditions, **described, "results": results})
     _finish([costs_table(costs)], costs, json_file)
@@ -148,14 +148,14 @@ def bench_context(
 @app.command("controller")
 def bench_controller(
     context: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens of the prompt. Default: 100, 1000, 8000 and 32000.")
+        list[int] | None, typer.Option(min=1, help="Tokens in the prompt. Default: 100, 1000, 8000 and 32000.")
     ] = None,
     concurrent: Annotated[
         list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 16 and 256.")
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Time the controller itself over an engine that answers at once, and apart from it the writing of requests."""
+    """Time the controller with an engine that answers instantly, and separately the encoding of remote requests."""
     from stepspec.bench.controller import POLICY, controller_cost
 
     tokenizer, transport = _embedded_tokenizer(), _http_transport()
@@ -177,7 +177,7 @@ def bench_langchain(
     pair: PairOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Time what LangChain's chat model adds to the controller, and many calls at once on one engine."""
+    """Time the overhead of the LangChain chat model, and many concurrent calls on one engine."""
     from stepspec.evaluation.generators.gsm_mini import load_split
 
     overhead = importlib.import_module("stepspec.bench.langchain")
@@ -199,10 +199,10 @@ def bench_aa(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    limit: Annotated[int | None, typer.Option(min=10, help="Problems of gsm-mini. Default: 60.")] = None,
+    limit: Annotated[int | None, typer.Option(min=10, help="Number of gsm-mini problems. Default: 60.")] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Run every policy twice, under two names, and check that each is as fast as itself."""
+    """Run each policy twice under two names, and check that both runs are equally fast."""
     from stepspec.bench.twins import (
         NUM_PROBLEMS,
         SEED,
@@ -228,14 +228,16 @@ def bench_aa(
         runner.run(models.aclose())
     about = {**conditions, "benchmark": "gsm-mini", "num_problems": num_problems, "seed": SEED, "engines": engines}
     found = TwinRuns.model_validate({**about, "results": results})
-    verdict = "Every policy is as fast as itself." if found.holds else "Some policies are not as fast as themselves."
+    verdict = (
+        "Every policy is as fast as its copy." if found.holds else "Some policies are not as fast as their copies."
+    )
     _finish([_twins_table(found), verdict], found, json_file)
     if not found.holds:
         raise typer.Exit(1)
 
 
 def _twins_table(found: "TwinRuns") -> Table:
-    table = Table(title=f"A/A test, {found.num_problems} problems, {found.confidence:.0%} intervals for all together")
+    table = Table(title=f"A/A test, {found.num_problems} problems, {found.confidence:.0%} simultaneous intervals")
     for name in ("temperature", "policy", "copy", "", "later over earlier", "", "holds"):
         table.add_column(name)
     for each in found.results:
@@ -250,10 +252,10 @@ def _interval(found: tuple[float, float] | None) -> str:
 
 @app.command("wire")
 def bench_wire(
-    target: Annotated[str, typer.Option(help="The target's vLLM server, as http://HOST:PORT/v1#NAME.")],
-    draft: Annotated[str, typer.Option(help="The draft's vLLM server.")],
-    limit: Annotated[int, typer.Option(min=1, help="Problems of gsm-mini.")] = 50,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Limit of generated tokens for each problem.")] = 640,
+    target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],
+    draft: Annotated[str, typer.Option(help="vLLM server of the draft.")],
+    limit: Annotated[int, typer.Option(min=1, help="Number of gsm-mini problems.")] = 50,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum generated tokens for each problem.")] = 640,
     json_file: JsonOption = None,
 ) -> None:
     """Compare SpecReason's published procedure with the policy `specreason` on the same two vLLM servers."""
@@ -267,7 +269,7 @@ def bench_wire(
         pair = load_pair(target, draft, notes=False)
         engines: list[Any] = [pair.target, pair.draft]
         if not all(hasattr(engine, "address") for engine in engines):
-            raise UsageError("Both models must be behind servers: http://HOST:PORT/v1#NAME.")
+            raise UsageError("Both models must be on servers. Write http://HOST:PORT/v1#NAME.")
         servers: list[Any] = [engine.address for engine in engines]
         procedure = published.PublishedProcedure(*servers, max_tokens)
         spec = StepSpec(policy="specreason", pair=pair)
@@ -282,41 +284,45 @@ def bench_wire(
         def ours_forget() -> None:
             runner.run(pair.forget())
 
-        way = published.Measured
-        ways = [
-            way("published procedure", procedure.solve, procedure.forget, lambda: procedure.traffic, servers),
-            way("stepspec, the same policy", ours, ours_forget, our_traffic, servers),
+        measured = published.Measured
+        contenders = [
+            measured("published procedure", procedure.solve, procedure.forget, lambda: procedure.traffic, servers),
+            measured("stepspec, the same policy", ours, ours_forget, our_traffic, servers),
         ]
-        published.compare(ways, [each.question for each in problems])
+        published.compare(contenders, [each.question for each in problems])
         runner.run(pair.aclose())
     answers = [str(each.answer) for each in problems]
     described = {"target": servers[0].base, "draft": servers[1].base, "problems": len(problems)}
-    costs = _wire_costs(ways, answers, {**conditions, **described})
-    _finish([wire_table(costs), f"Published over ours: {costs.seconds_ratio:.2f} times the seconds."], costs, json_file)
+    costs = _wire_costs(contenders, answers, {**conditions, **described})
+    _finish(
+        [wire_table(costs), f"The published procedure takes {costs.seconds_ratio:.2f} times as long as ours."],
+        costs,
+        json_file,
+    )
 
 
-def _wire_costs(ways: Sequence[Any], answers: Sequence[str], described: Mapping[str, Any]) -> WireCosts:
+def _wire_costs(contenders: Sequence[Any], answers: Sequence[str], described: Mapping[str, Any]) -> WireCosts:
     import numpy
 
     from stepspec.evaluation.grade import grade_integer
     from stepspec.evaluation.stats import ratio_of_sums
 
     count, results = len(answers), list[WireCost]()
-    for way in ways:
-        traffic, num_runs = way.traffic(), count + 1  # the one that warmed up too
-        correct = sum(grade_integer(text, gold)[0] == "correct" for text, gold in zip(way.texts, answers, strict=True))
+    for each in contenders:
+        traffic, num_runs = each.traffic(), count + 1  # including the warm-up
+        correct = sum(grade_integer(text, gold)[0] == "correct" for text, gold in zip(each.texts, answers, strict=True))
         results.append(
             WireCost(
-                name=way.name,
-                seconds=sum(way.seconds) / count,
+                name=each.name,
+                seconds=sum(each.seconds) / count,
                 requests=traffic.requests / num_runs,
                 bytes_sent=traffic.bytes_sent / num_runs,
                 bytes_received=traffic.bytes_received / num_runs,
-                prefix_hits=way.hits / way.looked_up if way.looked_up else 0.0,
+                prefix_hits=each.hits / each.looked_up if each.looked_up else 0.0,
                 correct=correct / count,
             )
         )
-    ratio, interval = ratio_of_sums(ways[0].seconds, ways[1].seconds, numpy.random.default_rng(0))
+    ratio, interval = ratio_of_sums(contenders[0].seconds, contenders[1].seconds, numpy.random.default_rng(0))
     return WireCosts.model_validate(
         {**described, "seconds_ratio": ratio, "seconds_ratio_ci": interval, "results": results}
     )
@@ -330,14 +336,14 @@ def _embedded_tokenizer() -> Any:
 
 
 def _http_transport() -> Any:
-    """How the remote engine writes a request, by tokenizer."""
+    """Return a transport for each tokenizer that encodes requests like the remote engine."""
     conversation = importlib.import_module("stepspec.engines.remote.conversation").Conversation
     address = importlib.import_module("stepspec.engines.remote.address").Address("http://localhost/v1")
 
     def of(tokenizer: Any) -> Any:
         def begin(buffer: Any) -> Any:
-            kept = conversation(address, tokenizer, buffer, as_ids=True)
-            return lambda: len(kept.body(buffer, {}))
+            sent = conversation(address, tokenizer, buffer, as_ids=True)
+            return lambda: len(sent.body(buffer, {}))
 
         return begin
 
@@ -345,7 +351,7 @@ def _http_transport() -> Any:
 
 
 def _bench() -> Any:
-    """The module of the torch engine that measures it; loaded by name, as that library is no part of the core."""
+    """Return the benchmark module of the torch engine, imported by name because torch is an optional dependency."""
     with from_extra("torch", "stepspec bench engine"):
         return importlib.import_module("stepspec.bench.engine")
 
@@ -356,10 +362,10 @@ def _load(target: str | None, draft: str | None, pair: str | None, shape: str | 
     kind: type[Subject] = _bench().Subject
     if shape is not None:
         if any(each is not None for each in (target, draft, pair)):
-            raise UsageError("--shape makes its own models; leave --target, --draft and --pair out.")
+            raise UsageError("--shape makes its own models. Remove --target, --draft and --pair.")
         names = [name.strip() for name in shape.split(",")]
         if len(names) > 2:
-            raise UsageError(f"--shape {shape} names {len(names)} shapes; give one, or two for a target and its draft.")
+            raise UsageError(f"--shape {shape} names {len(names)} shapes. Give one, or two for a target and its draft.")
         return kind.random(*names, dtype=dtype)
     models = choose_models(target, draft, pair)
     draft_folder = _folder_of(models.draft) if models.draft is not None else None
@@ -374,23 +380,23 @@ def _folder_of(model: str) -> str:
 
 
 def _conditions() -> dict[str, Any]:
-    """Where and when; before anything is measured, as files may change while it is."""
+    """Return hardware, versions, commit and start time. Call it before measuring, as files can change meanwhile."""
     from stepspec.evaluation.machine import commit, hardware, versions
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
 
 
-async def _measured(engine: Any, found: Awaitable[Any]) -> tuple[Any, Metrics]:
-    """What was found, and what the engine did and took for it; frees the models."""
+async def _measured(engine: Any, measurement: Awaitable[Any]) -> tuple[Any, Metrics]:
+    """Await a measurement and return its result with the engine's metrics. Frees the models."""
     try:
-        return await found, engine.metrics()
+        return await measurement, engine.metrics()
     finally:
         await engine.aclose()
 
 
 def _prompts(subject: "Subject", count: int) -> list[list[int]]:
-    """Problems of gsm-mini, or as many random ids."""
+    """Return prompts as token ids: gsm-mini problems, or random ids for a synthetic model."""
     from stepspec.chat.prompts import encode_request
     from stepspec.evaluation.generators.gsm_mini import load_split
 
@@ -401,11 +407,11 @@ def _prompts(subject: "Subject", count: int) -> list[list[int]]:
     return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), count)]
 
 
-def _finish(found: Iterable[Table | str], record: Record, json_file: Path | None) -> None:
+def _finish(outputs: Iterable[Table | str], record: Record, json_file: Path | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for each in found:
+    for each in outputs:
         console.print(each)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        print(f"Kept in {json_file}.")
+        print(f"Wrote {json_file}.")

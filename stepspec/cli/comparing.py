@@ -1,4 +1,4 @@
-"""`stepspec compare`: two runs against each other, what differs between them first, then accuracy beside speed."""
+"""`stepspec compare`: compare two runs: first their conditions, then accuracy and speed."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stepspec.evaluation.compare import Comparison
 
 TABLE_WIDTH = 120
-"""Where there is no terminal to fit the tables to."""
+"""Width of the tables if the output is not a terminal."""
 
 
 def compare_runs(
@@ -24,7 +24,7 @@ def compare_runs(
         list[str] | None,
         typer.Option(
             metavar="NAME|NAME_IN_A=NAME_IN_B",
-            help="A policy to compare; repeat it for several. Default: all that both runs have.",
+            help="A policy to compare; repeat it for several. Default: all that are in both runs.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare even if the data differ.")] = False,
@@ -32,7 +32,7 @@ def compare_runs(
         Path | None, typer.Option("--json", metavar="FILE", help="Also write the comparison to this file.")
     ] = None,
 ) -> None:
-    """Compare two runs problem by problem: accuracy beside speed, and what differs between them."""
+    """Compare two runs problem by problem: accuracy, speed, and the conditions that differ."""
     from stepspec.evaluation.compare import compare
     from stepspec.evaluation.runs import iter_rows, read_run
 
@@ -49,7 +49,7 @@ def _one_run(folder: Path) -> Path:
 
     runs = find_runs(folder)
     if len(runs) > 1:
-        raise UsageError(f"{folder} holds several runs; give one of them: {', '.join(map(str, runs))}.")
+        raise UsageError(f"{folder} contains several runs; give one of them: {', '.join(map(str, runs))}.")
     return runs[0]
 
 

@@ -1,4 +1,4 @@
-"""Values that the shell completes: names of policies and benchmarks; files it completes by itself where none fits."""
+"""Shell completion for names of policies and benchmarks. If no name matches, the shell completes file names itself."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,17 +7,17 @@ from stepspec.errors import StepSpecError
 
 
 def names_of(kind: DataKind) -> Callable[[str], Sequence[str]]:
-    """What completes the names of the files that come with stepspec."""
+    """Return a completion function for the names of the data files that come with stepspec."""
 
     def complete(incomplete: str) -> Sequence[str]:
         try:
             return [name for name in list_data_files(kind) if name.startswith(incomplete)]
-        except StepSpecError:  # a shell that completes has no place for a message
+        except StepSpecError:  # shell completion cannot show a message
             return []
 
     return complete
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], Sequence[str]]:
-    """What completes one of these names."""
+    """Return a completion function for these names."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`stepspec eval`: runs a benchmark under several policies, shows how far it is, and closes with a table."""
+"""`stepspec eval`: run a benchmark under several policies, show progress, and print a table at the end."""
 
 import asyncio
 import shlex
@@ -37,13 +37,15 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICIES = ("target", "token", "specreason", "stepspec")
 TABLE_WIDTH = 160
-"""Of the table where there is no terminal to fit it to."""
+"""Width of the tables if the output is not a terminal."""
 
 
 def evaluate_policies(
     benchmark: Annotated[
         str,
-        typer.Argument(metavar="BENCHMARK", help="A name or a TOML file.", autocompletion=names_of("evals")),
+        typer.Argument(
+            metavar="BENCHMARK", help="Name or TOML file of the benchmark.", autocompletion=names_of("evals")
+        ),
     ],
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -52,18 +54,21 @@ def evaluate_policies(
     temperature: Annotated[
         str | None,
         typer.Option(
-            metavar="T[,T...]", help="Sampling temperature; several values make a run each. Default: the benchmark's."
+            metavar="T[,T...]",
+            help="Sampling temperature; each of several values gets a run. Default: the benchmark's.",
         ),
     ] = None,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = None,
     concurrency: Annotated[
-        str, typer.Option(metavar="N[,N...]", help="Concurrent requests; several values make a run each.")
+        str, typer.Option(metavar="N[,N...]", help="Concurrent requests; each of several values gets a run.")
     ] = "1",
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="How often each problem is asked. Default: the benchmark's.")
+        int | None, typer.Option(min=1, help="Number of requests for each problem. Default: the benchmark's.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, max=10**9, help="Use only the first problems.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=10**9, help="Use only this many problems, from the start.")
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(help="A jsonl, csv or parquet file with the benchmark's problems.")
     ] = None,
@@ -94,19 +99,19 @@ def evaluate_policies(
 
     name, spec = load_benchmark(benchmark)
     settings, own_part = _settings(spec, concurrency, temperature, seed, max_tokens, repeats), Part.parse(part)
-    asked_for = load_policies(policy or DEFAULT_POLICIES)
+    requested = load_policies(policy or DEFAULT_POLICIES)
     problems = load_problems(spec, data, limit)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
     folders = [_folder_of(setting, folder, len(settings)) for setting in settings]
     if folder not in folders and (folder / "run.json").exists():
-        raise UsageError(f"{folder} holds a single run; give another folder with --output for several.")
+        raise UsageError(f"{folder} contains a single run. Choose another --output folder for several runs.")
     for each in folders:
         RunFolder(each).refuse_strangers()
     keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
-    needs_draft = any(each.needs_draft for each, _ in asked_for.values())
+    needs_draft = any(each.needs_draft for each, _ in requested.values())
     models = load_pair(target, draft, pair=pair, needs_draft=needs_draft, notes=False)
-    fitted = fit_policies(asked_for, models, leave_out=policy is None)
+    fitted = fit_policies(requested, models, leave_out=policy is None)
     for note in fitted.notes:
         print(note, file=sys.stderr)
     task = _Task(name, spec, problems, fitted.policies, models)
@@ -117,10 +122,10 @@ def evaluate_policies(
 
 
 def require_extras() -> None:
-    """Says what to install if statistics or grading cannot be loaded.
+    """Check that the packages for statistics and grading are installed.
 
     Raises:
-        MissingExtraError: a package is missing.
+        MissingExtraError: a package is missing; the message says what to install.
     """
     import stepspec.evaluation.grade  # pyright: ignore[reportUnusedImport]
     import stepspec.evaluation.stats  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -134,7 +139,7 @@ def _settings(
     max_tokens: int | None,
     repeats: int | None,
 ) -> "list[Settings]":
-    """One for every combination of what was given several times."""
+    """Return one setting for each combination of concurrency and temperature."""
     from stepspec.evaluation.running import Settings
 
     loads = numbers("--concurrency", concurrency, int)
@@ -148,7 +153,7 @@ def _settings(
 
 
 def _folder_of(setting: "Settings", folder: Path, num_settings: int) -> Path:
-    """The folder itself, or of several settings one below it for each."""
+    """Return the folder of one setting: the folder itself, or a subfolder if there are several settings."""
     if num_settings == 1:
         return folder
     return folder / f"c{setting.concurrency}-t{setting.temperature:g}"
@@ -156,7 +161,7 @@ def _folder_of(setting: "Settings", folder: Path, num_settings: int) -> Path:
 
 @dataclass(frozen=True)
 class _Task:
-    """Everything that was asked for, checked and loaded."""
+    """A benchmark with its problems, policies and models, checked and loaded."""
 
     name: str
     benchmark: "Benchmark"
@@ -165,7 +170,7 @@ class _Task:
     pair: "Pair"
 
     async def run_all(self, runs: "Sequence[tuple[Settings, Keeping]]", meter: Meter) -> "list[Summary]":
-        """One run after the other; frees the models at the end."""
+        """Execute the runs one after the other. Frees the models at the end."""
         from stepspec.evaluation.grade import Grading
 
         try:
@@ -196,7 +201,7 @@ class _Task:
 
 
 def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -> None:
-    """The tables of runs that have so many rows each when they are whole."""
+    """Print a table for each run. A complete run has `num_rows` rows."""
     from stepspec.evaluation.report import closing_table
 
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
@@ -205,17 +210,19 @@ def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -
         console.print(closing_table(summary, setting=load if len(summaries) > 1 else ""))
         failed = sum(summary.failed.values())
         if failed:
-            console.print(f"{failed:,} requests failed and count as not correct; --retry-errors makes them again.")
+            console.print(f"{failed:,} requests failed and count as not correct. Repeat them with --retry-errors.")
         if summary.num_rows is not None and summary.num_rows + failed < num_rows:
-            console.print(f"Of {num_rows:,} rows {summary.num_rows:,} are finished; other parts are missing.")
-    print(f"Kept in {folder}. To look at it: stepspec report {shlex.quote(str(folder))}")
+            console.print(
+                f"{summary.num_rows:,} of {num_rows:,} rows are finished. Other parts of the run are missing."
+            )
+    print(f"Stored in {folder}. To see a report: stepspec report {shlex.quote(str(folder))}")
 
 
 def merge_runs(
     parts: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders with parts of one run.")],
-    output: Annotated[Path, typer.Option(help="Folder for the whole run.")],
+    output: Annotated[Path, typer.Option(help="Folder for the merged run.")],
 ) -> None:
-    """Put the parts of a run together that several machines have done."""
+    """Merge the parts of a run that several processes or machines made."""
     require_extras()
     from stepspec.evaluation.running import merge
     from stepspec.evaluation.runs import read_run

@@ -1,4 +1,4 @@
-"""`stepspec export`: writes a run in the log format of another tool."""
+"""`stepspec export`: write a run in the log format of another tool."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,5 +24,5 @@ def export_run(
         exported = export(each, to, folder)
         print(f"Wrote {exported.num_rows:,} rows of {', '.join(exported.logs)} to {exported.folder}.")
         if missing := exported.num_rows - exported.num_texts:
-            those = "of" if missing == exported.num_rows else f"of {missing:,} of"
-            print(f"The texts {those} them are missing, because they were made without --traces.")
+            which = "These" if missing == exported.num_rows else f"{missing:,} of these"
+            print(f"{which} rows have no texts, because the run was made without --traces.")

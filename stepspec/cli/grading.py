@@ -1,4 +1,4 @@
-"""`stepspec grade`: grades a file of predictions and gold answers, however they came about."""
+"""`stepspec grade`: grade a file of predictions and gold answers from any source."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal, cast
 
 import typer
 
@@ -28,11 +28,11 @@ KINDS: tuple["GraderKind", ...] = ("integer", "number", "math")
 PREDICTION_KEYS = ("prediction", "output", "response", "text")
 GOLD_KEYS = ("gold", "answer", "target", "reference")
 AHEAD_PER_WORKER = 16
-"""Rows that are read before their turn, which bounds the memory."""
+"""Rows read ahead for each worker. The limit bounds the memory."""
 
 
 def grade_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A jsonl file of predictions and gold answers.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A jsonl file with predictions and gold answers.")],
     grader: Annotated[
         str, typer.Option("--grader", metavar="KIND", help="integer, number or math.", autocompletion=one_of(KINDS))
     ] = "math",
@@ -48,12 +48,12 @@ def grade_file(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="A jsonl file for the grades.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that compare formulas. Default: one for each core.")
+        int | None, typer.Option(min=1, help="Number of processes that compare formulas. Default: one for each core.")
     ] = None,
 ) -> None:
     """Grade predictions: accuracy with its interval, and why the others are not correct.
 
-    A row whose "finish_reason" is "length" was cut short: what stands last in it is taken for no answer.
+    A row whose "finish_reason" is "length" was cut off: the end of its text does not count as an answer.
     """
     require_extras()
     from rich.console import Console
@@ -63,22 +63,22 @@ def grade_file(
     if grader not in KINDS:
         raise UsageError(unknown_name("grader", grader, KINDS))
     if output is not None and output.resolve() == file.resolve():
-        raise UsageError(f"The grades would overwrite {file}; give --output another name.")
+        raise UsageError(f"The grades would overwrite {file}. Choose another --output.")
     num_workers = workers or _num_cores()
     start = time.perf_counter()
     tally = _Tally()
     with ExitStack() as stack:
-        # First, because a bad file should not cost the wait for anything.
-        rows = stack.enter_context(_opened(file, "r"))
-        grades = stack.enter_context(_opened(output, "w")) if output else None
+        # Open the files first, so that a bad path fails before the workers start.
+        rows = stack.enter_context(_open_file(file, "rb"))
+        grades = stack.enter_context(_open_file(output, "wb")) if output else None
         grading = stack.enter_context(Grading(grader, num_workers=num_workers))
         read = _read_rows(rows, file, grading, prediction, gold)
         for row, grade in _graded(read, grading, num_workers):
             tally.add(row, grade)
             if grades:
-                grades.write(json.dumps({**row.name, **asdict(grade)}) + "\n")
+                grades.write(json.dumps({**row.name, **asdict(grade)}).encode() + b"\n")
     if not tally.n:
-        raise UsageError(f"{file} has no rows; it needs a JSON object a line, with a prediction and a gold answer.")
+        raise UsageError(f"{file} has no rows. Each line must be a JSON object with a prediction and a gold answer.")
     Console(width=None if sys.stdout.isatty() else 100).print(tally.table())
     print(tally.sentence(time.perf_counter() - start))
 
@@ -86,7 +86,7 @@ def grade_file(
 @dataclass(frozen=True)
 class _Row:
     name: Mapping[str, Any]
-    """The row's id, or its number."""
+    """The row's id as `{"id": ...}`, or its number as `{"row": ...}`."""
     text: str
     gold: str
     cut_short: bool
@@ -96,24 +96,25 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _opened(path: Path, mode: str) -> TextIO:
+def _open_file(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
     try:
-        return cast(TextIO, path.open(mode, encoding="utf-8-sig" if mode == "r" else "utf-8"))
+        return path.open(mode)
     except OSError as error:
-        raise UsageError(f"Cannot {'read' if mode == 'r' else 'write'} {path}: {error.strerror}.") from error
+        raise UsageError(f"Cannot {'read' if mode == 'rb' else 'write'} {path}: {error.strerror}.") from error
 
 
 def _read_rows(
-    lines: TextIO, file: Path, grading: "Grading", prediction: str | None, gold: str | None
+    lines: BinaryIO, file: Path, grading: "Grading", prediction: str | None, gold: str | None
 ) -> Iterator[_Row]:
-    """The rows, each checked as it comes: one bad line is an error that names it."""
-    number = 0
-    try:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield _parse_row(line, number, f"{file}, line {number}", grading, (prediction, gold))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}, line {number + 1} is not UTF-8: {error.reason}.") from error
+    """Yield the rows, each checked when it is read. A bad line raises an error with its line number."""
+    for number, line in enumerate(lines, 1):
+        where = f"{file}, line {number}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{where} is not UTF-8: {error.reason}.") from error
+        if text.strip():
+            yield _parse_row(text, number, where, grading, (prediction, gold))
 
 
 def _parse_row(line: str, number: int, where: str, grading: "Grading", keys: tuple[str | None, str | None]) -> _Row:
@@ -148,7 +149,7 @@ def _value(fields: Mapping[str, Any], key: str | None, known: Sequence[str], wha
 
 
 def _graded(rows: Iterator[_Row], grading: "Grading", num_workers: int) -> "Iterator[tuple[_Row, Grade]]":
-    """The grades in the order of the rows, a bounded number of them in the making."""
+    """Yield the grades in the order of the rows, with a bounded number of gradings in progress."""
     waiting: deque[tuple[_Row, Future[Grade]]] = deque()
     with ThreadPoolExecutor(num_workers) as threads:
         for row in rows:
@@ -161,14 +162,14 @@ def _graded(rows: Iterator[_Row], grading: "Grading", num_workers: int) -> "Iter
 
 
 class _Tally:
-    """What the grades come to."""
+    """Counts of grades by status and by method."""
 
     def __init__(self) -> None:
         self.n = 0
         self._statuses = Counter[str]()
-        self._ways = Counter[tuple[str, str]]()
+        self._methods = Counter[tuple[str, str]]()
         self._correct, self._rows = Counter[tuple[str, Any]](), Counter[tuple[str, Any]]()
-        """By problem: rows of one id are runs of one problem, and tell less than as many problems would."""
+        """By problem. Rows with the same id are runs of one problem and are not independent."""
 
     def add(self, row: _Row, grade: "Grade") -> None:
         self.n += 1
@@ -176,8 +177,8 @@ class _Tally:
         self._rows[problem] += 1
         self._correct[problem] += grade.status == "correct"
         self._statuses[grade.status] += 1
-        self._ways["found by", grade.found_by or "nothing"] += 1
-        self._ways["decided by", grade.decided_by or "nothing"] += 1
+        self._methods["found by", grade.found_by or "nothing"] += 1
+        self._methods["decided by", grade.decided_by or "nothing"] += 1
 
     def table(self) -> "Table":
         from typing import get_args
@@ -194,13 +195,13 @@ class _Tally:
             table.add_row(status, f"{self._statuses[status]:,}", f"{self._statuses[status] / self.n:.1%}")
         for heading in ("found by", "decided by"):
             table.add_section()
-            for (kind, way), count in self._ways.most_common():
+            for (kind, method), count in self._methods.most_common():
                 if kind == heading:
-                    table.add_row(f"{heading} {way}", f"{count:,}", f"{count / self.n:.1%}")
+                    table.add_row(f"{heading} {method}", f"{count:,}", f"{count / self.n:.1%}")
         return table
 
     def sentence(self, seconds: float) -> str:
-        """Accuracy, and how fast it was known."""
+        """Return a sentence with the accuracy, its interval and the gradings per second."""
         from stepspec.evaluation.stats import Share
 
         problems = list(self._rows)

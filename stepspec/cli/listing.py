@@ -1,4 +1,4 @@
-"""`stepspec policies`, `stepspec benchmarks` and `stepspec docs`: what there is, and where it is."""
+"""`stepspec policies`, `stepspec benchmarks` and `stepspec docs`: list what is available, and where it is."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ def list_policies(
         ),
     ] = None,
 ) -> None:
-    """List the policies that ship with stepspec, or print one: its text, and its path on standard error."""
+    """List the policies that ship with stepspec, or print one: its text, and its path on stderr."""
     from stepspec.base.files import find_data_file, list_data_files
     from stepspec.loop.policy import Policy, load_policy, load_toml
 
@@ -43,11 +43,11 @@ def show_docs() -> None:
         print(pages)
         print("`make docs` builds a site of these pages.", file=sys.stderr)
     else:
-        print("The pages are in the folder docs of stepspec's source; every command has --help.")
+        print("The documentation is in the docs folder of the stepspec source. Every command has --help.")
 
 
 def list_benchmarks() -> None:
-    """List the benchmarks that come with stepspec: how many problems, where from, and what they are."""
+    """List the benchmarks that come with stepspec: their size, their source and a summary."""
     from stepspec.base.files import list_data_files
     from stepspec.evaluation.benchmark import Benchmark
     from stepspec.loop.policy import load_toml

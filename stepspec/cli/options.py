@@ -1,4 +1,4 @@
-"""The flags that commands share, each defined once."""
+"""Options that several commands share."""
 
 from collections.abc import Callable
 from typing import Annotated, TypeVar
@@ -47,12 +47,12 @@ MaxTokensOption = Annotated[
 
 
 def numbers(option: str, text: str, kind: Callable[[str], N]) -> list[N]:
-    """What an option says that takes one number or several, each once.
+    """Return the distinct numbers in a comma-separated option value.
 
     Raises:
-        UsageError: it is not that.
+        UsageError: part of the value is not a number.
     """
     try:
         return list(dict.fromkeys(kind(word) for word in text.split(",")))
     except ValueError as error:
-        raise UsageError(f"{option} takes one number, or several like 1,4,16; {text!r} is not that.") from error
+        raise UsageError(f"{option} takes one number, or several like 1,4,16; got {text!r}.") from error

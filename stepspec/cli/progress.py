@@ -1,4 +1,4 @@
-"""Shows on stderr how far an evaluation is and how its policies do so far: a bar, or a line now and then."""
+"""Progress of an evaluation on stderr: a bar on a terminal, otherwise a line every few seconds."""
 
 import sys
 import time
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 SECONDS_BETWEEN_LINES = 10.0
 NARROW, WIDE = 60, 100
-"""Columns of a terminal."""
+"""Terminal widths, in columns, at which the layout of the bar changes."""
 
 
 class Meter(Protocol):
-    """Takes every row as it is finished."""
+    """Shows progress as rows finish."""
 
     def begin(self, title: str) -> None:
-        """A further run begins."""
+        """Start to show another run."""
         ...
 
     def show(self, row: "ResultRow | None", done: int, total: int) -> None: ...
@@ -45,13 +45,16 @@ class _Policy:
 
 
 class Standing:
-    """How the policies do so far, in a few words; since policies take turns, their means are of much the same."""
+    """Accuracy and mean time of each policy so far.
+
+    Policies take turns, so their means cover nearly the same problems.
+    """
 
     def __init__(self) -> None:
         self._policies: dict[str, _Policy] = {}
 
     def add(self, row: "ResultRow") -> None:
-        """Takes a row."""
+        """Add a row."""
         policy = self._policies.setdefault(row.policy, _Policy())
         policy.num_rows += 1
         policy.num_correct += row.status == "correct"
@@ -99,18 +102,18 @@ class _Lines:
 
 @contextmanager
 def make_meter() -> Generator[Meter]:
-    """A bar on a terminal, and a line now and then elsewhere."""
+    """Yield a progress bar on a terminal, otherwise a meter that prints a line every few seconds."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines()
         return
-    # Drawing takes time from the very thing that is timed, so it is done seldom.
+    # Rendering takes time from the code that is being timed, so refresh only once a second.
     with Progress(*columns(console.width), console=console, refresh_per_second=1, expand=True) as progress:
         yield _Bar(progress)
 
 
 def columns(width: int) -> Sequence[ProgressColumn]:
-    """What is shown at that width: always the count and the time that is left; the policies get what remains."""
+    """Return the columns for a terminal width: always the count and the remaining time, then what fits."""
     title = TextColumn("{task.description}", markup=False, table_column=_cut(max_width=max(4, width // 5)))
     count = MofNCompleteColumn(table_column=Column(no_wrap=True))
     left = TimeRemainingColumn(compact=width < NARROW, table_column=Column(no_wrap=True))
@@ -122,5 +125,5 @@ def columns(width: int) -> Sequence[ProgressColumn]:
 
 
 def _cut(**settings: Any) -> Column:
-    """A column that gives way to the others."""
+    """Return a column that is truncated to make room for the others."""
     return Column(no_wrap=True, overflow="ellipsis", **settings)

@@ -1,4 +1,4 @@
-"""`stepspec report`: tables, Markdown and a page of runs that are on the disk."""
+"""`stepspec report`: show stored runs as tables, as Markdown and as an HTML page."""
 
 import sys
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepspec.evaluation.report.source import Source
 
 TABLE_WIDTH = 160
-"""Of the tables where there is no terminal to fit them to."""
+"""Width of the tables if the output is not a terminal."""
 
 
 def report_runs(
@@ -25,7 +25,7 @@ def report_runs(
         list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of sweeps with a run in each subfolder.")
     ],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File for one page of all runs. Default: RUN/report.html.")
+        Path | None, typer.Option(metavar="FILE", help="File for one HTML page of all runs. Default: RUN/report.html.")
     ] = None,
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File for the Markdown of all runs. Default: RUN/report.md.")
@@ -36,7 +36,7 @@ def report_runs(
     ] = True,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show what runs came to: a table here, Markdown, and one page to look at."""
+    """Show the results of runs: a table in the terminal, a Markdown file and an HTML page."""
     _require_extras()
     from stepspec.evaluation.report.page import make_page
     from stepspec.evaluation.report.tables import full_table
@@ -74,14 +74,14 @@ def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
     summaries = {run: _summary_of(run) for run in find_runs(folder)}
     begun = {run: summary for run, summary in summaries.items() if summary.policies}
     if not begun:
-        raise UsageError(f"{folder} has no finished row yet; there is nothing to report.")
+        raise UsageError(f"{folder} has no finished row yet, so there is nothing to report.")
     for run in summaries.keys() - begun:
-        print(f"{run} has no finished row yet and is left out.", file=sys.stderr)
+        print(f"{run} has no finished row yet. The report omits it.", file=sys.stderr)
     return [read_source(run, summary, traces=traces, prices=table) for run, summary in begun.items()]
 
 
 def _summary_of(folder: Path) -> "Summary":
-    """The summary that is there; of a run that is not finished, or has gone on since, one made from its rows."""
+    """Return the stored summary, or one computed from the rows if the summary is missing or older than the rows."""
     from stepspec.evaluation.running import summarise
     from stepspec.evaluation.runs import has_gone_on, iter_blocks, iter_failures, iter_rows, read_run, read_summary
 
@@ -109,7 +109,7 @@ def _markdown(sources: "Sequence[Source]") -> list[str]:
 
 def _write(file: Path, text: str) -> None:
     try:
-        # What models wrote may hold half a character.
+        # Text from a model may contain a lone surrogate.
         file.write_text(text, "utf-8", errors="replace")
     except OSError as error:
         raise StepSpecError(f"Cannot write {file}: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""`stepspec run`: answers one question and shows each step once committed, in the colour of who wrote it."""
+"""`stepspec run`: answer one question and print each committed step in the color of the model that wrote it."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from stepspec.loop.step import Done, Event, Origin, Result, StepCommitted
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
 
-# A model may write what would move the cursor or rename the window; on a terminal it is shown instead.
+# Control characters in a model's text could move the cursor or rename the window, so a terminal gets U+FFFD instead.
 _CONTROLS = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -42,18 +42,24 @@ def answer_question(
     pair: PairOption = None,
     policy: PolicyOption = "stepspec",
     temperature: TemperatureOption = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens of this total probability.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens with this total probability.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 is off.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Leave out tokens below this share of the most likely one.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1, tokens of the text become less likely.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Exclude tokens less likely than this share of the most likely one.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Values above 1 make tokens of the text less likely.")
+    ] = 1.0,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = None,
     max_thinking_tokens: Annotated[
-        int | None, typer.Option(help="Limit for the thinking, in tokens; 0 is no thinking. The answer follows.")
+        int | None, typer.Option(help="Limit for the thinking before the answer, in tokens; 0 disables thinking.")
     ] = None,
-    deadline_s: Annotated[float | None, typer.Option(help="The same in seconds.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer, repeatable.")] = None,
-    stop_token_id: Annotated[list[int] | None, typer.Option(help="Token that ends the answer, repeatable.")] = None,
+    deadline_s: Annotated[float | None, typer.Option(help="Limit for the thinking, in seconds.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat it for several.")] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Token id that ends the answer; repeat it for several.")
+    ] = None,
     json_schema: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with a JSON schema that the answer follows.")
     ] = None,
@@ -64,7 +70,7 @@ def answer_question(
     tool_choice: Annotated[
         str, typer.Option(metavar="CHOICE", help="auto, none, required, or the name of the tool to call.")
     ] = "auto",
-    parallel_tool_calls: Annotated[bool, typer.Option(help="Whether one answer may have several tool calls.")] = True,
+    parallel_tool_calls: Annotated[bool, typer.Option(help="Allow several tool calls in one answer.")] = True,
     prompt: Annotated[
         str,
         typer.Option(help="The wording of the prompt: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
@@ -100,10 +106,10 @@ def answer_question(
 
 
 def _read_json(option: str, path: Path) -> Any:
-    """The value in a file.
+    """Return the JSON value in a file.
 
     Raises:
-        UsageError: there is no such file, or it holds no JSON.
+        UsageError: the file cannot be read, or it is not valid JSON.
     """
     try:
         return read_json(path.read_text("utf-8"))
@@ -132,7 +138,7 @@ async def _last(events: AsyncIterator[Event]) -> Result:
 
 
 class _Printer:
-    """Writes in colour where standard output is a terminal that takes it, else the plain text as it is."""
+    """Writes to stdout, in color if stdout is a terminal with colors."""
 
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
@@ -169,7 +175,7 @@ async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool
 
 
 def _gap_after(step: str) -> str:
-    """What is missing for a blank line."""
+    """Return the newlines that a step needs to end with a blank line."""
     return "\n" * (2 - min(2, len(step) - len(step.rstrip("\n"))))
 
 
@@ -182,7 +188,7 @@ def _write_legend(printer: _Printer) -> None:
 
 
 def figures(result: Result) -> str:
-    """One line of what a request took and how much of the draft's work was kept."""
+    """Return one line with the time and tokens of a request and the share of the draft's work that was accepted."""
     counts = result.counts
     parts = [f"{result.times.wall:.2f} s", f"{counts.committed:,} tokens"]
     if counts.steps_judged:

@@ -1,4 +1,4 @@
-"""`stepspec serve`: the models behind OpenAI's chat completions."""
+"""`stepspec serve`: serve the models through the OpenAI chat completions API."""
 
 import copy
 import logging
@@ -19,11 +19,11 @@ from stepspec.errors import UsageError
 logger = logging.getLogger("stepspec.serve")
 
 BACKLOG = 2048
-"""Connections that may wait until they are accepted; uvicorn's own number."""
+"""Maximum number of connections waiting to be accepted. This is uvicorn's default."""
 
 SWITCH_S = 0.001
-"""Longest wait of a thread for its turn at the interpreter. With Python's usual 5 ms the event loop, which takes turns
-with the threads that read long messages, answered `/health` in 109 ms at p99 while many of them came."""
+"""Thread switch interval of the interpreter. The event loop shares the interpreter with threads that parse long
+messages. With Python's default of 5 ms, `/health` took 109 ms at p99 while many such messages arrived."""
 
 
 def serve_models(
@@ -39,7 +39,7 @@ def serve_models(
         int, typer.Option(min=1, help="Largest request body in bytes; larger ones return 413.")
     ] = MAX_BODY_BYTES,
 ) -> None:
-    """Serve chat completions over HTTP, until stopped."""
+    """Serve chat completions over HTTP until stopped."""
     with from_extra("serve", "stepspec serve"):
         import uvicorn
         from uvicorn.config import LOGGING_CONFIG
@@ -49,14 +49,16 @@ def serve_models(
     from stepspec.loop.policy import load_policy
 
     class Server(uvicorn.Server):
-        """Logs its addresses, and exits at the second Ctrl-C without waiting for requests."""
+        """A server that logs its addresses and exits at the second Ctrl-C without waiting for requests."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             for each in sockets or []:
                 name, number = each.getsockname()[:2]
                 shown = f"[{name}]" if ":" in name else name
-                logger.info("Serving at http://%s:%d/v1. Ctrl-C stops it, a second one at once.", shown, number)
+                logger.info(
+                    "Serving at http://%s:%d/v1. Press Ctrl-C to stop, twice to stop immediately.", shown, number
+                )
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if self.should_exit:
@@ -70,28 +72,28 @@ def serve_models(
         models = load_pair(target, draft, pair=pair, needs_draft=needs_draft)
         app = create_app(models, policy, max_body_bytes=max_body_bytes)
         config = uvicorn.Config(app, access_log=False, log_config=_with_requests(LOGGING_CONFIG))
-        with suppress(KeyboardInterrupt):  # which the server raises again when it has ended
+        with suppress(KeyboardInterrupt):  # the server raises it again after shutdown
             Server(config).run(sockets=sockets)
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at every address of the host, all at the same port.
+    """Return sockets that listen at every address of the host, all at the same port.
 
-    They listen at once: two programs may bind one address, and only listening tells the second that it is taken.
+    The sockets listen immediately. Two programs can bind the same address; only `listen` fails for the second one.
 
     Raises:
-        UsageError: an address is taken by another program, or is not one of this machine.
+        UsageError: another program uses an address, or the address does not belong to this machine.
     """
     found: list[socket.socket] = []
     try:
         listed = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses = list(dict.fromkeys(listed))
         for family, kind, protocol, _, address in addresses:
-            number = found[0].getsockname()[1] if found else port  # a free port that was taken for the first address
+            number = found[0].getsockname()[1] if found else port  # reuse the free port of the first address
             bound = socket.socket(family, kind, protocol)
             found.append(bound)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6 and len(addresses) > 1:  # IPv4 addresses have sockets of their own
+            if family == socket.AF_INET6 and len(addresses) > 1:  # IPv4 addresses get their own sockets
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind((address[0], number, *address[2:]))
             bound.listen(BACKLOG)
@@ -106,7 +108,7 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _with_requests(config: dict[str, Any]) -> dict[str, Any]:
-    """Uvicorn's settings of logs, with the lines of requests among its own."""
-    whole = copy.deepcopy(config)
-    whole["loggers"]["stepspec"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
-    return whole
+    """Return uvicorn's log settings, extended by stepspec's request log."""
+    extended = copy.deepcopy(config)
+    extended["loggers"]["stepspec"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+    return extended

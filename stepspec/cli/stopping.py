@@ -1,4 +1,4 @@
-"""Long commands that are stopped before their end: by Ctrl-C, by SIGTERM, or by an error."""
+"""Stopping long commands early: by Ctrl-C, by SIGTERM or by an error."""
 
 import shlex
 import signal
@@ -13,9 +13,13 @@ from stepspec.errors import StepSpecError, UsageError
 
 @contextmanager
 def resumable(folder: Path, *, chosen_by_us: bool) -> Generator[None]:
-    """Around work that keeps what is finished in a folder: says how to go on with it if it is stopped.
+    """Wrap work that stores finished rows in a folder, and print how to resume it if it stops early.
 
-    SIGTERM ends the work as Ctrl-C does: requests are cancelled, models freed, rows kept.
+    SIGTERM ends the work like Ctrl-C: it cancels requests, frees the models and keeps the stored rows.
+
+    Args:
+        folder: where the finished rows are stored.
+        chosen_by_us: whether the user gave no `--output`, so that the command to resume must add it.
     """
     try:
         with _sigterm_like_interrupt():
@@ -23,7 +27,7 @@ def resumable(folder: Path, *, chosen_by_us: bool) -> Generator[None]:
     except (KeyboardInterrupt, StepSpecError) as error:
         if not isinstance(error, UsageError) and folder.exists() and any(folder.glob("**/*.json")):
             words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if chosen_by_us else [])]
-            print(f"What is finished is kept. To resume: {shlex.join(words)}", file=sys.stderr)
+            print(f"Finished rows are stored. To resume: {shlex.join(words)}", file=sys.stderr)
         raise
 
 
@@ -31,7 +35,7 @@ def resumable(folder: Path, *, chosen_by_us: bool) -> Generator[None]:
 def _sigterm_like_interrupt() -> Generator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         on_interrupt = signal.getsignal(signal.SIGINT)
-        if not callable(on_interrupt):  # a shell may have had us ignore Ctrl-C, but not this
+        if not callable(on_interrupt):  # the shell may have disabled Ctrl-C, but SIGTERM still ends the work
             raise KeyboardInterrupt
         on_interrupt(number, frame)
 

@@ -1,1 +1,1 @@
-"""Engines: the interface, tokenizers, and the engines themselves, which are loaded by name."""
+"""Engines: the engine interface, tokenizers, and the engines, which are loaded by name."""

@@ -1,8 +1,8 @@
-"""A draft vocabulary: the tokens that a draft model scores, so that its head reads fewer weights (arXiv:2502.14856).
+"""Draft vocabulary: the subset of tokens that a draft model scores, so that its head reads fewer weights.
 
-The file `draft_vocabulary.json` lies beside a model's weights: `{"version": 1, "ids": [2, 15, ...]}`. The model never
-generates another token. Verification stays exact, since a token outside the vocabulary has draft probability 0.
-Requests to vLLM carry the ids; vLLM applies them only where it does not draft tokens by itself.
+See arXiv:2502.14856. The file `draft_vocabulary.json` is next to the weights: `{"version": 1, "ids": [2, 15, ...]}`.
+The model never generates another token. Verification stays exact, since other tokens have draft probability 0.
+Requests to vLLM carry the ids. vLLM ignores them if it uses its own speculative decoding.
 """
 
 from dataclasses import replace
@@ -24,10 +24,10 @@ class _File(BaseModel):
 
 
 def load_draft_vocabulary(folder: str | Path, vocab_size: int) -> tuple[int, ...] | None:
-    """Read the ids that the model in a folder scores, ascending; None if it scores all of them.
+    """Load the token ids that the model in a folder scores, in ascending order; None if it scores all tokens.
 
     Raises:
-        ModelError: the file is not one, or has ids that the model has not.
+        ModelError: the file is invalid, or has ids outside the model's vocabulary.
     """
     file = Path(folder) / FILE
     if not file.exists():
@@ -43,7 +43,7 @@ def load_draft_vocabulary(folder: str | Path, vocab_size: int) -> tuple[int, ...
 
 
 def within(sampling: Sampling, vocabulary: frozenset[int] | None) -> Sampling:
-    """Restrict sampling to the vocabulary; return it unchanged where no allowed token would be left."""
+    """Restrict sampling to the vocabulary. Return it unchanged if no allowed token would remain."""
     if vocabulary is None:
         return sampling
     allowed = vocabulary if sampling.allowed is None else vocabulary & sampling.allowed

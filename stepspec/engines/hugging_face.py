@@ -1,6 +1,6 @@
-"""What engines need of a Hugging Face model besides its layers: its tokenizer, its context, a hash of its weights.
+"""Tokenizer, context length and weights hash of a Hugging Face model, for all engines.
 
-The tokenizer is as the controller wants it: no token added, none hidden, none merged behind our back.
+The tokenizer adapter adds no special tokens, hides none in decoded text, and does not clean up spaces.
 """
 
 import hashlib
@@ -26,23 +26,28 @@ from stepspec.errors import ModelError, UsageError, reason_of
 
 TRIAL = Path(__file__).with_name("template_trial.py")
 TRIAL_S = 60.0
-"""Seconds that a trial of a chat template may take by the clock."""
+"""Wall-clock limit for the trial of a chat template, in seconds."""
 
 TRIAL_CPU_S = 2
-"""Seconds of CPU time that it may take."""
+"""CPU time limit for the trial, in seconds."""
 
 MOST_REASON = 200
-"""Characters that an error quotes of why a trial failed."""
+"""Maximum number of characters that an error quotes from a failed trial."""
 
 USUAL_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json")
 HUB_S = 10.0
-"""Longest wait for the hub."""
+"""Timeout for the Hugging Face Hub, in seconds."""
 
 
 class HuggingFaceTokenizer:
-    """Adapts a tokenizer, which is `own`; `piece` is the text of a single token, for finding delimiters.
+    """Adapter from a transformers tokenizer to `Tokenizer`.
 
-    `end_ids` end a text. `end_id` is the one of them that the tokenizer itself puts there.
+    Attributes:
+        own: the transformers tokenizer.
+        end_ids: ids of the tokens that end a text.
+        end_id: the tokenizer's own end token if it is in `end_ids`, else the lowest of them; None if there is none.
+        num_ids: exclusive upper bound of the token ids.
+        piece: returns the text of a single token, with a cache.
     """
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
@@ -69,7 +74,7 @@ class HuggingFaceTokenizer:
         return self._special.is_in(text) or (self._normalized and self._special.is_in(self._normal(text)))
 
     def _normal(self, text: str) -> str:
-        """The text as the tokenizer sees it, in which special tokens may show that were not there."""
+        """Return the normalized text. Normalization can create special tokens that the text did not have."""
         normalizer = self.own.backend_tokenizer.normalizer if _is_fast(self.own) else None
         return normalizer.normalize_str(text) if normalizer is not None else text
 
@@ -90,7 +95,7 @@ class HuggingFaceTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         if not self.own.chat_template:
-            raise UsageError("The model has no chat template, so it cannot be asked in messages.")
+            raise UsageError("The model has no chat template, so it does not support messages.")
         try:
             return self.own.apply_chat_template(
                 list(messages),
@@ -98,8 +103,8 @@ class HuggingFaceTokenizer:
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
             )
-        except Exception as error:  # a template is a program of somebody else's
-            raise UsageError(f"The model's chat template refuses these messages: {reason_of(error)}.") from error
+        except Exception as error:  # a template is third-party code and can raise anything
+            raise UsageError(f"The model's chat template rejects these messages: {reason_of(error)}.") from error
 
     def is_special(self, token: int) -> bool:
         return token in self._special_ids
@@ -112,25 +117,25 @@ class HuggingFaceTokenizer:
         return ResponseParser(dict(template), prefix="", tools=[dict(tool) for tool in tools])
 
     def same_vocabulary(self, other: "HuggingFaceTokenizer") -> bool:
-        """Whether both give every token the same id."""
+        """Return whether both give every token the same id."""
         return self.own.get_vocab() == other.own.get_vocab()
 
 
 def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str], list[int]]]:
-    """Encodes a text with special tokens recognized, and with special tokens as plain text.
+    """Return two encoders: one recognizes special tokens, the other treats them as plain text.
 
-    Each has a backend of its own whose settings never change, so threads may encode side by side while others use the
-    tokenizer. `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it is done.
+    Each has its own backend with fixed settings, so threads can encode concurrently while others use the tokenizer.
+    `encode_batch_fast` releases the interpreter lock; `encode` of a backend holds it until it returns.
     """
-    # A tokenizer of another kind, or one that prepares texts in Python.
-    own = getattr(tokenizer.__class__, "_encode_plus", None)
-    if not _is_fast(tokenizer) or own is not getattr(TokenizersBackend, "_encode_plus", None):
+    # Without a fast backend, or with preprocessing in Python, only the tokenizer itself can encode.
+    encode_plus = getattr(tokenizer.__class__, "_encode_plus", None)
+    if not _is_fast(tokenizer) or encode_plus is not getattr(TokenizersBackend, "_encode_plus", None):
         return (
             lambda text: tokenizer.encode(text, add_special_tokens=False),
             lambda text: tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True),
         )
-    written = tokenizer.backend_tokenizer.to_str()
-    marked, plain = tokenizers.Tokenizer.from_str(written), tokenizers.Tokenizer.from_str(written)
+    serialized = tokenizer.backend_tokenizer.to_str()
+    marked, plain = tokenizers.Tokenizer.from_str(serialized), tokenizers.Tokenizer.from_str(serialized)
     for each in (marked, plain):
         each.no_truncation()
         each.no_padding()
@@ -142,7 +147,7 @@ def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str
 
 
 def _is_fast(tokenizer: Any) -> bool:
-    """Whether a tokenizer has a backend of the library `tokenizers`."""
+    """Return whether a tokenizer has a backend of the library `tokenizers`."""
     return isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer)
 
 
@@ -151,7 +156,7 @@ def _max_token_bytes(tokenizer: Any) -> int | None:
 
 
 class _Finder:
-    """Looks for any of many strings in a text, in time that grows with the text alone."""
+    """Searches a text for any of many strings, in time that does not depend on their number."""
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = frozenset(filter(None, strings))
@@ -160,7 +165,7 @@ class _Finder:
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
     def is_in(self, text: str) -> bool:
-        """Whether one of them occurs."""
+        """Return whether one of the strings occurs in the text."""
         if self._first is None:
             return False
         starts = (match.start() for match in self._first.finditer(text))
@@ -168,14 +173,14 @@ class _Finder:
 
 
 NFC_SHRINKS = 3
-"""Composing characters (NFC) makes a text shorter by at most this factor in UTF-8: three jamo are one syllable."""
+"""NFC normalization shortens a text by at most this factor in UTF-8: three jamo become one syllable."""
 
 
 def most_bytes(description: Mapping[str, Any]) -> int | None:
-    """The most bytes of text, in UTF-8, that one token stands for; None where a token may stand for any number.
+    """Return the maximum size of the text of one token, in UTF-8 bytes; None if there is no limit.
 
     Args:
-        description: what a `tokenizer.json` holds.
+        description: the content of a `tokenizer.json`.
     """
     model, added = description["model"], description["added_tokens"]
     if model.get("type") != "BPE" or any(token["lstrip"] or token["rstrip"] for token in added):
@@ -186,36 +191,38 @@ def most_bytes(description: Mapping[str, Any]) -> int | None:
         return None
     if any(step.get("behavior") == "Removed" or (step["type"] == "Replace" and not _widens(step)) for step in steps):
         return None
-    pieces = [token["content"].encode() for token in added]
+    added_texts = [token["content"].encode() for token in added]
     if "ByteLevel" in kinds and "Metaspace" not in kinds:  # each character of the vocabulary is a byte
         longest = max(map(len, model["vocab"]), default=1)
     elif model.get("byte_fallback") and "<0x00>" in model["vocab"]:
-        longest = max((len(piece.replace("\u2581", " ").encode()) for piece in model["vocab"]), default=1)
-    else:  # what is not in the vocabulary may be left out, or many characters be one token
+        longest = max((len(token.replace("\u2581", " ").encode()) for token in model["vocab"]), default=1)
+    else:  # text outside the vocabulary may be dropped, or become one token of many characters
         return None
-    longest = max(longest, *map(len, pieces), 1)
+    longest = max(longest, *map(len, added_texts), 1)
     return longest * NFC_SHRINKS if "NFC" in kinds else longest
 
 
 def _parts(step: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
-    """The steps that a normalizer or a pre-tokenizer is made of."""
+    """Return the steps of a normalizer or a pre-tokenizer as a flat list."""
     if step is None:
         return []
     return [part for each in step[name] for part in _parts(each, name)] if step["type"] == "Sequence" else [step]
 
 
 def _widens(replacement: Mapping[str, Any]) -> bool:
-    """Whether a replacement is that of a space by the mark that stands for it."""
+    """Return whether a replacement step replaces spaces with U+2581, which has more bytes."""
     return replacement["pattern"] == {"String": " "} and replacement["content"] == "\u2581"
 
 
 @cache
 def loading_options(name: str) -> Mapping[str, Any]:
-    """How transformers is to load a model, by hub name or folder: never with code that comes along, and without asking
-    a hub that does not answer, which takes half a minute and as many lines.
+    """Return the options of `from_pretrained` for a model, by Hub name or folder.
+
+    They never trust remote code. If the Hub is unreachable, they use only local files, because requests would take half
+    a minute to fail.
 
     Raises:
-        ModelError: there is no such folder, and neither the cache nor the hub can give a model of that name.
+        ModelError: there is no such folder, and neither the cache nor the Hub has a model of that name.
     """
     options: dict[str, Any] = {"trust_remote_code": False}
     if Path(name).is_dir():
@@ -223,14 +230,14 @@ def loading_options(name: str) -> Mapping[str, Any]:
     try:
         cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in USUAL_FILES)
     except HFValidationError:
-        raise ModelError(f"There is no folder {name!r}, and it is no name of a model on the hub either.") from None
+        raise ModelError(f"There is no folder {name!r}, and it is not a valid model name on the Hub.") from None
     if _hub_answers():
         return options
     if cached:
         return options | {"local_files_only": True}
     raise ModelError(
-        f"There is no folder {name!r} here, no model of that name in the cache, and {ENDPOINT} cannot be reached. "
-        "Give the path of a model's folder, or download the model while there is a network."
+        f"There is no folder {name!r}, no model of that name in the cache, and {ENDPOINT} cannot be reached. "
+        "Pass the path of a model folder, or download the model while you are online."
     )
 
 
@@ -239,26 +246,30 @@ def _hub_answers() -> bool:
         return False
     try:
         get_session().head(ENDPOINT, timeout=HUB_S)
-    except Exception:  # of httpx or of httpx2, by the version of the hub's library; a status raises nothing
+    except Exception:  # from httpx or httpx2, by the version of huggingface_hub; an error status does not raise
         return False
     return True
 
 
 def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
-    """The tokenizer that comes with a model, by hub name or folder; `config` is the model's, if it is at hand.
+    """Load the tokenizer of a model.
+
+    Args:
+        name: Hub name or folder of the model.
+        config: the model's configuration, if it is already loaded.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the tokenizer cannot be loaded, or its chat template fails the trial.
     """
     try:
-        tokenizer: Any = _loaded(AutoTokenizer, name)
-        config = config or _found(AutoConfig, name)
+        tokenizer: Any = _load(AutoTokenizer, name)
+        config = config or _try_load(AutoConfig, name)
         ids = _as_set(tokenizer.eos_token_id)
         if config is not None:
             ids |= _as_set(config.get_text_config().eos_token_id)
-        ids |= _as_set(getattr(_found(GenerationConfig, name), "eos_token_id", None))
+        ids |= _as_set(getattr(_try_load(GenerationConfig, name), "eos_token_id", None))
         loaded = HuggingFaceTokenizer(tokenizer, frozenset(ids))
-    except Exception as error:  # files of somebody else's, which fail in any way
+    except Exception as error:  # third-party files can fail in any way
         raise ModelError(f"Cannot load the tokenizer of {name!r}: {reason_of(error)}.") from error
     found: Any = tokenizer.chat_template
     templates: list[Any] = [*found.values()] if isinstance(found, Mapping) else [found]
@@ -270,11 +281,11 @@ def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
 
 @lru_cache(maxsize=16)
 def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
-    """Why a chat template must not be rendered; None if it may be. Tries it in a process that can be killed.
+    """Try a chat template in a separate process and return the problem with it, or None.
 
     Args:
         template: the template's text.
-        cpu_s: seconds of CPU time after which the process is killed.
+        cpu_s: CPU time in seconds after which the process is killed.
     """
     command = [sys.executable, "-I", str(TRIAL), str(cpu_s)]
     try:
@@ -282,9 +293,9 @@ def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
             command, input=template, capture_output=True, text=True, timeout=TRIAL_S, encoding="utf-8"
         )
     except subprocess.TimeoutExpired:
-        return "it does not come to an end"
-    if trial.returncode < 0:  # ended by the bound on its time
-        return "it does not come to an end"
+        return "it does not terminate"
+    if trial.returncode < 0:  # killed by the CPU time limit
+        return "it does not terminate"
     if trial.returncode != 0:
         lines = [line.strip() for line in trial.stderr.splitlines() if line.strip()]
         return f"it cannot be tried: {lines[-1][:MOST_REASON] if lines else 'no reason was given'}"
@@ -292,35 +303,35 @@ def template_problem(template: str, cpu_s: int = TRIAL_CPU_S) -> str | None:
 
 
 def _as_set(ids: Any) -> set[int]:
-    """End tokens, of which a configuration names none, one or several."""
+    """Return the end tokens of a configuration, which has none, one or a list of them, as a set."""
     if ids is None:
         return set()
-    found = {ids} if isinstance(ids, int) else set(ids)
-    if not all(isinstance(id, int) and id >= 0 for id in found):
-        raise ValueError(f"eos_token_id must be a token id or several, got {ids!r}")
-    return found
+    end_ids = {ids} if isinstance(ids, int) else set(ids)
+    if not all(isinstance(id, int) and id >= 0 for id in end_ids):
+        raise ValueError(f"eos_token_id must be a token id or a list of token ids, got {ids!r}")
+    return end_ids
 
 
 def context_of(name: str) -> int | None:
-    """The longest text that a model takes; None where its configuration is not at hand or does not say."""
-    config = _found(AutoConfig, name)
+    """Return the context length of a model in tokens; None if its configuration is missing or has no such value."""
+    config = _try_load(AutoConfig, name)
     return config and getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def _found(kind: Any, name: str) -> Any:
-    """A model's configuration of that kind; None where it has none."""
+def _try_load(kind: Any, name: str) -> Any:
+    """Load a model's configuration of a kind; return None if that fails."""
     try:
-        return _loaded(kind, name)
+        return _load(kind, name)
     except Exception:
         return None
 
 
-def _loaded(kind: Any, name: str) -> Any:
+def _load(kind: Any, name: str) -> Any:
     return kind.from_pretrained(name, **loading_options(name))
 
 
 def weights_hash(name: str) -> str | None:
-    """SHA-256 over a model folder's weights and draft vocabulary; None for a model that is not a folder."""
+    """Return the SHA-256 of a model folder's weights and draft vocabulary; None if the folder has no weights."""
     folder = Path(name)
     files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
     if not files:

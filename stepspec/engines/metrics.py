@@ -1,4 +1,4 @@
-"""What a model has done for one call, or for all of them: passes, tokens and seconds by kind."""
+"""Metrics of one call or of an engine: forward passes, tokens and seconds by kind."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,67 +6,70 @@ from typing import Any, Literal
 
 CallPart = Literal["network", "queue", "compute"]
 PassKind = Literal["read", "draft", "verify"]
-"""Of the target over prompts and steps to be judged; of a drafter; of the target over what a round has drafted."""
+"""Kind of a forward pass.
+
+`read`: the target reads prompts and steps to judge. `draft`: a drafter drafts. `verify`: the target verifies drafts.
+"""
 
 
 @dataclass
 class Metrics:
-    """Counts and seconds of one call, or of all calls of an engine together.
+    """Counts and seconds of one call, or totals over all calls of an engine.
 
-    A call's seconds are those of all passes that it took part in, shared or not.
+    The seconds of a call include all passes that it took part in, also those shared with other calls.
     """
 
     rounds: int = 0
-    """Of one call each: a pass over three calls is three rounds."""
+    """Rounds, counted for each call: one pass over three calls is three rounds."""
     drafts: int = 0
     """Rounds with at least one drafted token."""
     drafted: int = 0
     accepted: int = 0
     accepted_whole: int = 0
-    """Drafts of which every token was accepted."""
+    """Rounds with drafted tokens, all of which were accepted."""
     accepted_at: Counter[int] = field(default_factory=Counter[int])
-    """How often the drafted token of that place, from 0 on, was accepted."""
+    """Number of accepted tokens by position in the draft, from 0."""
     generated: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompts' tokens those that did not have to be read again."""
+    """Prompt tokens found in the prefix cache."""
     passes: Counter[PassKind] = field(default_factory=Counter[PassKind])
     seconds: dict[PassKind, float] = field(default_factory=dict[PassKind, float])
     call_seconds: dict[CallPart, float] = field(default_factory=dict[CallPart, float])
-    """Of the calls whose engine says where their time went; on a server's side those that come in one piece."""
+    """Seconds by part of a call, if the engine reports them; for a server, only for responses that are not streamed."""
     requests: int = 0
-    """To a server, as are the bytes."""
+    """HTTP requests to a server."""
     bytes_sent: int = 0
     bytes_received: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict[str, int])
-    """Of weights and caches, by model."""
+    """Bytes of weights and caches, by model."""
 
     @property
     def target_passes(self) -> int:
-        """Forward passes of the model itself, not of what drafts for it."""
+        """Forward passes of the target, without those of its drafter."""
         return self.passes["read"] + self.passes["verify"]
 
     @property
     def acceptance(self) -> float | None:
-        """Share of accepted tokens among those that were looked at, up to the first refused one of each draft."""
-        looked_at = self.accepted + self.drafts - self.accepted_whole
-        return self.accepted / looked_at if looked_at else None
+        """Share of accepted tokens among the verified ones, up to each first rejection; None without drafts."""
+        verified = self.accepted + self.drafts - self.accepted_whole
+        return self.accepted / verified if verified else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens that a round with drafted tokens emits, the one behind them included; None without such rounds."""
+        """Mean number of tokens per round with a draft, including the token after it; None without such rounds."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     @property
     def draft_overhead(self) -> float | None:
-        """Memory of the draft's weights and cache over the target's; None without a draft."""
+        """Memory of the draft's weights and cache relative to the target's; None without a draft."""
         if "draft weights" not in self.memory_bytes:
             return None
         drafts = sum(size for name, size in self.memory_bytes.items() if name.startswith("draft"))
         return drafts / (sum(self.memory_bytes.values()) - drafts)
 
     def note_round(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """Takes what came of one row's round."""
+        """Add the result of one round of one call."""
         self.rounds += 1
         self.generated += num_emitted
         if num_drafted:
@@ -77,7 +80,13 @@ class Metrics:
             self.accepted_at.update(range(num_accepted))
 
     def note_call(self, queue_s: float, compute_s: float, whole_s: float | None = None) -> None:
-        """Takes where a call's time went; of `whole_s`, if it went over a network, what is left is the network's."""
+        """Add the seconds of one call.
+
+        Args:
+            queue_s: seconds before the first pass.
+            compute_s: seconds from the first pass to the last token.
+            whole_s: seconds of the call as the client sees it, if it used a network. The rest is the network's share.
+        """
         parts: dict[CallPart, float] = {"queue": queue_s, "compute": compute_s}
         if whole_s is not None:
             parts["network"] = max(0.0, whole_s - queue_s - compute_s)
@@ -85,11 +94,11 @@ class Metrics:
             self.call_seconds[part] = self.call_seconds.get(part, 0.0) + seconds
 
     def __sub__(self, before: "Metrics") -> "Metrics":
-        """What was done since then; memory as it is now."""
+        """Return the difference to earlier metrics; memory is the current value."""
         return self._with(before, -1)
 
     def __add__(self, other: "Metrics") -> "Metrics":
-        """What both have done; memory as it is here."""
+        """Return the sum of both; memory is the value of the left operand."""
         return self._with(other, 1)
 
     def _with(self, other: "Metrics", sign: int) -> "Metrics":
@@ -104,7 +113,7 @@ class Metrics:
         return result
 
     def copied(self) -> "Metrics":
-        """As they are now. Another thread may be adding to them: each field is copied in one go."""
+        """Return a copy. Each field is copied in one operation, since another thread may update it."""
         values: dict[str, Any] = {
             name: value if isinstance(value, int) else value.copy() for name, value in vars(self).items()
         }

@@ -1,4 +1,4 @@
-"""The engine interface: three methods on token ids. An engine knows token ids and distributions, no steps or judges."""
+"""The engine interface. An engine works on token ids and distributions and does not know steps or judges."""
 
 import asyncio
 import hashlib
@@ -15,68 +15,69 @@ from stepspec.engines.metrics import Metrics
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
 THINK_OPEN, THINK_END = "<think>", "</think>"
-"""The tags around thinking, which tokenizers keep in texts."""
+"""The tags around thinking. Tokenizers include them when they decode."""
 
 HIGHEST_ID = (1 << 31) - 1
 
 
 class TokenBuffer:
-    """Token ids that only ever grow: a prompt and what has been committed after it.
+    """Append-only token ids: a prompt and the ids committed after it.
 
-    Engines are given the whole buffer at every call and copy nothing: they remember how much of *this* buffer they
-    have already read, so a call costs its new tokens only.
+    Every call passes the whole buffer to the engine without a copy. The engine remembers how much of *this* buffer it
+    has read, so a call processes only the new ids.
     """
 
     __slots__ = ("__weakref__", "_ids", "highest")
 
     def __init__(self, ids: Sequence[int]) -> None:
-        """
+        """Create a buffer.
+
         Raises:
-            UsageError: one of the ids is none.
+            UsageError: one of the ids is not a token id.
         """
-        self._ids = array("i")  # no list: Python's garbage collector would walk through all the ids of all requests
+        self._ids = array("i")  # not a list: the garbage collector would visit all ids of all requests
         self.highest = 0
-        """The highest id, by which engines see that all are in their vocabulary without looking at each."""
+        """The highest id. Engines compare it with their vocabulary size instead of checking every id."""
         self.append(ids)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def append(self, ids: Sequence[int]) -> None:
-        """Commits further ids.
+        """Append ids.
 
         Raises:
-            UsageError: one of them is none; then none is committed.
+            UsageError: one of them is not a token id; the buffer is unchanged.
         """
         try:
             new = array("i", ids)
         except (TypeError, OverflowError):
             given: Sequence[Any] = ids
             wrong = next(id for id in given if not isinstance(id, int) or abs(id) > HIGHEST_ID)
-            raise _no_id(wrong) from None
+            raise _invalid_id(wrong) from None
         if new:
             if (lowest := min(new)) < 0:
-                raise _no_id(lowest)
+                raise _invalid_id(lowest)
             self._ids.extend(new)
             self.highest = max(self.highest, max(new))
 
     def since(self, start: int, end: int | None = None) -> list[int]:
-        """The ids from position `start` on, up to `end`, as a new list.
+        """Return the ids from position `start` up to, but not including, `end` as a new list.
 
-        A call passes the length that its prompt had when it was made: the buffer may have grown since.
+        A call should pass the length of its prompt at its start as `end`, because the buffer may grow during the call.
         """
         return self._ids[start:end].tolist()
 
 
 WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "seed", "retries", "max_retries")
-"""Settings that are whole numbers."""
+"""Settings that must be integers."""
 
 
 def check_numbers(**settings: Any) -> None:
-    """Checks that settings are finite numbers, and whole ones where they count; None is one that is not set.
+    """Check that settings are finite numbers, and integers if they are in `WHOLE`. None means not set.
 
     Raises:
-        UsageError: one is not.
+        UsageError: a setting is not.
     """
     for name, value in settings.items():
         kind = Integral if name in WHOLE else Real
@@ -90,13 +91,13 @@ def check_numbers(**settings: Any) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is sampled. Temperature 0 is greedy; the other defaults leave the distribution as it is.
+    """Sampling parameters. Temperature 0 is greedy; the other defaults do not change the distribution.
 
-    What changes logits comes first (the repetition penalty over prompt and output, then the bias and the mask of
-    allowed tokens), then temperature, top-k, top-p and min-p.
+    They apply in this order: the repetition penalty over prompt and output, `logit_bias`, the mask of `allowed` tokens,
+    then temperature, top-k, top-p and min-p.
 
     Raises:
-        UsageError: a value is out of its range.
+        UsageError: a value is out of range.
     """
 
     temperature: float = 0.0
@@ -105,52 +106,57 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """Token ids with what is added to their logits."""
+    """Pairs of a token id and the value to add to its logit."""
     allowed: frozenset[int] | None = None
-    """The only token ids that may be written; None allows all."""
+    """The only token ids that may be generated; None allows all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(**{name: getattr(self, name) for name in SAMPLING_NUMBERS})
         if not 0.0 <= self.temperature <= 10.0:
-            raise UsageError(f"The temperature is {self.temperature}; it must be between 0 (greedy) and 10.")
+            raise UsageError(f"temperature must be between 0 (greedy) and 10, got {self.temperature}.")
         if not 0.0 < self.top_p <= 1.0:
-            raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1.")
+            raise UsageError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
         if self.top_k < 0:
-            raise UsageError(f"top_k is {self.top_k}; it must be 0 (off) or more.")
+            raise UsageError(f"top_k must be 0 (off) or more, got {self.top_k}.")
         if not 0.0 <= self.min_p <= 1.0:
-            raise UsageError(f"min_p is {self.min_p}; it must be between 0 (off) and 1.")
+            raise UsageError(f"min_p must be between 0 (off) and 1, got {self.min_p}.")
         if not 0.0 < self.repetition_penalty <= 10.0:
-            raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 and at most 10.")
+            raise UsageError(f"repetition_penalty must be above 0 and at most 10, got {self.repetition_penalty}.")
         if not all(abs(amount) <= 100.0 for _, amount in self.logit_bias):
             raise UsageError("A logit_bias must be between -100 and 100.")
         if self.allowed is not None and not self.allowed:
-            raise UsageError("No token is allowed; allowed must name at least one, or be None.")
+            raise UsageError("allowed must have at least one token id, or be None.")
 
     @cached_property
     def named_ids(self) -> tuple[int, ...]:
-        """The token ids that `logit_bias` and `allowed` name; of those allowed the lowest and the highest."""
+        """The token ids in `logit_bias`, and the lowest and highest one in `allowed`."""
         bounds = (min(self.allowed), max(self.allowed)) if self.allowed else ()
         return (*(id for id, _ in self.logit_bias), *bounds)
 
     def seed_at(self, position: int) -> int:
-        """A seed for a call at that position of a text, for engines whose random numbers begin anew with every call:
-        with one seed for all steps of a text, they would be drawn alike."""
+        """Return a random seed for a call at a position of a text.
+
+        It is for engines that seed a new random generator in every call. The same seed would give every step of a text
+        the same random numbers.
+        """
         digest = hashlib.blake2b(f"{self.seed} {position}".encode(), digest_size=4).digest()
-        return int.from_bytes(digest) >> 1  # 31 bits, which every server takes
+        return int.from_bytes(digest) >> 1  # 31 bits, which every server accepts
 
 
 SAMPLING_NUMBERS = tuple(each.name for each in fields(Sampling) if isinstance(each.default, int | float))
-"""Names of the fields of `Sampling` that name no token: `temperature`, `top_p`, `top_k`, `min_p`,
-`repetition_penalty` and `seed`. Every interface takes these."""
+"""Names of the numeric fields of `Sampling`: `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`, `seed`.
+
+Every interface supports them.
+"""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When generation ends: after the token that completes a delimiter, after one of `token_ids`, or at the cap.
+    """When generation ends: after a token that completes a delimiter, after one of `token_ids`, or at `max_tokens`.
 
     Raises:
-        UsageError: the cap is below 1, or a delimiter is empty.
+        UsageError: `max_tokens` is below 1, or a delimiter is empty.
     """
 
     max_tokens: int
@@ -161,47 +167,50 @@ class Stop:
         if self.max_tokens < 1:
             raise UsageError(f"max_tokens must be at least 1, got {self.max_tokens}.")
         if "" in self.delimiters:
-            raise UsageError("A delimiter must not be empty; every token would complete it.")
+            raise UsageError("A delimiter must not be empty, because every token would complete it.")
 
 
 DrafterName = Literal["none", "engine", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]
-"""What drafts tokens: nothing; whatever the engine uses by itself, as it was started; or one of ours."""
+"""The drafter: none, the built-in speculation that the engine was started with, or a drafter of stepspec."""
 
 CALL_DRAFTERS: tuple[DrafterName, ...] = tuple(name for name in get_args(DrafterName) if name not in ("none", "engine"))
-"""What a call can ask of an engine that it can steer."""
+"""Drafters that a call can select, if the engine supports them."""
 
 MAX_DRAFTED = 64
-"""Most tokens that can be drafted a round."""
+"""Maximum number of tokens drafted per round."""
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """Token-level speculation inside a call: without a tolerance exact, so that it changes speed and nothing else.
+    """Token-level speculation in a call. With tolerance 0 it is exact: it changes only the speed.
 
-    Exact means that the distribution of texts is the target's. Above temperature 0 the text of a seed depends on how
-    many tokens are drafted: a fixed number repeats it, a number that is chosen online does not.
+    Exact means that texts have the target's distribution. Above temperature 0, the text of a seed depends on the number
+    of drafted tokens. It is reproducible with a fixed number, but not with a number chosen online.
 
     Raises:
-        UsageError: a value is out of its range.
+        UsageError: a value is out of range.
     """
 
     drafter: DrafterName = "none"
     num_tokens: int | None = None
-    """Tokens drafted a round; None chooses online, by measured acceptance and costs."""
+    """Tokens drafted per round; None chooses the number online from measured acceptance and costs."""
     tolerance: float = 0.0
-    """Typical acceptance (arXiv:2401.10774, section 2.3.1), not exact: a drafted token is kept also if its probability
-    at temperature 1 is at least min(tolerance, sqrt(tolerance) * exp(-entropy)). 0 is off."""
+    """Typical acceptance (arXiv:2401.10774, section 2.3.1); 0 turns it off. It is not exact.
+
+    It also accepts a drafted token whose probability at temperature 1 is at least
+    min(tolerance, sqrt(tolerance) * exp(-entropy)).
+    """
     archive: str = ""
-    """Of a drafter that remembers past outputs: the collection that it looks in and adds to. A named one is kept when
-    the engine forgets."""
+    """Name of the collection of past outputs that a drafter searches and extends.
+
+    `Engine.forget` does not clear a collection with a name.
+    """
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None and not 0 <= self.num_tokens <= MAX_DRAFTED:
-            raise UsageError(
-                f"{self.num_tokens} tokens cannot be drafted a round; it must be between 0 and {MAX_DRAFTED}."
-            )
+            raise UsageError(f"num_tokens must be between 0 and {MAX_DRAFTED}, got {self.num_tokens}.")
         if not 0.0 <= self.tolerance <= 1.0:
-            raise UsageError(f"The tolerance is {self.tolerance}; it must be between 0 (exact) and 1.")
+            raise UsageError(f"tolerance must be between 0 (exact) and 1, got {self.tolerance}.")
 
 
 ChunkEnd = Literal["delimiter", "token", "length"]
@@ -209,7 +218,7 @@ ChunkEnd = Literal["delimiter", "token", "length"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """Newly generated ids. The last chunk of a call says what ended it and what the whole call cost."""
+    """Newly generated ids. The last chunk of a call has `end` and the costs of the whole call."""
 
     ids: tuple[int, ...]
     end: ChunkEnd | None = None
@@ -218,14 +227,14 @@ class Chunk:
     drafted: int = 0
     accepted: int = 0
     cached: int = 0
-    """Ids of the prompt that the engine did not have to read again."""
+    """Prompt ids that the engine found in its prefix cache."""
     metrics: Metrics | None = None
-    """The same and more, by kind; None where an engine does not say."""
+    """Detailed metrics of the call; None if the engine does not report them."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Ids that follow the continuation on a branch of their own; the log-probs of `labels` are read at their end."""
+    """Ids appended to the continuation on a separate branch. The log-probs of `labels` are read after them."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -233,13 +242,15 @@ class Probe:
 
 @dataclass(frozen=True)
 class Verification:
-    """What the model thinks of a continuation of n tokens, from one pass, at temperature 1.
+    """The scores of a continuation of n tokens, at temperature 1.
 
-    `logprobs` and `choices` have n entries: the log-probability of each token, and the model's own most likely token in
-    its place. `next_choice` is the most likely token after the continuation. For each probe, `probe_logprobs` holds the
-    log-probabilities of its labels among the whole vocabulary (of a label that a server does not show, -inf), and
-    `probe_choices` the most likely token there, a label or not. What an engine cannot give, or was not asked for, is
-    None; `probe_logprobs` is then empty.
+    `logprobs` and `choices` have n entries: the log-probability of each token, and the argmax token at its position.
+    `next_choice` is the argmax token after the continuation.
+
+    For each probe, `probe_logprobs` has the log-probabilities of its labels over the whole vocabulary; -inf for a label
+    that a server does not return. `probe_choices` has the argmax token after the probe, which need not be a label.
+
+    Values that the engine does not support, or that were not requested, are None; `probe_logprobs` is then empty.
     """
 
     logprobs: tuple[float, ...] | None
@@ -253,39 +264,42 @@ class Verification:
 
 
 Ability = Literal["scores", "choices", "label logprobs", "json schema", "forget"]
-"""What not every engine can do. `verify` gives log-probabilities of a continuation, the model's own choices beside its
-tokens, log-probabilities of a probe's labels; `generate` keeps to a schema; `forget` clears all caches."""
+"""Optional features of an engine.
+
+`scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
+log-probs of labels. `json schema`: `generate` supports a schema. `forget`: `forget` clears all caches.
+"""
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
 
 
 class Tokenizer(Protocol):
-    """What the controller needs of a tokenizer."""
+    """The tokenizer interface of the controller."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; special tokens written out in it are recognised, none is added."""
+        """Encode a text. Special tokens in it are recognized; none are added."""
         ...
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens written out are text like any other."""
+        """Encode a text. Special tokens in it are treated as plain text."""
         ...
 
     def writes_special(self, text: str) -> bool:
-        """Whether special tokens are written out in a text."""
+        """Return whether a text contains special tokens."""
         ...
 
     @property
     def num_ids(self) -> int | None:
-        """The number of token ids, all of which are below it; None where that is not known."""
+        """An exclusive upper bound of the token ids; None if unknown."""
         ...
 
     @property
     def max_token_bytes(self) -> int | None:
-        """Most bytes of text, in UTF-8, that one token stands for; None where that is not known."""
+        """Maximum size of the text of one token, in UTF-8 bytes; None if unknown."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens written out."""
+        """Decode ids to text, including special tokens."""
         ...
 
     def render(
@@ -295,46 +309,46 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """The chat template's text for messages, and for tools if it knows of such.
+        """Render messages with the chat template, and tools if the template supports them.
 
         Raises:
-            UsageError: the model has no chat template, or the template refuses the messages.
+            UsageError: the model has no chat template, or the template rejects the messages.
         """
         ...
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """Parser of the model's tool calls, if its chat template has one for transformers."""
+        """The transformers response template that parses the model's tool calls, if there is one."""
         ...
 
     def response_parser(self, template: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> Any:
-        """Transformers' streaming parser of responses (`transformers.utils.chat_parsing.ResponseParser`)."""
+        """Create a streaming response parser (`transformers.utils.chat_parsing.ResponseParser`)."""
         ...
 
     def piece(self, token: int) -> str:
-        """Text of a single token."""
+        """Return the text of a single token."""
         ...
 
     def is_special(self, token: int) -> bool:
-        """Whether a token is a mark and no text, such as the end of a turn or of the thinking."""
+        """Return whether a token is a control token instead of text, such as the end of a turn or of the thinking."""
         ...
 
     def same_vocabulary(self, other: Any) -> bool:
-        """Whether another tokenizer gives every token the same id."""
+        """Return whether another tokenizer gives every token the same id."""
         ...
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end the text."""
+        """Ids of the tokens that end a text."""
         ...
 
 
 class Engine(Protocol):
-    """A model behind three verbs. Calls made at the same time share forward passes where the engine can."""
+    """The engine interface: one model. Concurrent calls share forward passes if the engine supports it."""
 
     @property
     def name(self) -> str:
-        """What results call the model."""
+        """Name of the model in results."""
         ...
 
     @property
@@ -342,23 +356,25 @@ class Engine(Protocol):
 
     @property
     def max_context(self) -> int:
-        """Most tokens that a prompt and what follows it may have together."""
+        """Maximum number of tokens of a prompt and its continuation together."""
         ...
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What `verify` can give besides the next token and the choices at probes."""
+        """The optional features that the engine supports."""
         ...
 
     @property
     def drafters(self) -> Sequence[DrafterName]:
-        """What can draft tokens in a call, besides `none`; `engine` alone for an engine that a call cannot steer."""
+        """Supported drafters other than `none`. Only `engine` if a call cannot select a drafter."""
         ...
 
     @property
     def own_speculation(self) -> str | None:
-        """How the engine drafts tokens by itself, whatever a call asks for: "none", a description such as "ngram, 3
-        tokens", or None where that is unknown."""
+        """The engine's built-in speculation, which calls cannot change.
+
+        "none", a description such as "ngram, 3 tokens", or None if unknown.
+        """
         ...
 
     def generate(
@@ -370,24 +386,29 @@ class Engine(Protocol):
         hint: Sequence[int] = (),
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """Continues the prompt. Closing the iterator frees what the call held.
+        """Generate a continuation of the prompt. Closing the iterator frees the resources of the call.
 
-        `hint` are ids that may well follow the prompt, a rejected step for one: a free draft for drafters that look
-        things up. With a `json_schema`, a JSON text, nothing is written that cannot be or become what it describes;
-        white space may stand in front of it. An engine without that ability is not asked for it.
+        Args:
+            prompt: the token ids to continue.
+            sampling: the sampling parameters.
+            stop: when generation ends.
+            drafting: token-level speculation.
+            hint: ids that are likely to follow the prompt, such as a rejected step. Lookup drafters draft from them.
+            json_schema: a JSON schema as text. It constrains the generated text, which may start with white space.
+                Requires the ability `json schema`.
 
         Raises:
-            ContextError: the prompt leaves no room for a token.
-            UsageError: the schema is none, or none that can be kept to; or an id is not in the model's vocabulary.
+            ContextError: the prompt fills the context.
+            UsageError: the schema is invalid or not supported, or an id is not in the model's vocabulary.
             EngineError: the model failed.
         """
         ...
 
     async def check_schema(self, json_schema: str) -> None:
-        """Whether texts can be held to a schema, before any is written. An engine without that ability is not asked.
+        """Check that the engine supports a schema, before a text is generated. Requires the ability `json schema`.
 
         Raises:
-            UsageError: they cannot.
+            UsageError: the schema is invalid or not supported.
             EngineError: the model failed.
         """
         ...
@@ -395,9 +416,13 @@ class Engine(Protocol):
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """Scores `continuation` after `prompt`, and each probe after both; probes do not see each other.
+        """Score `continuation` after `prompt`, and each probe after both. Probes do not see each other.
 
-        Without `scores` nobody asks for what a continuation of n tokens gives n of, which may save a server work.
+        Args:
+            prompt: the token ids before the continuation.
+            continuation: n token ids.
+            probes: the branches after the continuation.
+            scores: whether to return the n values of `logprobs` and `choices`. False may save work on a server.
 
         Raises:
             ContextError: prompt, continuation and probes exceed the context.
@@ -407,16 +432,17 @@ class Engine(Protocol):
         ...
 
     def describe(self) -> dict[str, str | None]:
-        """What results say of the model: `name`, `weights` (a hash), `dtype`, `device`."""
+        """Describe the model for results: `name`, `weights` (a hash), `dtype`, `device`."""
         ...
 
     def metrics(self) -> Metrics:
-        """What the engine has done so far."""
+        """Return the totals over all calls so far."""
         ...
 
     async def forget(self) -> None:
-        """Drops whatever a new request would not have: cached prefixes, past outputs, learned acceptance. Weights, and
-        what was measured of the machine, stay. An engine without the ability `forget` drops what it can.
+        """Clear all state of earlier requests: cached prefixes, past outputs, learned acceptance.
+
+        Weights and measurements of the machine stay. An engine without the ability `forget` clears what it can.
 
         Raises:
             EngineError: the engine was closed.
@@ -424,16 +450,16 @@ class Engine(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Ends all calls and frees the model."""
+        """Cancel all calls and free the model."""
         ...
 
 
 def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
-    """Whether so many tokens fit behind a prompt of that length.
+    """Check that `wanted` tokens fit into the engine's context after a prompt of `prompt_length` tokens.
 
     Raises:
         UsageError: the prompt is empty.
-        ContextError: they do not.
+        ContextError: they do not fit.
     """
     if prompt_length == 0:
         raise UsageError("The prompt is empty; a model needs at least one token to continue.")
@@ -444,17 +470,17 @@ def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:
         )
 
 
-def _no_id(found: object) -> UsageError:
+def _invalid_id(found: object) -> UsageError:
     return UsageError(f"Token ids must be whole numbers from 0 to {HIGHEST_ID}, got {found!r}.")
 
 
 def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequence[int]) -> None:
-    """Whether the ids of a call are in the vocabulary of the model called `name`.
+    """Check that the ids of a call are in the vocabulary of the model called `name`.
 
-    Looks at each of the `further` ids and at no more than the highest one of the prompt.
+    Only the highest id of the prompt and the `further` ids are checked.
 
     Raises:
-        UnknownIdError: one is not.
+        UnknownIdError: an id is not.
     """
     for ids in ((prompt.highest,), *further):
         if ids:
@@ -462,10 +488,10 @@ def check_ids(name: str, vocab_size: int, prompt: TokenBuffer, *further: Sequenc
 
 
 def check_range(ids: Sequence[int], vocab_size: int, name: str) -> None:
-    """Checks that ids, of which there is at least one, are in the vocabulary of the model called `name`.
+    """Check that ids are in the vocabulary of the model called `name`. There must be at least one id.
 
     Raises:
-        UnknownIdError: one is not.
+        UnknownIdError: an id is not.
     """
     for id in (min(ids), max(ids)):
         if not 0 <= id < vocab_size:
@@ -475,22 +501,29 @@ def check_range(ids: Sequence[int], vocab_size: int, name: str) -> None:
 
 
 async def side_by_side(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """What several calls come to that run at the same time; if one fails the others are given up."""
+    """Run coroutines concurrently and return their results. If one fails, the others are cancelled."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
     except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # one tells what is wrong
+        raise failures.exceptions[0] from None  # the first failure is enough
     return [task.result() for task in tasks]
 
 
 async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None = None) -> Chunk:
-    """All chunks of a call as one. `so_far` gets the ids as they come, for a caller who counts those of a call that
-    fails midway."""
+    """Merge all chunks of a call into one.
+
+    Args:
+        chunks: the chunks of the call.
+        so_far: a list that receives the ids as they arrive, so that the caller can count those of a failed call.
+
+    Raises:
+        EngineError: the call ended without a last chunk.
+    """
     ids: list[int] = [] if so_far is None else so_far
     async with aclosing(chunks):
         async for chunk in chunks:
             ids.extend(chunk.ids)
             if chunk.end is not None:
                 return replace(chunk, ids=tuple(ids))
-    raise EngineError("The engine ended a generation without saying why.")
+    raise EngineError("The engine ended a generation without a reason.")

@@ -1,4 +1,4 @@
-"""Where a generation ends: the token that completes a delimiter, an end token, or the cap; found as tokens come."""
+"""Detects the end of a generation token by token: a delimiter, an end token, or the token limit."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,10 @@ from stepspec.engines.protocol import ChunkEnd, Stop
 
 
 class StopWatch:
-    """Watches one generation. A delimiter may be a token, part of one, or spread over several."""
+    """Watches one generation. A delimiter may be one token, part of a token, or span several tokens."""
 
     def __init__(self, stop: Stop, piece: Callable[[int], str], end_ids: frozenset[int]) -> None:
+        """Watch for the ends in `stop` and for `end_ids`; `piece` returns the text of a token."""
         self._stop = stop
         self._piece = piece
         self._end_ids = end_ids | stop.token_ids
@@ -18,11 +19,11 @@ class StopWatch:
 
     @property
     def remaining(self) -> int:
-        """Tokens left before the cap."""
+        """Tokens left before the limit."""
         return self._stop.max_tokens - self._count
 
     def feed(self, token: int) -> ChunkEnd | None:
-        """Takes the next token; says what it ends, if anything."""
+        """Process the next token. Return why the generation ends with it, or None if it continues."""
         self._count += 1
         if token in self._end_ids:
             return "token"

@@ -1,10 +1,10 @@
-"""Renders a chat template in a process of its own, with bounds on time and memory.
+"""Renders a chat template in a separate process with limits on CPU time and memory.
 
-Run as a script, with the bound on CPU time in seconds as its argument and the template on stdin.
+Run it as a script: the argument is the limit on CPU time in seconds, and stdin is the template.
 
-A chat template is a program that comes with a model. Jinja's sandbox keeps it from the machine, and lets it run for
-ever. What it does with a short conversation is tried here before it is ever rendered in our own process. A template
-that only never ends with some other conversation is not found out by this.
+A chat template is untrusted code that comes with a model. Jinja's sandbox protects the machine, but does not limit run
+time. This script renders short conversations before the main process uses the template. It does not detect a template
+that loops forever only on other conversations.
 """
 
 import json
@@ -31,9 +31,9 @@ TURNS = [
 
 
 class Generation(Extension):
-    """The tag `generation`, which transformers adds: what stands in it is rendered as it is."""
+    """The tag `generation` of transformers. Its content is rendered unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012 (so it is declared by jinja)
+    tags = {"generation"}  # noqa: RUF012 (jinja declares it this way)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -41,7 +41,7 @@ class Generation(Extension):
 
 
 def main() -> None:
-    """Prints what is wrong with the template, or nothing."""
+    """Print the problem with the template, or nothing."""
     cpu_s = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def trouble(template: str) -> str:
-    """What is wrong with a template; nothing if it is merely of a form that some conversations do not have."""
+    """Return the problem with a template, or "". An error that a template raises for a conversation is no problem."""
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
@@ -65,8 +65,8 @@ def trouble(template: str) -> str:
         compiled = environment.from_string(template)
     except (RecursionError, MemoryError):
         raise
-    except Exception as error:  # not only jinja's: a number of 5,000 digits is Python's ValueError
-        return f"it is no template ({str(error)[:MOST_REASON]})"
+    except Exception as error:  # not only jinja errors: Python raises ValueError for a number of 5,000 digits
+        return f"it is not a valid template ({str(error)[:MOST_REASON]})"
     for messages in (TURNS[1:2], TURNS, TURNS[1:]):
         for tools in (None, [TOOL]):
             try:
@@ -76,7 +76,7 @@ def trouble(template: str) -> str:
             except Exception:
                 continue
             if len(text) > MOST_CHARACTERS:
-                return f"it makes {len(text)} characters of a short conversation"
+                return f"it renders a short conversation to {len(text)} characters"
     return ""
 
 

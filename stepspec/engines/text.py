@@ -1,30 +1,29 @@
-"""Text of token ids as they come, for tokenizers whose tokens read differently at the start of a text."""
+"""Incremental decoding, for tokenizers that decode a token differently at the start of a text."""
 
 from collections.abc import Callable, Sequence
 
 from stepspec.engines.protocol import TokenBuffer, Tokenizer
 
 CONTEXT_IDS = 4
-"""Ids decoded in front of new ones."""
+"""Number of ids decoded before the new ones as context."""
 
 MAX_HELD_IDS = 3
-"""A character has up to four bytes, so no more ids than these can be the beginning of one."""
-
+"""Maximum number of ids that can be an incomplete character, which has up to four bytes."""
 
 MOST_SKIPPED = 64
-"""Ids that are looked through, backwards, for those few of which a user sees something."""
+"""Maximum number of ids to search backwards for the visible ids of the context."""
 
 
 def visible_ids(tokenizer: Tokenizer, ids: Sequence[int], marks: str = "") -> list[int]:
-    """The ids of which a user sees something: all but special tokens, of which those named in `marks` are kept.
+    """Return the ids that are visible to the user: all except special tokens whose text is not in `marks`.
 
-    Text that spells the name of a special token in ordinary ones is text.
+    Ordinary tokens that spell out the name of a special token are text.
     """
     return [id for id in ids if not tokenizer.is_special(id) or tokenizer.piece(id) in marks]
 
 
 class TextReader:
-    """Reads a growing buffer from `position` on; every piece of text is given once."""
+    """Decodes a growing buffer from `position` on and returns each part of the text once."""
 
     def __init__(
         self,
@@ -33,16 +32,16 @@ class TextReader:
         position: int = 0,
         visible: Callable[[Sequence[int]], Sequence[int]] = list,
     ) -> None:
-        """`visible` says which of some ids are read; all by default, special tokens written out."""
+        """Create a reader. `visible` filters the ids to decode; by default all ids, including special tokens."""
         self.position = position
         self._visible = visible
         self._tokenizer = tokenizer
         self._buffer = buffer
 
     def read(self, end: int, *, to_the_end: bool) -> str:
-        """Text of what lies before position `end` and was not given yet.
+        """Return the text up to position `end` that was not returned yet.
 
-        The beginning of a character is held back until the rest of it has come, unless none will come.
+        An incomplete character is held back until the rest of it arrives, unless `to_the_end` is set.
         """
         before, new = self._context(), self._buffer.since(self.position, end)
         num_before, num_visible = len(self._tokenizer.decode(before)), len(self._visible(new))
@@ -58,13 +57,16 @@ class TextReader:
         return text
 
     def rest(self, further: Sequence[int]) -> str:
-        """Text of what was not given yet and of further ids behind the buffer, which stays as it is."""
+        """Return the text not returned yet, followed by that of `further` ids. The reader does not advance."""
         before = self._context()
         ids = self._visible([*self._buffer.since(self.position), *further])
         return self._tokenizer.decode([*before, *ids])[len(self._tokenizer.decode(before)) :]
 
     def _context(self) -> Sequence[int]:
-        """The last ids before the position that are visible, or else special ones: a text begins behind none."""
+        """Return the last visible ids before the position.
+
+        If there are none, return special tokens, since an empty context would mean the start of a text.
+        """
         reach, found = CONTEXT_IDS, list[int]()
         while reach <= MOST_SKIPPED:
             found = list(self._visible(self._buffer.since(max(0, self.position - reach), self.position)))

@@ -1,12 +1,12 @@
 # pyright: basic, reportMissingImports=false
-"""The vLLM engine: AsyncLLM in process, prompts as token ids, prefixes kept by vLLM.
+"""The vLLM engine: AsyncLLM in the same process, with prompts as token ids and vLLM's prefix cache.
 
-Tokens are drafted as vLLM is told to when the model is loaded, by its own `speculative_config`:
+vLLM drafts tokens as set by its own `speculative_config` when the model is loaded:
 
     vllm:Qwen/Qwen3-32B?speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 
-Behind the name stand arguments of vLLM's engine, as in the query of an address. vLLM lives in an event loop of its own,
-in a thread, so that calls may come from any loop. What the installed version can do is found out by trying it once.
+Arguments of vLLM's engine follow the name like the query of a URL. vLLM runs in its own event loop in a thread, so
+calls can come from any loop. The engine tests once which features the installed vLLM version has.
 """
 
 import asyncio
@@ -52,24 +52,27 @@ with from_extra("vllm", "The vLLM engine"):
     from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 
 VllmError: Any = getattr(exceptions, "VLLMError", ValueError)
-"""What vLLM raises of its own; older versions raise plain errors."""
+"""Base class of vLLM's errors; older versions raise built-in errors."""
 
 DEVICES, VISIBLE = "devices", "CUDA_VISIBLE_DEVICES"
-"""Our own argument among vLLM's, `devices=0,1`: the CUDA devices that this engine may use."""
+"""An argument that stepspec adds to those of vLLM: `devices=0,1` sets the CUDA devices of this engine."""
 
 TRIAL_IDS = [5, 6, 7]
 NUM_LOGPROBS = 20
-"""vLLM's own bound; the ten digits of a rating are mostly among so many."""
+"""vLLM's default maximum. The ten digits of a rating are usually among the top 20 tokens."""
 
 JUDGING_FIRST = -1
-"""Priority of a judgement, which is one short pass, before texts that are being written, which have 0."""
+"""Priority of a judgement. It is one short pass, so it runs before text generation, which has priority 0."""
 
 DEVICE_SHARE = 0.45
-"""Of what is free on a CUDA device, for weights and cache of one engine: a second one finds as much of the rest."""
+"""Share of the free CUDA memory for one engine's weights and cache. It leaves memory for a second engine."""
 
 ScoreRoute = Literal["fixed ids", "prompt logprobs"]
-"""How a continuation is scored. Fixed ids read of the prompt what is not cached, and tell nothing of the model's own
-choices; prompt logprobs read all of it again, because vLLM keeps no log-probabilities of what it has cached."""
+"""How a continuation is scored.
+
+`fixed ids` reads only the part of the prompt that is not cached, but does not return the argmax tokens.
+`prompt logprobs` reads the whole prompt again, because vLLM stores no log-probabilities with cached prefixes.
+"""
 
 
 class VllmEngine:
@@ -105,23 +108,27 @@ class VllmEngine:
         self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
-        self._route: ScoreRoute = loop.run(self._route_found())
+        self._route: ScoreRoute = loop.run(self._find_route())
 
     @property
     def abilities(self) -> frozenset[Ability]:
         """See `Engine.abilities`."""
         choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
-        # Suffix decoding keeps past outputs of all requests, which no salt divides.
+        # Suffix decoding stores past outputs of all requests, which a cache salt does not separate.
         forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
         return frozenset(["scores", "label logprobs", "json schema", *choices, *forgets])
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
-        """Loads a model by hub name or folder, with arguments of vLLM's engine behind a question mark.
+        """Load a model.
+
+        Args:
+            spec: Hub name or folder, and arguments of vLLM's engine after a question mark.
+            title: the model's name in results; None uses the last part of the Hub name or folder.
 
         Raises:
             UsageError: an argument is unknown.
-            ModelError: vLLM cannot load or serve it.
+            ModelError: vLLM cannot load or serve the model.
         """
         folder, _, query = spec.partition("?")
         arguments = _arguments(query)
@@ -130,7 +137,7 @@ class VllmEngine:
         vocabulary = load_draft_vocabulary(folder, tokenizer.num_ids)
         loop = LoopThread(f"vllm {folder}")
         try:
-            settings = {"model": folder, "disable_log_stats": False, **_room(arguments), **arguments}
+            settings = {"model": folder, "disable_log_stats": False, **_memory_default(arguments), **arguments}
             with _only(devices):
                 llm = loop.run(_started(AsyncEngineArgs(**settings)))
             return cls(llm, loop, title or Path(folder).name, folder, tokenizer, vocabulary)
@@ -139,7 +146,7 @@ class VllmEngine:
             raise ModelError(f"vLLM cannot serve {folder!r}: {reason_of(error)}.") from error
 
     def describe(self) -> dict[str, str | None]:
-        """What results say of the model."""
+        """See `Engine.describe`."""
         return {
             "name": self.name,
             "weights": weights_hash(self._folder),
@@ -148,7 +155,7 @@ class VllmEngine:
         }
 
     def metrics(self) -> Metrics:
-        """What the engine has done so far, with vLLM's own counters of token-level speculation."""
+        """Return the totals so far. Speculation metrics come from vLLM's own counters."""
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
         found = self._metrics.copied()
@@ -172,7 +179,7 @@ class VllmEngine:
         hint: Sequence[int] = (),
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Tokens are drafted as vLLM was told to when it was loaded; a hint has no way to it."""
+        """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
         prompt_length = len(prompt)
         check_room(self, prompt_length, 1)
         check_ids(self.name, self._vocab_size, prompt, sampling.named_ids)
@@ -185,47 +192,47 @@ class VllmEngine:
             )
         ) as outputs:
             async for output in outputs:
-                piece = output.outputs[0]
+                delta = output.outputs[0]
                 num_passes += 1
-                ids, end = list(piece.token_ids), None
+                ids, end = list(delta.token_ids), None
                 for count, id in enumerate(ids, 1):
                     if (end := watch.feed(id)) is not None:
                         ids = ids[:count]
                         break
                 self._metrics.generated += len(ids)
-                if end is None and piece.finish_reason is not None:
-                    end = self._ended(piece.finish_reason)
+                if end is None and delta.finish_reason is not None:
+                    end = self._check_finish(delta.finish_reason)
                 if end is not None:
                     cached = output.num_cached_tokens or 0
                     self._note(prompt_length, cached, output)
-                    drafted, accepted = _speculated(piece)
+                    drafted, accepted = _speculated(delta)
                     yield Chunk(tuple(ids), end, _queued(output), num_passes, drafted, accepted, cached)
                     return
                 yield Chunk(tuple(ids))
-        raise EngineError(f"vLLM ended a text of {self.name} without saying why.")
+        raise EngineError(f"vLLM ended a generation of {self.name} without a finish reason.")
 
     async def check_schema(self, json_schema: str) -> None:
-        """See `Engine.check_schema`. vLLM looks at a schema when it takes a call; it is asked to look at it now."""
+        """See `Engine.check_schema`. It runs the check that vLLM otherwise runs when a request arrives."""
         config: Any = self._llm.vllm_config
         params = SamplingParams(structured_outputs=StructuredOutputsParams(json=json_schema))
         settings = (config.model_config, config.speculative_config, config.structured_outputs_config)
         try:
             await asyncio.to_thread(params.verify, *settings, self.tokenizer.own)
         except (VllmError, ValueError) as error:
-            raise UsageError(f"The JSON schema cannot be kept to: {reason_of(error)}.") from error
+            raise UsageError(f"The JSON schema is not supported: {reason_of(error)}.") from error
 
-    def _ended(self, reason: str) -> Literal["length"]:
+    def _check_finish(self, reason: str) -> Literal["length"]:
         if reason != "length":
-            raise EngineError(f"vLLM ended a text of {self.name} for the reason {reason!r}.")
+            raise EngineError(f"vLLM ended a generation of {self.name} with the unexpected finish reason {reason!r}.")
         return "length"
 
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`. One call for the continuation and one for every probe, side by side."""
+        """See `Engine.verify`. It sends one call for the continuation and one for every probe, concurrently."""
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
-        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
-        check_ids(self.name, self._vocab_size, prompt, continuation, *asked)
+        probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._vocab_size, prompt, continuation, *probe_ids)
         ids = [*prompt.since(0), *continuation]
         scored = self._scored(ids, len(prompt)) if scores else self._next(ids)
         own, *labelled = await side_by_side(
@@ -243,7 +250,7 @@ class VllmEngine:
         return Verification(None, None, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _scored(self, ids: list[int], start: int) -> Verification:
-        """The ids from position `start` on, scored in the way of the installed version."""
+        """Score the ids from position `start` on, by the route that works with the installed vLLM version."""
         if self._route == "fixed ids":
             return await self._scored_by_ids(ids, start)
         output = await self._one_token(ids, prompt_logprobs=1)
@@ -253,39 +260,39 @@ class VllmEngine:
         return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _scored_by_ids(self, ids: list[int], start: int) -> Verification:
-        wanted = {"prompt_logprob_token_ids": [[id] for id in ids[start:]], "prompt_logprob_start": start - 1}
-        output = await self._one_token(ids, **wanted, skip_reading_prefix_cache=False)
-        if output.prompt_token_id_logprobs is None:  # the cache holds the continuation too, but not its scores
-            output = await self._one_token(ids, **wanted, skip_reading_prefix_cache=True)
+        settings = {"prompt_logprob_token_ids": [[id] for id in ids[start:]], "prompt_logprob_start": start - 1}
+        output = await self._one_token(ids, **settings, skip_reading_prefix_cache=False)
+        if output.prompt_token_id_logprobs is None:  # the continuation is cached too, but without log-probs
+            output = await self._one_token(ids, **settings, skip_reading_prefix_cache=True)
         rows: Any = output.prompt_token_id_logprobs
         logprobs = tuple(float(row[0]) for row in rows)
         return Verification(logprobs, None, _token(output), cached=output.num_cached_tokens or 0)
 
     async def _probed(self, ids: list[int], labels: Sequence[int]) -> tuple[int, tuple[float, ...]]:
-        """The most likely token after the ids, and the log-probabilities of the labels."""
+        """Return the argmax token after the ids and the log-probabilities of the labels."""
         output = await self._one_token(ids, logprobs=NUM_LOGPROBS)
         logprobs: Mapping[int, Any] = output.outputs[0].logprobs[0]
         return _token(output), tuple(
             logprobs[label].logprob if label in logprobs else float("-inf") for label in labels
         )
 
-    async def _one_token(self, ids: list[int], **wanted: Any) -> Any:
+    async def _one_token(self, ids: list[int], **settings: Any) -> Any:
         params = SamplingParams(
             max_tokens=1,
             temperature=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            **wanted,
+            **settings,
         )
         async with aclosing(self._outputs(ids, params, JUDGING_FIRST)) as outputs:
             async for output in outputs:
                 if output.finished:
                     self._note(len(ids), output.num_cached_tokens or 0, output)
                     return output
-        raise EngineError(f"vLLM ended a call of {self.name} without an answer.")
+        raise EngineError(f"vLLM ended a call to {self.name} without output.")
 
-    async def _route_found(self) -> ScoreRoute:
-        """Fixed ids where they are served and give the same scores, else prompt logprobs."""
+    async def _find_route(self) -> ScoreRoute:
+        """Return `fixed ids` if vLLM supports it with the same scores, else `prompt logprobs`."""
         self._route = "prompt logprobs"
         reference = await self._scored(TRIAL_IDS, 1)
         try:
@@ -296,7 +303,7 @@ class VllmEngine:
         return "fixed ids" if all(abs(one - other) < 0.1 for one, other in pairs) else "prompt logprobs"
 
     async def _outputs(self, ids: list[int], params: SamplingParams, priority: int = 0) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs of one request; leaving early aborts it."""
+        """Yield vLLM's outputs of one request. Closing the iterator aborts the request."""
         if self._closed:
             raise EngineError(f"The engine of {self.name} was closed.")
         here, messages = asyncio.get_running_loop(), asyncio.Queue[Any]()
@@ -321,11 +328,11 @@ class VllmEngine:
             running.cancel()
 
     def _prompt(self, ids: list[int]) -> Any:
-        """What vLLM takes as a prompt. Prefixes are shared only between prompts of the same salt."""
+        """Return a prompt for vLLM. Prompts share cached prefixes only if they have the same salt."""
         return {"prompt_token_ids": ids} | ({"cache_salt": self._cache_salt} if self._cache_salt else {})
 
     async def forget(self) -> None:
-        """See `Engine.forget`. Calls from now on have a new salt, so that they find no earlier prefix."""
+        """See `Engine.forget`. Later calls have a new cache salt, so they do not match earlier prefixes."""
         if self._closed:
             raise EngineError(f"The engine of {self.name} was closed.")
         self._cache_salt = uuid.uuid4().hex
@@ -338,12 +345,12 @@ class VllmEngine:
             self._metrics.note_call(_queued(output), stats.last_token_ts - stats.scheduled_ts)
 
     async def aclose(self) -> None:
-        """Ends vLLM and its processes; calls still running fail."""
+        """Shut down vLLM and its processes. Running calls fail."""
         if not self._closed:
             self._closed = True
             await asyncio.to_thread(self._llm.shutdown)
             self._loop.close()
-            del self._llm  # or it would be shut down once more when Python itself is half gone
+            del self._llm  # otherwise it would shut down again during interpreter exit
 
 
 async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
@@ -351,7 +358,7 @@ async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
 
 
 def _arguments(query: str) -> dict[str, Any]:
-    """Arguments of vLLM's engine as users write them; a value that is JSON is read as such."""
+    """Parse arguments of vLLM's engine. Values are parsed as JSON if possible, else used as text."""
     known = {DEVICES, *(field.name for field in dataclasses.fields(AsyncEngineArgs))}
     arguments: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
@@ -366,7 +373,7 @@ def _arguments(query: str) -> dict[str, Any]:
 
 @contextmanager
 def _only(devices: Any) -> Generator[None]:
-    """Lets processes that start meanwhile see these CUDA devices alone."""
+    """Restrict processes started in this context to the given CUDA devices; None changes nothing."""
     before = os.environ.get(VISIBLE)
     if devices is not None:
         os.environ[VISIBLE] = str(devices)
@@ -379,8 +386,8 @@ def _only(devices: Any) -> Generator[None]:
             del os.environ[VISIBLE]
 
 
-def _room(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """How much of a CUDA device the engine takes if nobody says: vLLM's default leaves no room for a second one."""
+def _memory_default(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default memory setting for CUDA. vLLM's own default leaves no memory for a second engine."""
     if not torch.cuda.is_available() or {"gpu_memory_utilization", "kv_cache_memory_bytes"} & arguments.keys():
         return {}
     free, total = torch.cuda.mem_get_info()
@@ -413,13 +420,13 @@ def _token(output: Any) -> int:
 
 
 def _queued(output: Any) -> float:
-    """Seconds that a request waited for its first pass, where vLLM says so."""
+    """Return the seconds that a request waited for its first pass; 0 if vLLM does not report them."""
     stats = output.metrics
     queued, scheduled = getattr(stats, "queued_ts", 0.0), getattr(stats, "scheduled_ts", 0.0)
     return max(0.0, scheduled - queued) if queued and scheduled else 0.0
 
 
-def _speculated(piece: Any) -> tuple[int, int]:
-    """Tokens drafted and accepted, where vLLM counts them by request."""
-    found = getattr(piece, "spec_decode_metrics", None)
+def _speculated(delta: Any) -> tuple[int, int]:
+    """Return the numbers of drafted and accepted tokens; 0 if vLLM does not count them per request."""
+    found = getattr(delta, "spec_decode_metrics", None)
     return getattr(found, "num_draft_tokens", 0) or 0, getattr(found, "num_accepted_draft_tokens", 0) or 0

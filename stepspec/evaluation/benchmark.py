@@ -1,6 +1,6 @@
-"""What a benchmark file says, ours or a user's: where its problems are, how they are put and how they are graded.
+"""The schema of a benchmark file: where its problems are, how they are worded and how answers are graded.
 
-Reads no problems; `stepspec.evaluation.running.problems` does.
+`stepspec.evaluation.running.problems` reads the problems.
 """
 
 from typing import Annotated, Literal
@@ -13,58 +13,60 @@ from stepspec.loop.policy import FileModel, Version
 
 GraderKind = Literal["integer", "number", "math"]
 AnswerFrom = Literal["whole", "hashes", "boxed"]
-"""Where the gold answer stands in its column: it is the whole text; it follows the last `#### ` (or is the whole text
-if there is none), as in GSM8K (arXiv:2110.14168); it is in the last box, as in MATH (arXiv:2103.03874)."""
+"""Where the gold answer is in its column.
+
+`whole`: the whole text. `hashes`: after the last `#### `, as in GSM8K (arXiv:2110.14168), or the whole text if there is
+none. `boxed`: in the last box, as in MATH (arXiv:2103.03874)."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class SamplingTable(FileModel):
-    """How a benchmark is sampled unless the command line says otherwise."""
+    """Default sampling parameters of a benchmark."""
 
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
 class Shot(FileModel):
-    """A solved example that is put in front of every question."""
+    """A solved example that precedes every question."""
 
     question: str
     answer: str
 
 
 class ColumnsTable(FileModel):
-    """What the columns of the data are called. A row need not have the last three unless they are named here."""
+    """Column names of the data. `id`, `level` and `subject` are optional in a row unless they are named here."""
 
     question: str = "question"
     answer: str = "answer"
     id: str | None = None
     level: str | None = None
-    """How hard a problem is: `3`, `"3"` or `"Level 3"`; with anything else that is not known."""
+    """The difficulty: `3`, `"3"` or `"Level 3"`. Any other value counts as unknown."""
     subject: str | None = None
 
 
 class DrawnData(FileModel):
-    """Problems that a generator of `stepspec.evaluation.generators` draws."""
+    """Problems from a generator in `stepspec.evaluation.generators`."""
 
     kind: Literal["gsm-mini", "gsm-plain"]
     split: str = "test"
 
 
 class RowsTable(FileModel):
-    """What data in rows are checked against, and how a row is read."""
+    """How to read rows of data, and what to check them against."""
 
     rows: int | None = Field(default=None, ge=1)
     sha256: Sha256 | None = None
-    """Of the whole split by `stepspec.evaluation.running.data.content_line`; None if it is not known."""
+    """Content hash of the whole split, see `stepspec.evaluation.running.data.content_line`; None if unknown."""
     answer_from: AnswerFrom = "whole"
     skip_unanswered: bool = False
-    """Leave out rows without an answer, instead of refusing the data."""
+    """Skip rows without an answer instead of rejecting the data."""
     columns: ColumnsTable = ColumnsTable()
 
 
 class HubFile(FileModel):
-    """A file of a dataset, with the hash of its bytes where that is known."""
+    """A file of a dataset and the hash of its bytes, if known."""
 
     path: str
     sha256: Sha256 | None = None
@@ -76,20 +78,20 @@ class HubData(RowsTable):
     kind: Literal["hub"]
     repository: str
     revision: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
-    """A whole commit hash: a branch or a tag may move."""
+    """A full commit hash, because branches and tags can move."""
     split: str = "test"
     copy_path: str | None = None
-    """The split in one file, as a path from the folder of the benchmark's file. Where it exists, it is read and the hub
-    is not asked; a checkout has some."""
+    """Path of a copy of the split in one file, relative to the folder of the benchmark file. If it exists, it is read
+    instead of the hub. A checkout contains some of these copies."""
     files: Annotated[tuple[HubFile, ...], Strict(False)] = Field(min_length=1)
 
 
 class FileData(RowsTable):
-    """A file of the user's, beside the benchmark or given with `--data`."""
+    """A user's file, next to the benchmark file or given with `--data`."""
 
     kind: Literal["file"]
     path: str | None = None
-    """Seen from the folder of the benchmark's file."""
+    """Relative to the folder of the benchmark file."""
 
 
 class Benchmark(FileModel):
@@ -103,13 +105,13 @@ class Benchmark(FileModel):
     """A name in `stepspec.chat.prompts.PROBLEM_PROMPTS`."""
     grader: GraderKind = "integer"
     last_number: bool = False
-    """Whether an answer that is given in no known form is taken from the last number of the text."""
+    """Whether the last number of the text is the answer if no known answer format is found."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Most committed tokens per problem, thinking and answer together."""
+    """Maximum number of committed tokens per problem, thinking and answer together."""
     default_limit: int | None = Field(default=None, ge=1)
-    """How many problems are taken unless `--limit` says otherwise; None is all."""
+    """Number of problems if `--limit` is not given; None means all."""
     default_repeats: int = Field(default=1, ge=1)
-    """How often each problem is asked unless the command line says otherwise."""
+    """Number of repeats per problem, unless the command line sets it."""
     data: Annotated[DrawnData | HubData | FileData, Field(discriminator="kind")]
     sampling: SamplingTable = SamplingTable()
     shots: Annotated[tuple[Shot, ...], Strict(False)] = ()
@@ -123,7 +125,7 @@ class Benchmark(FileModel):
 
 
 def asked(benchmark: Benchmark, question: str) -> str:
-    """The whole turn that a question is asked in: the shots, each in the wording with its answer, and the question.
+    """Return the full request text: the shots with their answers, then the question, each in the prompt's wording.
 
     >>> asked(benchmark, "How many legs has a cow?")  # prompt = "qa" and one shot
     'Q: How many legs has a hen?\\nA: Two.\\n\\nQ: How many legs has a cow?\\nA:'
@@ -132,7 +134,7 @@ def asked(benchmark: Benchmark, question: str) -> str:
 
 
 def wording_version(benchmark: Benchmark) -> str:
-    """Short content hash of the wording and its shots; without shots it is `prompt_version` of the wording."""
+    """Return a short content hash of the wording and its shots. Without shots it is `prompt_version` of the wording."""
     return prompt_version(_shots(benchmark) + problem_prompt(benchmark.prompt))
 
 

@@ -1,7 +1,6 @@
-"""Energy that the devices of this machine have drawn, where their drivers count it: NVIDIA GPUs and Intel packages.
+"""Energy that the devices of this machine draw, as counted by their drivers: NVIDIA GPUs and Intel packages.
 
-A counter counts all programs on its device, so only differences on a machine with nothing else to
-do say anything about a model.
+A counter includes all programs on its device. Differences describe a model only if the machine is otherwise idle.
 """
 
 import contextlib
@@ -21,49 +20,49 @@ class EnergyCounter:
 
     device: str
     read: Callable[[], float]
-    """Joules since some time in the past."""
+    """Returns joules since some time in the past."""
     wraps_at: float | None = None
-    """Joules at which the counter begins anew."""
+    """Joules at which the counter restarts from 0."""
 
     def drawn(self, before: float, after: float) -> float:
-        """Joules between two readings, between which the counter may have begun anew once."""
+        """Return the joules between two readings. The counter may have restarted once in between."""
         if after < before and self.wraps_at is not None:
             return after + self.wraps_at - before
         return after - before
 
 
 class EnergyMeter:
-    """All counters that can be read here; there may be none."""
+    """All energy counters that this process can read, possibly none."""
 
     def __init__(self, counters: Sequence[EnergyCounter] | None = None) -> None:
         self._counters = [*gpu_counters(), *package_counters()] if counters is None else counters
 
     def read(self) -> Mapping[str, float]:
-        """What the counters show, by device; a counter that fails is left out."""
+        """Return the readings in joules by device, without counters that fail."""
         shown: dict[str, float] = {}
         for counter in self._counters:
-            with contextlib.suppress(Exception):  # an evaluation does not end over what a driver cannot say just now
+            with contextlib.suppress(Exception):  # a driver error must not end an evaluation
                 shown[counter.device] = counter.read()
         return shown
 
     def drawn(self, before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-        """Joules that all devices together have drawn between two readings; None if not all were measured, or none."""
+        """Return the joules that all devices drew between two readings; None if any reading is missing."""
         if not self._counters or not {counter.device for counter in self._counters} <= set(before) & set(after):
             return None
-        return sum(each.drawn(before[each.device], after[each.device]) for each in self._counters)
+        return sum(counter.drawn(before[counter.device], after[counter.device]) for counter in self._counters)
 
 
 def gpu_counters() -> list[EnergyCounter]:
-    """Of NVIDIA's GPUs from Volta on, by the driver's own library; none without it."""
+    """Return the counters of NVIDIA GPUs from Volta on, read with NVML; an empty list without NVML."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:  # the package is missing, or the driver is: its errors share no class with that
+    except Exception:  # the package or the driver is missing, and their errors have no common class
         return []
     counters: list[EnergyCounter] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         read = partial(_gpu_joules, nvml, nvml.nvmlDeviceGetHandleByIndex(index))
-        with contextlib.suppress(nvml.NVMLError):  # a device of before Volta does not count
+        with contextlib.suppress(nvml.NVMLError):  # a GPU older than Volta has no counter
             read()
             counters.append(EnergyCounter(f"gpu-{index}", read))
     return counters
@@ -74,10 +73,10 @@ def _gpu_joules(nvml: Any, handle: Any) -> float:
 
 
 def package_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
-    """Of processor packages, from Linux's power capping framework, where this user may read it."""
+    """Return the counters of processor packages from Linux's power capping framework, if this user may read them."""
     counters: list[EnergyCounter] = []
     for zone in sorted(folder.glob("intel-rapl:*")):
-        if zone.name.count(":") > 1:  # a part of a package, which is counted in it
+        if zone.name.count(":") > 1:  # a part of a package, which the package's counter includes
             continue
         read = partial(_microjoules, zone / "energy_uj")
         with contextlib.suppress(OSError, ValueError):
@@ -87,5 +86,5 @@ def package_counters(folder: Path = POWERCAP) -> list[EnergyCounter]:
 
 
 def _microjoules(file: Path) -> float:
-    """Joules, from a file of microjoules."""
+    """Return joules from a file that holds microjoules."""
     return int(file.read_text("ascii")) / 1e6

@@ -1,4 +1,4 @@
-"""What figures depend on besides models and settings: versions, the commit, the hardware."""
+"""Software versions, git commit and hardware, which affect figures besides models and settings."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide the figures; those not installed are left out."""
+    """Return the versions of Python and of the installed packages that affect figures."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -24,8 +24,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The git commit of the checkout that the package lies in, with `-dirty` if files differ from it."""
-    # A wheel may be installed below somebody else's repository, whose commit says nothing.
+    """Return the git commit of the checkout that contains the package, `-dirty` if files differ; None if unknown."""
+    # A wheel may be installed inside an unrelated repository, whose commit means nothing here.
     if not ((CHECKOUT / ".git").exists() and (CHECKOUT / "pyproject.toml").is_file()):
         return None
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -37,7 +37,7 @@ def commit() -> str | None:
 
 
 def hardware() -> dict[str, str | int | float]:
-    """The processor, its cores, the memory and, if PyTorch is loaded and has one, the accelerator."""
+    """Return the processor, its cores, the memory in bytes and, if PyTorch is loaded and finds one, the GPU."""
     found: dict[str, str | int | float] = {"cpu": _cpu_model(), "cores": _num_cores()}
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
         found["memory_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -57,7 +57,7 @@ def _cpu_model() -> str:
 
 
 def _num_cores() -> int:
-    """Cores that this process may use, which may be fewer than there are."""
+    """Return the number of cores that this process may use, which can be fewer than the machine has."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,8 +1,8 @@
-"""The models of everything that an evaluation reads or writes; `version` changes when a field changes its meaning.
+"""Pydantic models of all files that an evaluation reads or writes. `version` changes when a field's meaning changes.
 
 A run is a folder: `run.json` (`RunRecord`), `rows.jsonl` (one `ResultRow` a line), `traces.jsonl` (one `Trace` a line,
 with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summary.json` (`Summary`) and `report.md`.
-Where several processes write parts of one run, the files are called after the part: `rows-2of4.jsonl`.
+If several processes write parts of one run, file names include the part: `rows-2of4.jsonl`.
 """
 
 from typing import Literal
@@ -13,13 +13,13 @@ from stepspec.loop.policy import PolicyKind
 
 
 class Record(BaseModel):
-    """Something that stepspec writes and reads back."""
+    """Base class of records that stepspec writes and reads back."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Conditions(Record):
-    """Where and when something was measured."""
+    """Where and when a measurement was made."""
 
     versions: dict[str, str]
     commit: str | None
@@ -42,13 +42,13 @@ class PolicyRecord(Record):
     token_level_exact: bool = True
     """False for a policy with a tolerance."""
     kind: PolicyKind | None = None
-    """Who writes; None where it is not known."""
+    """The kind of the policy; None if unknown."""
     drafter: str | None = None
-    """What drafted tokens: what the engines made of "auto"; None in runs of before it was kept."""
+    """The drafter that ran, after the engines resolved "auto"; None in runs from before this field existed."""
 
     @property
     def exact(self) -> bool:
-        """Whether the policy's output has the target's distribution."""
+        """Return whether the policy's output has the target's distribution."""
         return self.kind in ("target", "token") and self.token_level_exact
 
 
@@ -60,13 +60,13 @@ class EngineRecord(Record):
     dtype: str | None
     device: str | None
     speculation: str | None = "none"
-    """How the engine drafts tokens by itself, whatever a policy asks for; None where that is unknown."""
+    """How the engine drafts tokens on its own, independent of the policy; None if unknown."""
     forgets: bool = True
-    """Whether its caches were cleared before each block. If not, a policy may find what an earlier one left there."""
+    """Whether its caches were cleared before each block. If not, a policy may reuse what an earlier one left there."""
 
 
 class RunRecord(Record):
-    """The conditions of a run. `identity` are the fields that must agree for a run to be resumed.
+    """The conditions of a run. The fields of `identity` must match for a run to be resumed.
 
     Version 2: `max_tokens` counts committed tokens; in version 1 it counted rejected ones too.
     """
@@ -80,7 +80,7 @@ class RunRecord(Record):
     policies: dict[str, PolicyRecord]
     engines: dict[str, EngineRecord | None]
     pair: str
-    """One hash for the pair of models."""
+    """Hash of the pair of models."""
     temperature: float
     top_p: float
     max_tokens: int
@@ -95,15 +95,15 @@ class RunRecord(Record):
     """UTC time of the first start, ISO 8601."""
 
     def kind_of(self, policy: str) -> PolicyKind | None:
-        """Who writes under a policy; None where it is not known."""
+        """Return the kind of a policy; None if unknown."""
         return self.policies[policy].kind if policy in self.policies else None
 
     def is_exact(self, policy: str) -> bool:
-        """Whether a policy's output has the target's distribution."""
+        """Return whether a policy's output has the target's distribution."""
         return policy in self.policies and self.policies[policy].exact
 
     def identity(self) -> dict[str, object]:
-        """What makes two runs the same run: everything but where and when."""
+        """Return the fields that define a run: everything except where and when it ran."""
         return self.model_dump(exclude={"versions", "commit", "hardware", "started"})
 
 
@@ -113,7 +113,7 @@ class TokenRecord(Record):
     committed: int = 0
     accepted: int = 0
     salvaged: int = 0
-    """Within `accepted`."""
+    """Included in `accepted`."""
     regenerated: int = 0
     forced: int = 0
     drafted: int = 0
@@ -123,7 +123,7 @@ class TokenRecord(Record):
 
 
 class TimeRecord(Record):
-    """Exclusive critical-path seconds, each part measured by itself."""
+    """Exclusive seconds on the critical path, each part measured separately."""
 
     queue: float = 0.0
     draft: float = 0.0
@@ -131,11 +131,11 @@ class TimeRecord(Record):
     target: float = 0.0
     controller: float = 0.0
     other: float = 0.0
-    """What the parts leave of the wall time."""
+    """Wall time that the other parts do not cover."""
 
 
 class StepRecord(Record):
-    """A step as rows keep it; `text` only in traces."""
+    """A step as stored in rows. Only traces set `text`."""
 
     origin: Literal["draft", "salvaged", "target"]
     num_tokens: int
@@ -145,7 +145,7 @@ class StepRecord(Record):
 
 
 class ResultRow(Record):
-    """One problem under one policy, once."""
+    """The result of one problem under one policy, for one repeat."""
 
     version: Literal[1] = 1
     problem: str
@@ -159,19 +159,19 @@ class ResultRow(Record):
     answer: str | None
     gold: str
     found_by: str | None = None
-    """What gave the answer away: a box, hashes, a phrase, or that it was the last number."""
+    """How the answer was found: in a box, after hashes, by a phrase, or as the last number."""
     decided_by: str | None = None
-    """The comparison that decided: of numbers, of texts, or symbolic."""
+    """The comparison that decided the grade: of numbers, of texts, or symbolic."""
     why: str | None = None
-    """Why the answer is not correct, in a sentence."""
+    """One sentence that explains why the answer is not correct."""
     finish_reason: Literal["stop", "length", "tool_calls"]
     output_sha256: str
-    """Hash of reasoning and answer, to tell whether two rows say the same."""
+    """Hash of reasoning and answer, to detect rows with the same output."""
     wall_s: float
     first_step_s: float | None = None
-    """Seconds until the first step was committed, which is when a user sees the first thought."""
+    """Seconds until the first step was committed, when a user sees the first reasoning."""
     first_answer_s: float | None = None
-    """Seconds until the first piece of the answer."""
+    """Seconds until the first chunk of the answer."""
     tokens: TokenRecord
     time_s: TimeRecord
     num_prompt_tokens: int
@@ -184,12 +184,12 @@ class ResultRow(Record):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What identifies a row in its run."""
+        """Problem, policy and repeat, which identify a row in its run."""
         return self.problem, self.policy, self.repeat
 
 
 class Trace(Record):
-    """Everything a request said, for reading: its steps with their texts, and the answer."""
+    """The full output of a request, for reading: its steps with their texts, and the answer."""
 
     version: Literal[1] = 1
     problem: str
@@ -206,16 +206,16 @@ class Trace(Record):
 
 
 class Usage(Record):
-    """What a model read and wrote, in tokens of its own."""
+    """What a model read and wrote, in tokens of its own vocabulary."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompts' tokens those that did not have to be read again."""
+    """Prompt tokens that were cached and did not have to be read again."""
     generated_tokens: int = 0
 
 
 class Block(Record):
-    """Rows of one policy that ran together, with what can be measured only of all of them."""
+    """Rows of one policy that ran together, with measurements that cover all of them."""
 
     version: Literal[1] = 1
     policy: str
@@ -224,7 +224,7 @@ class Block(Record):
     wall_s: float
     committed_tokens: int
     joules: float | None = None
-    """Drawn meanwhile by the devices whose driver says so, whatever else ran on them."""
+    """Energy that devices with a counter drew during the block, including other programs on them."""
     usage: dict[str, Usage] | None = None
     """By role, target and draft."""
 
@@ -242,12 +242,12 @@ class Failure(Record):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """The key of the row that is missing."""
+        """The key of the missing row."""
         return self.problem, self.policy, self.repeat
 
 
 class Percentiles(Record):
-    """Of seconds over rows."""
+    """Percentiles of seconds over rows."""
 
     p50: float
     p90: float
@@ -255,7 +255,7 @@ class Percentiles(Record):
 
 
 class Throughput(Record):
-    """Of blocks that are finished under every policy, idle time at their ends included, and no time of the grader."""
+    """Throughput over blocks that finished under every policy. Includes idle time at their ends, excludes grading."""
 
     problems_per_s: float
     tokens_per_s: float
@@ -267,7 +267,7 @@ class Throughput(Record):
 
 
 class Group(Record):
-    """The figures of some of the problems."""
+    """Figures over a subset of the problems."""
 
     name: str
     n: int
@@ -280,18 +280,18 @@ class Group(Record):
 
 
 class PolicySummary(Record):
-    """One policy's figures. What was not measured is null; intervals are 95%.
+    """Figures of one policy. Values that were not measured are null. Intervals are 95%.
 
-    Speedups are ratios of sums of wall seconds over the same problems; `tokens` and `time_s` are sums. With several
-    requests at once those of a batch depend on each other, which only the interval of `throughput` takes into account.
+    Speedups are ratios of summed wall seconds over the same problems. `tokens` and `time_s` are sums. Concurrent
+    requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
     n: int
     accuracy: float
-    """Of all requests. One that ended in an error counts as not correct."""
+    """Over all requests. A request that ended in an error counts as not correct."""
     accuracy_ci: tuple[float, float]
     accuracy_without_failed: float | None = None
-    """The other reading: of the requests that did not end in an error."""
+    """Over only the requests that did not end in an error."""
     accuracy_without_failed_ci: tuple[float, float] | None = None
     accuracy_delta: float | None
     """Accuracy minus the target's, on the same problems; requests that ended in an error count as not correct."""
@@ -299,8 +299,8 @@ class PolicySummary(Record):
     accuracy_loss_upper95: float | None
     """One-sided 95% upper bound of the accuracy lost against the target."""
     no_speed: str | None = None
-    """Why the policy's speed does not count, in words that end a sentence; null where it does. The speedups are still
-    given, and are not to be shown without this."""
+    """Why the policy's speed does not count, as a clause that ends a sentence; null if it counts. The speedups are
+    still set, but do not show them without this reason."""
     answers_lost: int | None = None
     """Requests that the target answered and the policy did not: cut off by the limit, without an answer, or failed."""
     answers_gained: int | None = None
@@ -318,12 +318,12 @@ class PolicySummary(Record):
     """Committed tokens per second over the target's; speedup = tokens_per_s_ratio / length_ratio."""
     step_acceptance: float | None
     step_acceptance_ci: tuple[float, float] | None = None
-    """Of steps, which depend on each other within a problem."""
+    """Accounts for the dependence of steps within a problem."""
     token_acceptance: float | None
     token_drafted: int | None = None
-    """Tokens drafted inside what the target wrote."""
+    """Tokens drafted at token level, within the target's own text."""
     token_level_exact: bool = True
-    """False under a policy with a tolerance: what the target wrote is then not of its distribution."""
+    """False for a policy with a tolerance: the target's tokens then do not follow its own distribution."""
     tokens_per_target_pass: float | None
     """Committed tokens per forward pass of the target."""
     judge_controller_share: float
@@ -337,15 +337,15 @@ class PolicySummary(Record):
     num_rows: int | None = None
     """Problems times repeats."""
     failed: int = 0
-    """Requests that ended in an error. They have no row: accuracies count them as not correct, and `answers_lost` and
-    `unanswered` count them; they are in no other figure."""
+    """Requests that ended in an error and have no row. Accuracies count them as not correct. `answers_lost` and
+    `unanswered` include them; no other figure does."""
     parse_errors: int = 0
-    """Answers that the grader could not read, and those that it gave up on; both count as not correct."""
+    """Answers that the grader could not parse. They count as not correct, as do those in `timeouts`."""
     timeouts: int = 0
     by_last_number: int = 0
-    """Correct answers that were merely the last number of the text."""
+    """Correct answers that were found only as the last number of the text."""
     accuracy_p: float | None = None
-    """Of the hypothesis that the accuracy is the target's: McNemar's exact test, or with repeats a permutation test."""
+    """p value for equal accuracy of policy and target: McNemar's exact test, or a permutation test with repeats."""
     speedup_median: float | None = None
     """Median over problems of the target's time over the policy's."""
     speedup_median_ci: tuple[float, float] | None = None
@@ -356,20 +356,21 @@ class PolicySummary(Record):
     first_answer_s: Percentiles | None = None
     throughput: Throughput | None = None
     groups: dict[str, list[Group]] = {}
-    """By `level`, by `subject` and by `length`, a third of the problems each by the tokens under all policies: by those
-    of one alone, the others would look slow where it was short by chance, and fast where it was long."""
+    """Figures by `level`, `subject` and `length`. The length groups are thirds of the problems by tokens under all
+    policies. With thirds by one policy alone, the others would look slow where it was short by chance, and fast where
+    it was long."""
     n_for_one_point: int | None = None
-    """Problems needed to know the accuracy difference to a point up or down."""
+    """Problems needed for an interval of ±1 point of the accuracy difference."""
     n_for_five_percent: int | None = None
-    """Problems needed to know the speedup to 5% up or down."""
+    """Problems needed for an interval of ±5% of the speedup."""
 
 
 class Matched(Record):
-    """The fastest policy that does not lose more accuracy than that, for all that is known; else the target itself.
+    """The fastest policy that is known to lose at most `loss` of accuracy, or else the target itself.
 
-    A policy is faster if its speed counts and the interval of its speedup lies above 1. Of policies that are not exact
-    the one-sided 95% bounds of the loss, corrected for their number (Bonferroni), decide; exact ones lose nothing by
-    construction.
+    A policy is faster if its speed counts and the interval of its speedup lies above 1. For policies that are not
+    exact, the one-sided 95% bounds of the loss decide, corrected for their number (Bonferroni). Exact policies lose
+    nothing by construction.
     """
 
     loss: float
@@ -379,26 +380,26 @@ class Matched(Record):
 
 
 class Summary(Record):
-    """`summary.json`, a public interface. From version 2 on fields are added, and none changes its meaning.
+    """`summary.json`, a public interface. Since version 2, fields may be added, but no field changes its meaning.
 
-    What changed since version 1: `max_tokens` counts committed tokens alone; requests that ended in an error count as
-    not correct; times have a part `other`; `accuracy_loss_upper95` holds with repeats too; a policy that leaves
-    requests without an answer has no speed (`no_speed`), and `matched` names no policy that is not known to be faster.
+    Changes since version 1: `max_tokens` counts committed tokens only; requests that ended in an error count as not
+    correct; times have a part `other`; `accuracy_loss_upper95` also holds with repeats; a policy that leaves requests
+    without an answer has no speed (`no_speed`); `matched` names only policies that are known to be faster.
     """
 
     version: Literal[2] = 2
     benchmark: str
     n: int
-    """Problems that are finished under every policy."""
+    """Problems that finished under every policy."""
     temperature: float
     concurrency: int
     pair: str
     policies: dict[str, PolicySummary]
     num_rows: int | None = None
-    """The rows that all of this was computed from, under all policies."""
+    """Number of rows that the summary was computed from, under all policies."""
     failed: dict[str, int] = {}
-    """Requests that ended in an error, by policy, of policies without any row too."""
+    """Requests that ended in an error, by policy, including policies without any row."""
     token_baseline: str | None = None
-    """The policy that `speedup_vs_token` is against: the fastest that speculates on tokens alone, exactly."""
+    """The baseline of `speedup_vs_token`: the fastest exact token-level policy."""
     matched: Matched | None = None
     num_repeats: int = 1

@@ -1,7 +1,7 @@
-"""Reads the folder of a run, row by row, so that memory does not grow with what the models wrote.
+"""Reads the folder of a run, row by row, so that memory does not grow with the length of the outputs.
 
-Files may have been written by several processes, each to its own part (`rows.jsonl`, `rows-2of4.jsonl`), and a process
-that was killed may have left a last line that is not whole: that line is not there.
+Several processes may have written the files, each its own part (`rows.jsonl`, `rows-2of4.jsonl`). A killed process may
+leave an incomplete last line, which is skipped.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Line:
-    """A whole line of a file, and where it is."""
+    """A complete line of a file and its position."""
 
     file: Path
     number: int
@@ -33,10 +33,10 @@ class Line:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """The folder itself if it holds a run, else the runs in the folders right below it, `c4` before `c16`.
+    """Return the folder itself if it holds a run, else the runs in its direct subfolders, `c4` before `c16`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no run.
     """
     if (folder / "run.json").is_file():
         return [folder]
@@ -47,56 +47,56 @@ def find_runs(folder: Path) -> list[Path]:
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """A key that sorts numbers inside names by their value, `line-2` before `line-10`."""
+    """Return a key that sorts numbers inside names by their value, `line-2` before `line-10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The conditions of a run.
+    """Return the conditions of a run.
 
     Raises:
         UsageError: the folder holds no run, or its record is damaged.
-        StepSpecError: the disk refuses.
+        StepSpecError: the file cannot be read.
     """
-    run = _read_whole(folder / "run.json", RunRecord)
+    run = _read_record(folder / "run.json", RunRecord)
     if run is None:
         raise UsageError(f"{folder} holds no run: there is no run.json.")
     return run
 
 
 def read_summary(folder: Path) -> Summary | None:
-    """The summary of a run; None while it has none.
+    """Return the summary of a run; None if it has none yet.
 
     Raises:
         UsageError: the summary is damaged.
-        StepSpecError: the disk refuses.
+        StepSpecError: the file cannot be read.
     """
-    return _read_whole(folder / "summary.json", Summary)
+    return _read_record(folder / "summary.json", Summary)
 
 
 def has_gone_on(folder: Path, summary: Summary) -> bool:
-    """Whether a run has rows that its summary was not made of; not where the summary is all that was kept.
+    """Return whether a run has rows that its summary does not cover. False if only the summary was kept.
 
-    Where two processes wrote the same row it counts twice here, and the answer is yes without need.
+    A row that two processes wrote counts twice here, so the result may be True without need.
 
     Raises:
-        StepSpecError: the disk refuses.
+        StepSpecError: a file cannot be read.
     """
     files = part_files(folder, "rows")
     if not files:
         return False
-    # Parts that end together may each summarise before the other's last rows, and the later of the two may be newer
-    # than all rows.
+    # Parts that end together may each write a summary before the other's last rows. The later summary can then be
+    # newer than all rows, so the times below are not enough.
     if summary.num_rows is not None and summary.num_rows != sum(1 for _ in iter_lines(folder, "rows")):
         return True
     written = (folder / "summary.json").stat().st_mtime_ns
     return any(file.stat().st_mtime_ns > written for file in files)
 
 
-def _read_whole(file: Path, model: type[R]) -> R | None:
+def _read_record(file: Path, model: type[R]) -> R | None:
     try:
         content = file.read_bytes()
-        _refuse_older(file, content)
+        _reject_version_1(file, content)
         return model.model_validate_json(content)
     except FileNotFoundError:
         return None
@@ -110,8 +110,8 @@ def _read_whole(file: Path, model: type[R]) -> R | None:
         ) from error
 
 
-def _refuse_older(file: Path, content: bytes) -> None:
-    """Refuses what was written when `max_tokens` counted rejected tokens too.
+def _reject_version_1(file: Path, content: bytes) -> None:
+    """Reject files of version 1, in which `max_tokens` counted rejected tokens too.
 
     Raises:
         UsageError: the file is of version 1.
@@ -132,11 +132,11 @@ class _Versioned(BaseModel):
 
 
 def iter_rows(folder: Path) -> Iterator[ResultRow]:
-    """The finished rows; of two with one key, which two processes at once may write, the first.
+    """Yield the finished rows. If two processes wrote rows with the same key, yield only the first.
 
-    Raises, as the functions below do, while it is read:
+    Raises during iteration, as do the functions below:
         UsageError: a line is damaged.
-        StepSpecError: the disk refuses.
+        StepSpecError: a file cannot be read.
     """
     seen = set[Key]()
     for row in _iter_records(folder, "rows", ResultRow):
@@ -146,25 +146,25 @@ def iter_rows(folder: Path) -> Iterator[ResultRow]:
 
 
 def iter_traces(folder: Path) -> Iterator[Trace]:
-    """All traces. A key comes twice where a run was killed between a trace and its row; see `TraceIndex`."""
+    """Yield all traces. A key occurs twice if a run was killed between a trace and its row; see `TraceIndex`."""
     return _iter_records(folder, "traces", Trace)
 
 
 def iter_blocks(folder: Path) -> Iterator[Block]:
-    """The blocks, in the order in which they ended."""
+    """Yield the blocks in the order in which they ended."""
     return _iter_records(folder, "blocks", Block)
 
 
 def iter_failures(folder: Path) -> Iterator[Failure]:
-    """All failures, of requests that were later tried again with success as well."""
+    """Yield all failures, including those of requests that succeeded in a later try."""
     return _iter_records(folder, "failures", Failure)
 
 
 def iter_lines(folder: Path, kind: str) -> Generator[Line]:
-    """The whole lines of `rows.jsonl`, `rows-1of4.jsonl` and so on, for the kind `rows`.
+    """Yield the complete lines of all files of a kind: `rows.jsonl`, `rows-1of4.jsonl` and so on for `rows`.
 
     Raises:
-        StepSpecError: the disk refuses.
+        StepSpecError: a file cannot be read.
     """
     for file in part_files(folder, kind):
         offset = 0
@@ -179,7 +179,7 @@ def iter_lines(folder: Path, kind: str) -> Generator[Line]:
 
 
 def part_files(folder: Path, kind: str) -> list[Path]:
-    """The files of one kind in a run's folder: the undivided one first, then the parts in their order."""
+    """Return the files of one kind in a run's folder: the undivided file first, then the parts in order."""
     part = re.compile(rf"{re.escape(kind)}(-\d+of\d+)?\.jsonl")
     files = [file for file in folder.glob(f"{kind}*.jsonl") if part.fullmatch(file.name)]
     return sorted(files, key=lambda file: natural_order(file.stem))
@@ -197,8 +197,8 @@ def _parse(line: Line, model: type[R]) -> R:
         without = shlex.join(["sed", "-i", f"{line.number}d", str(line.file)])
         raise UsageError(
             f"{line.file}, line {line.number} is not a {model.__name__.lower()} ({_first(error)}); the file is "
-            f"damaged. To go on, delete the line ({without}) and resume the run{_resumed_by(line.file)}: what is then "
-            "missing is done again."
+            f"damaged. Delete the line ({without}) and resume the run{_resumed_by(line.file)}; missing "
+            "rows run again."
         ) from error
 
 
@@ -213,27 +213,27 @@ def _first(error: ValidationError) -> str:
 
 
 def output_sha256(reasoning: str, answer: str) -> str:
-    """The hash of what a model said, as rows keep it."""
-    # Replaced, because a model may stop in the middle of a character that two surrogates would make up.
+    """Return the hash of a model's output, as stored in rows."""
+    # Lone surrogates are replaced, because a model may stop in the middle of a surrogate pair.
     return hashlib.sha256(f"{reasoning}\0{answer}".encode(errors="replace")).hexdigest()
 
 
 def says(trace: Trace) -> str:
-    """The hash of what a trace says, which its row has too: a killed run may have left the trace of another try."""
+    """Return the output hash of a trace. It differs from its row's if a killed run left the trace of another try."""
     return output_sha256(reasoning(trace), trace.answer)
 
 
 def reasoning(trace: Trace) -> str:
-    """The steps of a trace as one text."""
+    """Return the steps of a trace as one text."""
     return "".join(step.text or "" for step in trace.steps)
 
 
 class TraceIndex:
-    """Where each problem's traces are, to read some of them without keeping any.
+    """The positions of each problem's traces in the files, to read some of them without keeping any in memory.
 
     Raises:
         UsageError: a line is damaged.
-        StepSpecError: the disk refuses.
+        StepSpecError: a file cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -249,8 +249,8 @@ class TraceIndex:
         return problem in self._lines
 
     def of(self, problem: str) -> list[Trace]:
-        """The problem's traces, under every policy and repeat."""
-        return [self._read(*place) for place in self._lines.get(problem, ())]
+        """Return the problem's traces, under every policy and repeat."""
+        return [self._read(*position) for position in self._lines.get(problem, ())]
 
     def _read(self, file: Path, number: int, offset: int) -> Trace:
         try:

@@ -47,7 +47,7 @@ from stepspec.loop.policy import Policy
 from stepspec.loop.step import Done, Event, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
-"""Name of the custom event of a step, where there is a run around the model to tell it to."""
+"""Name of the custom event for a committed step. It is emitted if the model is called inside a run."""
 
 LIMITS = ("max_tokens", "max_thinking_tokens", "deadline_s")
 PER_CALL = (
@@ -66,8 +66,8 @@ PER_CALL = (
 )
 """Settings that a call can override."""
 
-SAID_ANYWAY = ("strict", "stream", "ls_structured_output_format")
-"""Arguments of other providers that change nothing here: answers always follow their schema."""
+WITHOUT_EFFECT = ("strict", "stream", "ls_structured_output_format")
+"""Arguments of other providers that are accepted without effect: answers always follow their schema."""
 
 RETRIES = 2
 """Retries of a call to a service."""
@@ -76,51 +76,51 @@ Schema = dict[str, Any] | type
 
 
 class ChatStepSpec(BaseChatModel):
-    """A chat model made of a target and a draft, in this process or behind `stepspec serve`.
+    """A chat model with a target and a draft, in this process or behind `stepspec serve`.
 
-    In this process, engines load at the first call. Chat models that name the same engines share them.
+    In this process, engines load at the first call. Chat models with the same engines share them.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, populate_by_name=True, allow_inf_nan=False)
 
     model: str | None = Field(default=None, alias="model_name")
-    """Spec string of the target, such as `vllm:Qwen/Qwen3-32B`, or with `base_url` the name of a model of the service.
-    None takes the embedded pair, or the model that the service serves."""
+    """Spec string of the target, such as `vllm:Qwen/Qwen3-32B`. With `base_url`, the name of a model of the service.
+    None uses the embedded pair, or the model that the service serves."""
     draft: str | None = None
     """Spec string of the draft model. Not allowed with `base_url`."""
     policy: str | Policy = "stepspec"
-    """A policy's name, file or value; with `base_url` the name of a policy of the service."""
+    """A policy's name, file or value. With `base_url`, the name of a policy of the service."""
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
-    """Random seed; None takes a new one for every call."""
+    """Random seed. None uses a new one for each call."""
     max_tokens: int | None = Field(default=None, alias="max_completion_tokens")
     """Limit for thinking and answer together. None allows as many as fit the context."""
     max_thinking_tokens: int | None = None
-    """After these tokens the thinking is ended, and the target answers."""
+    """After this many tokens, the thinking ends and the target answers."""
     deadline_s: float | None = None
-    """After these seconds the thinking is ended, and the target answers."""
+    """After this many seconds, the thinking ends and the target answers."""
     timeout: float | None = Field(default=None, alias="request_timeout")
     """Seconds after which a call fails."""
     max_retries: int | None = None
-    """How often a call that failed before its first event is retried; None means 2 with `base_url`, else 0."""
+    """Retries of a call that fails before its first event. None means 2 with `base_url`, else 0."""
     stop: list[str] | None = Field(default=None, alias="stop_sequences")
     """Strings that end the answer. They do not apply to the thinking."""
     streaming: bool = False
     """Whether `invoke` streams internally, for callbacks that receive tokens."""
     base_url: str | None = None
-    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. If no model is named, the default is the
-    environment variable STEPSPEC_BASE_URL."""
+    """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. The default is the environment variable
+    STEPSPEC_BASE_URL, unless `draft`, `pair` or a spec string as `model` is given."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
     pair: Any = Field(default=None, exclude=True)
     """A loaded `stepspec.Pair`, or the name of a pair, instead of `model` and `draft`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, settings: Any) -> Any:
+    def _reject_unknown(cls, settings: Any) -> Any:
         if isinstance(settings, Mapping):
             fields = cls.model_fields
             aliases = {field.alias for field in fields.values() if field.alias}
@@ -136,16 +136,16 @@ class ChatStepSpec(BaseChatModel):
         if self.base_url is None and not local:
             self.base_url = os.environ.get("STEPSPEC_BASE_URL")
         if self.base_url is not None and (self.draft is not None or self.pair is not None):
-            raise ValueError("With base_url the service has its own models; leave out draft and pair.")
+            raise ValueError("With base_url, the service has its own models; leave out draft and pair.")
         if self.base_url is not None and isinstance(self.policy, Policy):
-            raise ValueError("With base_url the policy is the name of one that the service knows.")
+            raise ValueError("With base_url, policy must be the name of a policy of the service.")
         if not isinstance(self.pair, Pair | str | None):
-            raise ValueError("pair is neither the name of a pair nor a stepspec.Pair; stepspec.load_pair loads one.")
+            raise ValueError("pair must be the name of a pair or a stepspec.Pair; stepspec.load_pair loads one.")
         if self.pair is not None and (self.model is not None or self.draft is not None):
             raise ValueError("Give either a pair, or model and draft.")
         return self
 
-    # What LangChain asks of a chat model.
+    # The interface of BaseChatModel.
 
     @property
     def _llm_type(self) -> str:
@@ -154,10 +154,10 @@ class ChatStepSpec(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         policy = self.policy if isinstance(self.policy, str) else _hash_of(self.policy)
-        told = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
-        told |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
-        told["ends"] = self.stop  # under a name that LangChain does not replace by what a call says
-        return told | {name: getattr(self, name) for name in (*SAMPLING_NUMBERS, *LIMITS)}
+        params = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
+        params |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
+        params["ends"] = self.stop  # LangChain would overwrite the key "stop" with the value of the call
+        return params | {name: getattr(self, name) for name in (*SAMPLING_NUMBERS, *LIMITS)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -188,22 +188,22 @@ class ChatStepSpec(BaseChatModel):
         return profile
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The target's ids of a text. Not with `base_url`."""
+        """Return the target's token ids of a text. Not supported with `base_url`."""
         if self.base_url is not None:
-            raise InvalidRequestError("The service does not tell ids. Count by the usage_metadata of its answers.")
+            raise InvalidRequestError("With base_url, token ids are not supported. Count tokens with usage_metadata.")
         with as_langchain_errors():
             loaded = self.pair if isinstance(self.pair, Pair) else shared_pair(self.model, self.draft, self.pair)
             return loaded.target.tokenizer.encode_text(text)
 
     def _name(self, model: str | None) -> str:
-        """What results call the model."""
+        """Return the model's name in results."""
         if model is not None:
             return model
         if isinstance(self.pair, Pair):
             return self.pair.target.name
         return self.pair or ("embedded" if self.base_url is None else "served")
 
-    # Calls. Asynchronous ones run where they are made, synchronous ones in a thread that all chat models share.
+    # Calls. Asynchronous calls run in the caller's event loop, synchronous calls in one shared thread.
 
     async def _agenerate(
         self,
@@ -218,7 +218,7 @@ class ChatStepSpec(BaseChatModel):
                 if isinstance(event, Done):
                     message = message_of(event.result, call.model, call.policy_name)
                     return ChatResult(generations=[ChatGeneration(message=message)])
-                await call.tell(event)
+                await call.emit(event)
         raise AssertionError("a request ends with Done or an error")
 
     async def _astream(
@@ -231,7 +231,7 @@ class ChatStepSpec(BaseChatModel):
         call = self._call(stop, kwargs)
         async with aclosing(call.events(messages)) as events:
             async for event in events:
-                await call.tell(event)
+                await call.emit(event)
                 if isinstance(event, Done):
                     chunk: AIMessageChunk | None = last_chunk(event.result, call.model, call.policy_name)
                 else:
@@ -265,29 +265,29 @@ class ChatStepSpec(BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        """All at once, and not as many as there are threads."""
+        """Run all inputs concurrently. The number of threads is no limit."""
         work = self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs)
         return loop_thread().run(work)
 
     async def stepspec_events(
         self, messages: Sequence[BaseMessage], stop: list[str] | None = None, **kwargs: Any
     ) -> AsyncGenerator[Event, None]:
-        """The typed events of a call (`stepspec.StepSpec.stream`), proposals and judgements among them."""
+        """Yield the typed events of a call, including proposed and judged steps, see `stepspec.StepSpec.stream`."""
         async with aclosing(self._call(stop, kwargs).events(messages)) as events:
             async for event in events:
                 yield event
 
     def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_Call":
-        said = {name: value for name, value in kwargs.items() if name not in SAID_ANYWAY}
+        overrides = {name: value for name, value in kwargs.items() if name not in WITHOUT_EFFECT}
         with as_langchain_errors():
-            check_known(said, PER_CALL, "setting of a call")
-        if self.base_url is not None and said.get("draft") is not None:
-            raise InvalidRequestError("With base_url the service has its own draft; leave it out.")
-        return _Call(self, {"stop": stop, **said} if stop is not None else said)
+            check_known(overrides, PER_CALL, "setting of a call")
+        if self.base_url is not None and overrides.get("draft") is not None:
+            raise InvalidRequestError("With base_url, the service has its own draft; leave out draft.")
+        return _Call(self, {"stop": stop, **overrides} if stop is not None else overrides)
 
     @cached_property
     def _sessions(self) -> dict[Any, Any]:
-        """What answers, by model, draft and policy."""
+        """The sessions of this chat model, by model, draft, policy and connection settings."""
         return {}
 
     # Tools and structured output.
@@ -299,16 +299,16 @@ class ChatStepSpec(BaseChatModel):
         tool_choice: str | dict[str, Any] | bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools that it may call.
+        """Return the model with tools that it may call.
 
         Args:
-            tools: whatever LangChain makes a tool of.
-            tool_choice: "auto" (or None, False), "none", "any" or "required" (or True), or a tool's name, also in
-                OpenAI's form.
-            kwargs: further settings of each call.
+            tools: tools in any format that LangChain can convert.
+            tool_choice: "auto" (or None, False), "none", "any" or "required" (or True), a tool's name, or a choice in
+                OpenAI's format.
+            kwargs: further settings for each call.
 
         Raises:
-            InvalidRequestError: the tool that is to be called is not among them.
+            InvalidRequestError: `tool_choice` is not one of the tools.
         """
         described = [convert_to_openai_tool(tool) for tool in tools]
         names = [tool["function"]["name"] for tool in described]
@@ -327,16 +327,16 @@ class ChatStepSpec(BaseChatModel):
         tools: Sequence[Any] | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with answers of that form, to which it is held token by token.
+        """Return the model with answers that follow a schema. The schema constrains the answer token by token.
 
         Args:
             schema: a pydantic class, a TypedDict class, or a JSON schema.
-            method: `json_schema` and `json_mode` answer in JSON, of that form or of any; `function_calling` shows
-                the form as a tool that has to be called.
+            method: `json_schema` answers in JSON of this schema, `json_mode` in any JSON. `function_calling` passes the
+                schema as a tool that the model must call.
             include_raw: whether the result is a dictionary with `raw`, `parsed` and `parsing_error`.
-            strict: nothing changes by it, as forms are always kept to.
-            tools: tools that may be called instead, and the result is then None; not with `function_calling`.
-            kwargs: further settings of each call.
+            strict: has no effect, because answers always follow the schema.
+            tools: tools that the model may call instead; the result is then None. Not with `function_calling`.
+            kwargs: further settings for each call.
 
         Raises:
             InvalidRequestError: the arguments contradict each other.
@@ -380,35 +380,35 @@ class ChatStepSpec(BaseChatModel):
 
 
 class _Call:
-    """One call: the model's settings, and what was said otherwise."""
+    """One call: the model's settings and the call's overrides."""
 
-    def __init__(self, chat: ChatStepSpec, said: Mapping[str, Any]) -> None:
+    def __init__(self, chat: ChatStepSpec, overrides: Mapping[str, Any]) -> None:
         self._chat = chat
-        self._said = said
+        self._overrides = overrides
         self.model = chat._name(self._setting("model"))
         self.policy: str | Policy = self._setting("policy")
         self.policy_name = self.policy if isinstance(self.policy, str) else self.policy.summary
         self.thinks = True
-        """Whether the model thinks apart from its answer; known with the first event."""
+        """Whether the model separates its thinking from the answer. Known from the first event on."""
         self._in_a_run = True
 
-    async def tell(self, event: Event) -> None:
+    async def emit(self, event: Event) -> None:
         """Emit a committed step to the callbacks of the run, if the call is part of one."""
         if isinstance(event, StepCommitted) and self.thinks and self._in_a_run:
             try:
                 await adispatch_custom_event(STEP_EVENT, event.step.to_dict())
-            except RuntimeError:  # called by itself: there is no run that an event could belong to
+            except RuntimeError:  # without a parent run, custom events cannot be emitted
                 self._in_a_run = False
 
     def _setting(self, name: str) -> Any:
-        said = self._said.get(name)
-        return getattr(self._chat, name, None) if said is None else said
+        override = self._overrides.get(name)
+        return getattr(self._chat, name, None) if override is None else override
 
     async def events(self, messages: Sequence[BaseMessage]) -> AsyncGenerator[Event, None]:
-        """The events of the call.
+        """Run the call and yield its events.
 
         Raises:
-            ModelError: LangChain's; something cannot be done or has failed.
+            langchain_core.exceptions.ModelError: the call is invalid or has failed.
         """
         timeout = self._setting("timeout")
         with as_langchain_errors():
@@ -418,8 +418,8 @@ class _Call:
             self.thinks = spec.thinks
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
             end = None if timeout is None else asyncio.get_running_loop().time() + timeout
-            async with aclosing(_tried(spec, turns, options, tries)) as events:
-                if end is None:  # a timer for each event would cost more than all else here
+            async with aclosing(_retried(spec, turns, options, tries)) as events:
+                if end is None:  # a timer for each event would dominate the cost of this loop
                     async for event in events:
                         yield event
                     return
@@ -430,22 +430,22 @@ class _Call:
                             event = await anext(events, None)
                     except TimeoutError as error:
                         if limit.expired():
-                            raise LateError(f"There was no answer within {timeout} s.") from error
+                            raise LateError(f"The call exceeded its timeout of {timeout} s.") from error
                         raise
                     if event is None:
                         return
                     yield event
 
     async def _session(self) -> Any:
-        """What answers: a session over engines in this process, or the service."""
+        """Return the session for this call: with engines in this process, or with the service."""
         chat = self._chat
         model, draft = self._setting("model"), self._setting("draft")
         policy = self.policy if isinstance(self.policy, str) else id(self.policy)
         retries, timeout = self._setting("max_retries"), self._setting("timeout")
         retries = RETRIES if retries is None else retries
-        wire = (chat.api_key, retries, timeout) if chat.base_url is not None else None
+        connection = (chat.api_key, retries, timeout) if chat.base_url is not None else None
         pair = chat.pair if model == chat.model and draft == chat.draft else None
-        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), policy, wire)
+        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), policy, connection)
         if key not in chat._sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")
@@ -463,23 +463,23 @@ class _Call:
         seed = self._setting("seed")
         numbers: dict[str, Any] = {name: self._setting(name) for name in SAMPLING_NUMBERS}
         numbers["seed"] = secrets.randbits(31) if seed is None else seed
-        parallel = self._said.get("parallel_tool_calls")
+        parallel = self._overrides.get("parallel_tool_calls")
         return RequestOptions(
             sampling=Sampling(**numbers),
             stop=self._setting("stop") or (),
-            tools=self._said.get("tools") or (),
-            tool_choice=_tool_choice(self._said.get("tool_choice")),
+            tools=self._overrides.get("tools") or (),
+            tool_choice=_tool_choice(self._overrides.get("tool_choice")),
             parallel_tool_calls=True if parallel is None else parallel,
-            json_schema=_schema_of(self._said.get("response_format")),
+            json_schema=_schema_of(self._overrides.get("response_format")),
             **{name: self._setting(name) for name in LIMITS},
         )
 
 
-async def _tried(
+async def _retried(
     spec: Any, turns: Sequence[Mapping[str, Any]], options: RequestOptions, tries: int
 ) -> AsyncGenerator[Event, None]:
-    """The events of a request, which is made again if it fails before there are any."""
-    for left in reversed(range(tries)):
+    """Yield the events of a request. Retry the request if it fails before its first event."""
+    for retries_left in reversed(range(tries)):
         begun = False
         try:
             async with aclosing(spec.stream(turns, options)) as events:
@@ -488,22 +488,22 @@ async def _tried(
                     yield event
             return
         except EngineError:
-            if begun or not left:
+            if begun or not retries_left:
                 raise
 
 
 def _calls(message: AIMessage) -> bool:
-    """Whether a message calls tools instead of saying something."""
+    """Whether a message contains tool calls."""
     return bool(message.tool_calls)
 
 
 def _hash_of(policy: Policy) -> str:
-    """What tells a policy that has no name from others."""
+    """Return a hash that identifies a policy without a name."""
     return hashlib.sha256(policy.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _tool_choice(choice: str | Mapping[str, Any] | bool | None) -> str:
-    """The choice as a word or a tool's name, with LangChain's words for it."""
+    """Convert LangChain's `tool_choice` to the `choice` of a `Toolbox`."""
     if choice is True or choice == "any":
         return "required"
     with as_langchain_errors():
@@ -511,7 +511,7 @@ def _tool_choice(choice: str | Mapping[str, Any] | bool | None) -> str:
 
 
 def _response_format(schema: Schema | None, method: str) -> dict[str, Any]:
-    """A form in OpenAI's words."""
+    """Return a schema as a `response_format` of OpenAI's API."""
     if method == "json_mode" or schema is None:
         return {"type": "json_object"}
     form = convert_to_json_schema(schema)
@@ -519,5 +519,5 @@ def _response_format(schema: Schema | None, method: str) -> dict[str, Any]:
 
 
 def _schema_of(response_format: Any) -> Mapping[str, Any] | None:
-    """The JSON schema that is asked for, perhaps by a class."""
+    """Return the JSON schema of a `response_format`, which may also be a class."""
     return convert_to_json_schema(response_format) if isinstance(response_format, type) else schema_of(response_format)

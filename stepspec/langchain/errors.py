@@ -1,4 +1,4 @@
-"""What goes wrong, as LangChain's own exceptions, which are ours too: code that catches either goes on working."""
+"""Exceptions that are both LangChain's and stepspec's, so that code can catch either."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError
 
 
 class InvalidRequestError(exceptions.ModelInvalidRequestError, UsageError):
-    """What was asked for cannot be done as asked."""
+    """The request is invalid or not supported."""
 
 
 class NotFoundError(exceptions.ModelNotFoundError, ModelError):
@@ -21,18 +21,18 @@ class OverflowingContextError(exceptions.ContextOverflowError, ContextError):
 
 
 class FailedError(exceptions.ModelAPIError, EngineError):
-    """An engine failed. `committed` is the text that had been committed by then."""
+    """An engine failed. `committed` is the text that was committed before the failure."""
 
     committed = ""
 
 
 class LateError(exceptions.ModelTimeoutError, EngineError):
-    """The time that was given for a request is over."""
+    """The request exceeded its timeout."""
 
 
 @contextmanager
 def as_langchain_errors() -> Generator[None]:
-    """Lets errors of ours pass as LangChain's."""
+    """Convert stepspec's errors to LangChain's."""
     try:
         yield
     except exceptions.LangChainException:

@@ -1,8 +1,8 @@
-"""LangChain's messages and ours: turns of a conversation one way, events and results the other.
+"""Converts LangChain messages to turns of a conversation, and events and results to LangChain messages.
 
-A message's content is the answer as a string, as other chat models have it. The reasoning stands in
-`additional_kwargs["reasoning_content"]`, and beside it, in `"reasoning_steps"`, how it parts into steps; of both,
-`content_blocks` makes one standard reasoning block for each step.
+A message's content is the answer as a string, as in other chat models. `additional_kwargs["reasoning_content"]` holds
+the reasoning, and `additional_kwargs["reasoning_steps"]` its division into steps. From the two, `content_blocks` makes
+one standard reasoning block for each step.
 """
 
 import json
@@ -21,15 +21,15 @@ from stepspec.loop.step import Event, Result, Step, StepCommitted
 
 PROVIDER = "stepspec"
 TEXT_INDEX = 0
-"""Index of the block with the answer. Steps are numbered from 1 on and tool calls after them, so that the chunks of a
-stream merge in any order."""
+"""Index of the answer's block. Steps start at 1 and tool calls at `CALL_INDEX`, so that the chunks of a stream merge
+in any order."""
 
 
 def turns_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """The conversation in OpenAI's form, with what earlier answers were thought through.
+    """Convert messages to OpenAI's format, including the reasoning of earlier answers.
 
     Raises:
-        ModelInvalidRequestError: a message is of a kind that has no such form.
+        ModelInvalidRequestError: a message has content other than text.
     """
     turns: list[dict[str, Any]] = []
     for message in messages:
@@ -38,47 +38,50 @@ def turns_of(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
                 _plain(message), text_format="block", pass_through_unknown_blocks=False
             )
         except ValueError as error:
-            raise ModelInvalidRequestError(f"The models take text alone: {error}") from error
-        if isinstance(message, AIMessage) and (thought := _reasoning_of(message)):
-            turn["reasoning_content"] = thought
+            raise ModelInvalidRequestError(f"Only text content is supported: {error}") from error
+        if isinstance(message, AIMessage) and (reasoning := _reasoning_of(message)):
+            turn["reasoning_content"] = reasoning
         turns.append(turn)
     return turns
 
 
 def _plain(message: BaseMessage) -> BaseMessage:
-    """The message without blocks that say what its other fields say too."""
+    """Return the message with only its text blocks, since other fields hold the same data as the other blocks."""
     if not isinstance(message, AIMessage) or isinstance(message.content, str):
         return message
-    kept = [block for block in message.content if isinstance(block, str) or block.get("type") == "text"]
-    return message.model_copy(update={"content": kept})
+    text_blocks = [block for block in message.content if isinstance(block, str) or block.get("type") == "text"]
+    return message.model_copy(update={"content": text_blocks})
 
 
 def _reasoning_of(message: AIMessage) -> str:
-    kept = message.additional_kwargs.get("reasoning_content")
-    if kept is None and isinstance(message.content, list):
+    reasoning = message.additional_kwargs.get("reasoning_content")
+    if reasoning is None and isinstance(message.content, list):
         blocks = [block for block in message.content if isinstance(block, dict)]
-        kept = "".join(str(block.get("reasoning", "")) for block in blocks if block.get("type") == "reasoning")
-    return str(kept or "")
+        reasoning = "".join(str(block.get("reasoning", "")) for block in blocks if block.get("type") == "reasoning")
+    return str(reasoning or "")
 
 
 def chunk_of(event: Event, *, thinks: bool) -> AIMessageChunk | None:
-    """What of an event is shown."""
-    about = {"model_provider": PROVIDER}
+    """Return the message chunk of an event; None if the event has none."""
+    metadata = {"model_provider": PROVIDER}
     if isinstance(event, StepCommitted) and thinks:
-        return AIMessageChunk(content="", additional_kwargs=_thought([event.step]), response_metadata=about)
+        return AIMessageChunk(content="", additional_kwargs=_reasoning([event.step]), response_metadata=metadata)
     if isinstance(event, AnswerDelta):
-        return AIMessageChunk(content=event.text, response_metadata=about)
+        return AIMessageChunk(content=event.text, response_metadata=metadata)
     if isinstance(event, ToolCallDelta):
-        piece = tool_call_chunk(name=event.name, args=event.arguments, id=event.id, index=CALL_INDEX + event.index)
+        call_chunk = tool_call_chunk(name=event.name, args=event.arguments, id=event.id, index=CALL_INDEX + event.index)
     elif isinstance(event, ToolCalled) and event.call.problem is not None:
-        piece = tool_call_chunk(args=_spoiling(event.call.arguments), index=CALL_INDEX + event.index)
+        call_chunk = tool_call_chunk(args=_invalidating_suffix(event.call.arguments), index=CALL_INDEX + event.index)
     else:
         return None
-    return AIMessageChunk(content="", tool_call_chunks=[piece], response_metadata=about)
+    return AIMessageChunk(content="", tool_call_chunks=[call_chunk], response_metadata=metadata)
 
 
-def _spoiling(arguments: str) -> str:
-    """What is put behind the arguments of a call that cannot be made, as LangChain would complete them and make it."""
+def _invalidating_suffix(arguments: str) -> str:
+    """Return a suffix that makes the arguments of an invalid call unparsable.
+
+    Without it, LangChain would complete partial arguments and treat the call as valid.
+    """
     nesting = Nesting()
     nesting.read(arguments)
     within = ("\\" if nesting.escaped else "") + ('"' if nesting.in_string else "")
@@ -86,11 +89,11 @@ def _spoiling(arguments: str) -> str:
 
 
 CALL_INDEX = 1_000_000
-"""Index of the first call's block, behind any number of steps."""
+"""Index of the first tool call's block, larger than any step's index."""
 
 
 def last_chunk(result: Result, model: str, policy: str) -> AIMessageChunk:
-    """What is known when all is said."""
+    """Return the last chunk of a stream, with usage and metadata."""
     return AIMessageChunk(
         content="",
         usage_metadata=_usage(result),
@@ -100,12 +103,12 @@ def last_chunk(result: Result, model: str, policy: str) -> AIMessageChunk:
 
 
 def message_of(result: Result, model: str, policy: str) -> AIMessage:
-    """The whole of it at once."""
-    good = [call for call in result.tool_calls if call.problem is None]
+    """Return the entire answer as one message."""
+    valid = [call for call in result.tool_calls if call.problem is None]
     return AIMessage(
         content=result.answer,
-        additional_kwargs=_thought(result.steps) if result.thinks and result.steps else {},
-        tool_calls=[{"name": call.name, "args": json.loads(call.arguments), "id": call.id} for call in good],
+        additional_kwargs=_reasoning(result.steps) if result.thinks and result.steps else {},
+        tool_calls=[{"name": call.name, "args": json.loads(call.arguments), "id": call.id} for call in valid],
         invalid_tool_calls=[_invalid(call) for call in result.tool_calls if call.problem is not None],
         usage_metadata=_usage(result),
         response_metadata=_metadata(result, model, policy),
@@ -122,15 +125,15 @@ def _invalid(call: ToolCall) -> Any:
     }
 
 
-def _thought(steps: Sequence[Step]) -> dict[str, Any]:
+def _reasoning(steps: Sequence[Step]) -> dict[str, Any]:
     return {
         "reasoning_content": "".join(step.text for step in steps),
-        "reasoning_steps": [_described(step) for step in steps],
+        "reasoning_steps": [_step_data(step) for step in steps],
     }
 
 
-def _described(step: Step) -> dict[str, Any]:
-    """What is told of a step besides its text."""
+def _step_data(step: Step) -> dict[str, Any]:
+    """Return a step's data without its text."""
     return {
         "index": step.index + 1,
         "length": len(step.text),
@@ -177,24 +180,24 @@ def _metadata(result: Result, model: str, policy: str) -> dict[str, Any]:
 
 
 def _blocks(message: AIMessage) -> list[Any]:
-    """Standard content blocks of a message or of a chunk of one."""
+    """Return the standard content blocks of a message or a message chunk."""
     if not isinstance(message.content, str):
-        raise NotImplementedError("these blocks are standard already")
+        raise NotImplementedError("these blocks already are standard blocks")
     blocks: list[Any] = []
     text, start = message.additional_kwargs.get("reasoning_content", ""), 0
     for step in message.additional_kwargs.get("reasoning_steps", ()):
         end = start + step["length"]
-        about = {"index": step["index"], "extras": step["extras"]}
-        blocks.append({"type": "reasoning", "reasoning": text[start:end], **about})
+        step_data = {"index": step["index"], "extras": step["extras"]}
+        blocks.append({"type": "reasoning", "reasoning": text[start:end], **step_data})
         start = end
     if message.content:
         blocks.append({"type": "text", "text": message.content, "index": TEXT_INDEX})
     if isinstance(message, AIMessageChunk) and message.chunk_position != "last":
-        return [*blocks, *(_call_piece(chunk) for chunk in message.tool_call_chunks)]
+        return [*blocks, *(_call_chunk(chunk) for chunk in message.tool_call_chunks)]
     return [*blocks, *message.tool_calls, *message.invalid_tool_calls]
 
 
-def _call_piece(chunk: Mapping[str, Any]) -> dict[str, Any]:
+def _call_chunk(chunk: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "tool_call_chunk", **{name: chunk.get(name) for name in ("id", "name", "args", "index")}}
 
 

@@ -1,7 +1,7 @@
-"""StepSpecRunnable: the chat model as a plain Runnable that tells every step while it is made.
+"""StepSpecRunnable: the chat model as a plain Runnable that emits an event for each step.
 
-A chat model can tell custom events only to a run around it. This one is such a run: `astream_events` shows
-`stepspec.step.proposed`, `.judged` and `.committed` wherever it stands, in a chain, in a graph, or by itself.
+A chat model can emit custom events only inside a parent run. This Runnable is its own run: `astream_events` shows
+`stepspec.step.proposed`, `.judged` and `.committed` in a chain, in a graph, and on its own.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
@@ -22,21 +22,26 @@ from stepspec.langchain.sharing import loop_thread
 from stepspec.loop.step import Done, Event, StepCommitted, StepJudged, StepProposed
 
 State = Mapping[str, Any]
-"""A graph's state, or any mapping with `messages`."""
+"""The state of a graph, or another mapping with the key `messages`."""
 
 Input = LanguageModelInput | State
 
 
 class StepSpecRunnable(Runnable[Any, Any]):
-    """Takes a text, messages or a prompt, and gives the answer as a message. As a node of a graph, it takes the state's
-    `messages`, and gives `{"messages": [answer]}`."""
+    """A Runnable that takes a text, messages or a prompt and returns the answer as a message.
+
+    As a node of a graph, it takes the state's `messages` and returns `{"messages": [answer]}`.
+    """
 
     def __init__(self, chat: ChatStepSpec | None = None, **settings: Any) -> None:
-        """`chat` is the model; else one is made of the settings, which are `ChatStepSpec`'s.
+        """
+        Args:
+            chat: the chat model. By default, one is created from the settings.
+            settings: settings of `ChatStepSpec`, if no chat model is given.
 
         Raises:
-            InvalidRequestError: there are both a model and settings.
-            ValueError: a setting is not known, or out of its range.
+            InvalidRequestError: both a chat model and settings are given.
+            ValueError: a setting is unknown or out of range.
         """
         if chat is not None and settings:
             raise InvalidRequestError(f"Give either chat or settings, got chat and {', '.join(sorted(settings))}.")
@@ -44,7 +49,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
         self.name = "StepSpecRunnable"
 
     async def ainvoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The answer; settings of the call as for `ChatStepSpec`."""
+        """Return the answer. `kwargs` are the settings of a call, as for `ChatStepSpec`."""
         message: AIMessageChunk | None = None
         async with aclosing(self.astream(_messages(input), config, **kwargs)) as chunks:
             async for chunk in chunks:
@@ -56,9 +61,9 @@ class StepSpecRunnable(Runnable[Any, Any]):
     async def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        """The answer piece by piece, each a chunk of a message."""
+        """Yield the answer as message chunks."""
 
-        async def given() -> AsyncIterator[Any]:
+        async def single_input() -> AsyncIterator[Any]:
             yield input
 
         async def answer(
@@ -70,16 +75,16 @@ class StepSpecRunnable(Runnable[Any, Any]):
                     async for chunk in chunks:
                         yield chunk
 
-        chunks = self._atransform_stream_with_config(given(), answer, config)
+        chunks = self._atransform_stream_with_config(single_input(), answer, config)
         async for chunk in chunks:
             yield chunk
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """As `ainvoke`."""
+        """Synchronous version of `ainvoke`."""
         return loop_thread().run(self.ainvoke(input, config, **kwargs))
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
-        """As `astream`."""
+        """Synchronous version of `astream`."""
         return loop_thread().iterate(self.astream(input, config, **kwargs))
 
     def batch(
@@ -90,7 +95,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Any]:
-        """All at once, in passes that they share."""
+        """Run all inputs concurrently, so that the engines can batch them."""
         return loop_thread().run(self.abatch(inputs, config, return_exceptions=return_exceptions, **kwargs))
 
     async def _chunks(
@@ -99,16 +104,16 @@ class StepSpecRunnable(Runnable[Any, Any]):
         call = self.chat._call(None, settings)
         async with aclosing(call.events(messages)) as events:
             async for event in events:
-                if (told := _told(event)) is not None:
-                    await adispatch_custom_event(f"stepspec.{event.type}", told, config=config)
+                if (payload := _payload(event)) is not None:
+                    await adispatch_custom_event(f"stepspec.{event.type}", payload, config=config)
                 if isinstance(event, Done):
                     yield last_chunk(event.result, call.model, call.policy_name)
                 elif (chunk := chunk_of(event, thinks=call.thinks)) is not None:
                     yield chunk
 
 
-def _told(event: Event) -> dict[str, Any] | None:
-    """What a custom event says."""
+def _payload(event: Event) -> dict[str, Any] | None:
+    """Return the data of the custom event for a step event; None for other events."""
     if isinstance(event, StepCommitted):
         return event.step.to_dict()
     if isinstance(event, StepProposed | StepJudged):
@@ -117,13 +122,13 @@ def _told(event: Event) -> dict[str, Any] | None:
 
 
 def _messages(input: Any) -> list[BaseMessage]:
-    """The conversation in whatever form it comes."""
+    """Convert the input to messages."""
     if isinstance(input, str):
         return convert_to_messages([("user", input)])
     if isinstance(input, PromptValue):
         return input.to_messages()
     if isinstance(input, Mapping):
         if "messages" not in input:
-            raise InvalidRequestError("The input is a mapping without 'messages'.")
+            raise InvalidRequestError("The input is a mapping, which must have the key 'messages'.")
         return convert_to_messages(input["messages"])
     return convert_to_messages(input)

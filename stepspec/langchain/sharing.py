@@ -1,5 +1,4 @@
-"""What chat models have in common: pairs of models, loaded once and kept, and the thread in which synchronous code is
-served."""
+"""Resources that all chat models share: loaded pairs, and the event loop thread for synchronous calls."""
 
 import threading
 from functools import cache
@@ -13,10 +12,10 @@ _pairs: dict[tuple[str | None, str | None, str | None], Pair] = {}
 
 
 def shared_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair:
-    """Load the models of these spec strings, or the pair of that name, once. Loading may take minutes.
+    """Return the pair with these spec strings or this name. Load it on the first call, which may take minutes.
 
     Raises:
-        UsageError: a spec string is not one, only the draft is named, or there is no pair of that name.
+        UsageError: a spec string is invalid, only the draft is given, or there is no pair with this name.
         ModelError: a model cannot be loaded or served.
     """
     key = _key(target, draft, name)
@@ -27,7 +26,7 @@ def shared_pair(target: str | None, draft: str | None, name: str | None = None) 
 
 
 def loaded_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair | None:
-    """The same, if it has been loaded."""
+    """Return the pair if it has been loaded, else None."""
     return _pairs.get(_key(target, draft, name))
 
 
@@ -37,5 +36,5 @@ def _key(target: str | None, draft: str | None, name: str | None) -> tuple[str |
 
 @cache
 def loop_thread() -> LoopThread:
-    """Where the calls of synchronous code run; all of them in one loop, so that engines serve them together."""
+    """Return the thread for synchronous calls. All calls share one event loop, so that engines can batch them."""
     return LoopThread("stepspec langchain")

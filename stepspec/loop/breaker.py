@@ -1,7 +1,7 @@
-"""A circuit breaker: a draft that keeps failing is left alone for a while, so that no request waits for it in vain.
+"""A circuit breaker: after repeated failures the draft is skipped for a while, so that requests do not wait for it.
 
-Closed, everything goes through. After a few failures in a row it opens; when the time of recovery is over a single
-request may try, and closes it again or keeps it open for as long once more.
+While it is closed, every request may use the draft. It opens after several failures in a row. After the recovery time,
+one request may try the draft: success closes the breaker, failure keeps it open for another recovery time.
 """
 
 import time
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Breaker:
-    """Counts failures in a row. The states are those of Nygard, Release It!, 2nd edition, chapter 5."""
+    """Circuit breaker that counts failures in a row (Nygard, Release It!, 2nd edition, chapter 5)."""
 
     def __init__(
         self, max_failures: int = 3, recovery_s: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -21,19 +21,19 @@ class Breaker:
         self._next_try: float = 0.0
 
     def allows(self) -> bool:
-        """Whether a request may try now; where it is open and the time has come, the first to ask is the one."""
+        """Whether a request may try now. After the recovery time, only the first caller gets True."""
         if self._num_failures < self._max_failures:
             return True
         if self._clock() < self._next_try:
             return False
-        self._next_try = self._clock() + self._recovery_s  # the others wait for what this one finds
+        self._next_try = self._clock() + self._recovery_s  # other requests wait for the result of this one
         return True
 
     def worked(self) -> None:
-        """Takes a success: everything goes through again."""
+        """Record a success and close the breaker."""
         self._num_failures = 0
 
     def failed(self) -> None:
-        """Takes a failure."""
+        """Record a failure and restart the recovery time."""
         self._num_failures += 1
         self._next_try = self._clock() + self._recovery_s

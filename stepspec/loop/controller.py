@@ -1,8 +1,8 @@
-"""The loop over steps: propose, judge, then accept, or salvage and regenerate; at last the answer.
+"""The loop over steps: propose, judge, then accept, or salvage and regenerate; finally the answer.
 
-Step-level speculation is not exact: an accepted step is the draft's, not the target's. What is exact, token-level
-speculation inside whatever the target writes, is the engine's business. The draft never ends the thinking or the
-text by itself: where it wants to, the target's own choice there decides, and the answer is always the target's.
+Step-level speculation is not exact: the draft writes accepted steps, not the target. Token-level speculation inside
+the target's own writing is exact; the engine does it. The draft never ends the thinking or the text by itself: the
+target's own choice at that position decides. After speculative steps, the target writes the answer.
 """
 
 import asyncio
@@ -25,23 +25,23 @@ from stepspec.loop.step import Done, Event, FinishReason, Limit, Proposal, Resul
 from stepspec.loop.transcript import Transcript
 
 DRAFT_SEED = 0x5EED
-"""Added to the draft's seed, so that draft and target never draw with the same numbers."""
+"""Added to the draft's seed, so that draft and target never sample with the same random numbers."""
 
 SURE = math.log(0.5)
-"""A token above this log-probability is the most likely one, whatever the others are."""
+"""A token above this log-probability is the most likely one: all others are less likely."""
 
 
 @dataclass(frozen=True)
 class Demands:
-    """What a request asks for besides text.
+    """Constraints and limits of a request.
 
     Attributes:
-        json_schema: what the answer has to be, see `Engine.generate`.
-        call_opener: matches where a tool call begins, for a model that does not separate its thinking.
-        max_thinking_tokens: after so many the thinking is ended and the answer begins.
-        deadline_s: after these seconds the request is cut off: the thinking ends and the answer begins,
-            or the text is ended where the two are one.
-        stop_token_ids: the answer ends with any of them, as with the model's own end.
+        json_schema: JSON schema of the answer, see `Engine.generate`.
+        call_opener: matches the beginning of a tool call, for a model that does not separate its thinking.
+        max_thinking_tokens: after this many tokens, the thinking ends and the answer begins.
+        deadline_s: after this many seconds, the thinking ends and the answer begins. If the model does not separate
+            its thinking, the text ends.
+        stop_token_ids: tokens that end the answer, like the model's own end tokens.
     """
 
     json_schema: str | None = None
@@ -63,7 +63,7 @@ class Controller:
     sampling: Sampling
     ledger: Ledger
     breaker: Breaker = field(default_factory=Breaker)
-    """Of the draft, for all requests together."""
+    """The draft's circuit breaker, shared by all requests."""
     demands: Demands = Demands()
     answer: AnswerReader = field(default_factory=AnswerReader)
 
@@ -76,11 +76,11 @@ class Controller:
         self.limit: Limit | None = None
 
     async def run(self, prompt: Sequence[int]) -> AsyncGenerator[Event, None]:
-        """The events of the request, `Done` last.
+        """Run the request and yield its events, `Done` last.
 
         Raises:
             ContextError: the prompt leaves no room for a token.
-            TargetError: the target failed; the error carries what was committed.
+            TargetError: the target failed; the error carries the committed text.
         """
         table = self.policy.step
         step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
@@ -92,7 +92,7 @@ class Controller:
         try:
             async with aclosing(self.text()) as events:
                 while True:
-                    with self.ledger.time("controller"):  # the engines' parts are measured inside it, and not in it
+                    with self.ledger.time("controller"):  # excludes the engines' time, which nested timers measure
                         event = await anext(events, None)
                     if event is None:
                         break
@@ -104,7 +104,7 @@ class Controller:
         except EngineError as error:
             committed = "".join(step.text for step in self.transcript.steps)
             committed += self.answer.text if self.think_end is not None else self.transcript.open_text
-            raise TargetError(f"{error} Committed until then: {committed!r}.", committed) from error
+            raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         with self.ledger.time("controller"):
             last = list(self.answer.finish())
         for event in last:
@@ -116,10 +116,12 @@ class Controller:
         yield Done(result)
 
     def check_json(self) -> None:
-        """Refuses a text that ended by itself under a schema and is no JSON: an engine's grammar may give up midway.
+        """Check that an answer under a schema is valid JSON, since an engine's grammar may give up midway.
+
+        Answers that a limit, a stop or a tool call ended are not checked.
 
         Raises:
-            TargetError: it is such a text.
+            TargetError: the answer is not valid JSON.
         """
         cut = not self.transcript.ended or self.answer.stopped or self.demands.stop_token_ids
         if self.demands.json_schema is None or cut or self.answer.calls or not self.answer.text:
@@ -128,13 +130,13 @@ class Controller:
             json.loads(self.answer.text)
         except ValueError as error:
             raise TargetError(
-                f"{self.target.name} ended its answer before it was what the JSON schema describes. Make the schema "
-                f"simpler. Committed until then: {self.answer.text!r}.",
+                f"{self.target.name} ended its answer before it was valid under the JSON schema. Simplify the schema. "
+                f"Text committed before the failure: {self.answer.text!r}.",
                 self.answer.text,
             ) from error
 
     async def text(self) -> AsyncGenerator[Event, None]:
-        """Thinking and answer, each by whom the policy wants to write it."""
+        """Generate the thinking and the answer, each with the models that the policy selects."""
         if self.policy.family == "score" and (self.think_end is not None or self.demands.json_schema is None):
             async with aclosing(self.speculate()) as events:
                 async for event in events:
@@ -159,22 +161,24 @@ class Controller:
 
     @property
     def answers_apart(self) -> bool:
-        """Whether the answer has to be a call of its own behind the thinking."""
-        asked = self.demands
-        limited = asked.max_thinking_tokens is not None or self.deadline is not None
-        return asked.json_schema is not None or limited or bool(asked.stop_token_ids)
+        """Whether the answer needs a separate call after the thinking."""
+        demands = self.demands
+        limited = demands.max_thinking_tokens is not None or self.deadline is not None
+        return demands.json_schema is not None or limited or bool(demands.stop_token_ids)
 
     @property
     def room(self) -> int:
-        """Tokens that may still be written, or thought while there is thinking."""
+        """Tokens left in the budget; during the thinking also bounded by `max_thinking_tokens`."""
         most = self.demands.max_thinking_tokens
         if most is None or not self.transcript.thinking:
             return self.ledger.remaining
         return min(self.ledger.remaining, most - self.transcript.num_thought - len(self.transcript.open_ids))
 
     def may_think_on(self) -> bool:
-        """Whether there is room and time for more; notes what there is none of. Always so for an answer that stands
-        apart, which no deadline cuts."""
+        """Whether tokens and time are left for more thinking. Sets `limit` if not.
+
+        Always true once the thinking has ended, because no deadline cuts off a separate answer.
+        """
         if not self.transcript.thinking:
             return True
         if self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline:
@@ -184,11 +188,11 @@ class Controller:
         return self.room > 0 and self.limit is None
 
     async def speculate(self) -> AsyncGenerator[Event, None]:
-        """The thinking, step by step, for as long as there are a draft and tokens to spend."""
+        """Generate the thinking step by step, as long as the draft works and the budget lasts."""
         max_step_tokens = self.policy.step.max_step_tokens
         while self.transcript.thinking and self.draft is not None and self.may_think_on():
             if not self.ledger.may_waste(max_step_tokens):
-                return  # the target goes on alone
+                return  # the target continues alone
             if len(self.transcript.steps) < self.policy.first_target_steps:
                 async with aclosing(self.regenerate("forced")) as events:
                     async for event in events:
@@ -203,7 +207,7 @@ class Controller:
             yield StepProposed(index, proposal.text, len(proposal.ids))
             try:
                 verification, verdict = await self.judge(proposal)
-            except (ContextError, UnknownIdError):  # there may be room to write in, if not to judge in
+            except (ContextError, UnknownIdError):  # the context may still have room for writing, if not for judging
                 self.ledger.abandoned(len(proposal.ids))
                 return
             yield StepJudged(index, verdict.accepted, verdict.scores)
@@ -219,11 +223,11 @@ class Controller:
             for event in self.transcript.close_step(origin, num_from_draft, verdict.scores):
                 yield event
             if self.opens_call(self.transcript.steps[-1].text if self.transcript.steps else ""):
-                return  # what a call says is the target's
+                return  # only the target writes tool calls
             self.end_where_the_target_would(proposal, verification, verdict)
 
     async def propose(self, draft: Engine) -> Proposal | None:
-        """The draft's next step; None if it failed or took too long, which costs the request its speed alone."""
+        """Return the draft's next step. None if the draft failed or was too slow; the target then continues alone."""
         if not self.breaker.allows():
             return None
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
@@ -246,69 +250,70 @@ class Controller:
         return Proposal(chunk.ids, self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])), num_written)
 
     def opens_call(self, text: str) -> bool:
-        """Whether a tool call begins in a step."""
+        """Whether a tool call begins in the text of a step."""
         opener = self.demands.call_opener
         return opener is not None and opener.search(text) is not None
 
     async def judge(self, proposal: Proposal) -> tuple[Verification, Verdict]:
-        """What the target thinks of the step, from one pass. Empty and repeated steps are refused unasked, and so are
-        tool calls."""
+        """Judge a step with one pass of the target. Empty steps, repeated steps and tool calls are rejected without
+        asking the judges."""
         steps = self.transcript.steps
         repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
-        refused = repeated or not proposal.text.strip() or self.opens_call(proposal.text)
+        rejected = repeated or not proposal.text.strip() or self.opens_call(proposal.text)
         with self.ledger.time("judge"):
             verification = await self.target.verify(
                 self.transcript.buffer,
                 proposal.ids[: proposal.num_written],
-                () if refused else self.panel.probes,
+                () if rejected else self.panel.probes,
                 scores=self.policy.needs_scores,
             )
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
-        if not refused:
+        if not rejected:
             self.ledger.add(steps_judged=1)
             return verification, self.panel.judge(verification)
         only_ends = not proposal.num_written and verification.next_choice == proposal.tag
         return verification, Verdict(only_ends, {})
 
     def accept(self, proposal: Proposal, verification: Verification) -> None:
-        """Takes the draft's step; the tag that ends it, if there is one, only if it is the target's choice too."""
+        """Append the draft's step. An end tag is included only if the target chooses it too."""
         confirmed = proposal.tag is not None and proposal.tag == verification.next_choice
-        taken = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
-        self.ledger.judged(accepted=len(taken), rejected=len(proposal.ids) - len(taken))
+        accepted = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
+        self.ledger.judged(accepted=len(accepted), rejected=len(proposal.ids) - len(accepted))
         if proposal.num_written:
             self.ledger.add(steps_accepted=1)
-        self.transcript.extend(taken)
+        self.transcript.extend(accepted)
 
     def salvage(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> tuple[int, tuple[int, ...]]:
-        """Keeps the part of a rejected step that the target agrees with.
+        """Keep the prefix of a rejected step that the target agrees with.
 
-        Returns its length in tokens, and what the rest of the step, whose first token the target may have replaced
-        already, says of how the target goes on.
+        The verifying pass also shows the target's own choice after that prefix. At temperature 0 that choice is the
+        next token, so it needs no extra pass. If no judge scored the step, only the target's own choices are kept;
+        otherwise empty or repeated steps could be accepted here.
 
-        The verifying pass has also shown the target's own choice after that part. At temperature 0 that is the next
-        token, which then costs no pass of its own. Of a step refused unasked nothing is kept that is merely
-        probable, or an empty or repeated step would come in by this door.
+        Returns:
+            The length of the prefix in tokens, and the rest of the step as a hint for how the target continues. The
+            hint leaves out a token that the target has already replaced.
         """
         table = None if self.opens_call(proposal.text) else self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
-        kept = agreed_prefix(proposal, verification, bound) if table else 0
-        self.ledger.judged(accepted=kept, salvaged=kept, rejected=len(proposal.ids) - kept)
-        self.transcript.extend(proposal.ids[:kept])
+        num_kept = agreed_prefix(proposal, verification, bound) if table else 0
+        self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=len(proposal.ids) - num_kept)
+        self.transcript.extend(proposal.ids[:num_kept])
         free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
         if free and verification.choices is not None and self.ledger.remaining > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.generated(1)
             self.ledger.wrote("regenerated", 1)
-            self.transcript.extend([choices[kept]])
-            return kept, proposal.ids[kept + 1 :]
-        return kept, proposal.ids[kept:]
+            self.transcript.extend([choices[num_kept]])
+            return num_kept, proposal.ids[num_kept + 1 :]
+        return num_kept, proposal.ids[num_kept:]
 
     async def regenerate(
         self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()
     ) -> AsyncGenerator[Event, None]:
-        """Has the target write the open step to its end, perhaps much as in the hint."""
+        """Let the target finish the open step. `hint` holds ids that it may write next."""
         if self.transcript.step_is_over or self.room <= 0:
             return
         stop = self.transcript.rest_of_step(self.room)
@@ -322,7 +327,7 @@ class Controller:
                 except ContextError:
                     if not self.transcript.open_ids:
                         raise
-                    break  # what was salvaged fills the context, and is the whole step
+                    break  # the salvaged tokens fill the context, so they are the entire step
                 if following is None:
                     break
                 chunk = following
@@ -334,7 +339,7 @@ class Controller:
         self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)
 
     def end_where_the_target_would(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> None:
-        """Ends the thinking after an accepted step if the verifying pass has shown that the target does so."""
+        """End the thinking after an accepted step if the target's next choice in the verifying pass ends it."""
         if self.ledger.remaining <= 0 or not self.transcript.thinking:
             return
         if verdict.accepted and verification.next_choice in self.ends:
@@ -342,12 +347,12 @@ class Controller:
             self.ledger.wrote("forced", 1)
             self.transcript.extend([verification.next_choice])
             for _ in self.transcript.close_step("target"):
-                raise AssertionError("a tag alone is no step")
+                raise AssertionError("an end tag alone is not a step")
 
     async def write_on(
         self, stop: Stop, deadline: float | None, json_schema: str | None = None
     ) -> AsyncGenerator[Event, None]:
-        """A piece from one writer alone: the answer, or everything under a policy without steps."""
+        """Generate text with a single writer: the answer, or the entire text under a policy without steps."""
         draft = self.draft if self.policy.family == "draft" else None
         engine = draft or self.target
         writer: Literal["draft", "target"] = "draft" if draft else "target"
@@ -373,7 +378,7 @@ class Controller:
             yield event
 
     def result(self, num_prompt_tokens: int) -> Result:
-        """The request as it ended."""
+        """Return the result of the finished request."""
         steps = tuple(self.transcript.steps)
         reasoning = "".join(step.text for step in steps)
         self.ledger.add(steps=len(steps))
@@ -403,7 +408,7 @@ class Controller:
 
 
 async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) -> AsyncGenerator[Chunk, None]:
-    """The chunks of a call until it ends, or until the deadline, by the event loop's clock, which ends it."""
+    """Yield the chunks of a call until it ends. The deadline, in the event loop's time, cuts the call off."""
     async with aclosing(chunks):
         while True:
             limit = asyncio.timeout_at(deadline)
@@ -415,16 +420,19 @@ async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) 
                     return
                 raise
             if chunk is None:
-                raise EngineError("The engine ended a generation without saying why.")
+                raise EngineError("The engine ended a generation without a reason.")
             yield chunk
             if chunk.end is not None:
                 return
 
 
 def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: float) -> int:
-    """How many leading tokens of a step the target agrees with: its own choices, or at least that probable to it."""
+    """Return how many leading tokens of a step the target agrees with.
+
+    The target agrees with a token if it is the target's own choice or has at least `min_logprob` (in nats) under it.
+    """
     logprobs, choices = verification.logprobs, verification.choices
-    assert logprobs is not None, "policies that salvage are refused where the target gives no scores"
+    assert logprobs is not None, "policies that salvage are rejected if the target returns no log-probs"
     for index in range(proposal.num_written):
         own_choice = logprobs[index] > SURE if choices is None else proposal.ids[index] == choices[index]
         if not own_choice and logprobs[index] < min_logprob:

@@ -1,4 +1,4 @@
-"""What one request has spent: tokens by fate, seconds by role, and how much of the budget is left."""
+"""Costs of one request: tokens by fate, seconds by role, and the rest of the token budget."""
 
 import time
 from collections.abc import Generator, Mapping
@@ -22,12 +22,12 @@ FIRSTS: Mapping[type[Event], str] = {
 class Ledger:
     """Counts and times of one request.
 
-    Every part of the time is measured by itself: entering a role stops the clock of the one around it. What no role
-    measured, such as the time that a caller takes over an event, is `Times.other`.
+    Times are exclusive: entering a role stops the clock of the outer role. `Times.other` is the time outside all
+    roles, such as the time that the caller spends between events.
     """
 
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: most tokens to commit. Rejected and discarded tokens do not count."""
+        """`max_tokens`: limit on committed tokens. Rejected and discarded tokens do not count."""
         self._max_tokens = max_tokens
         self._started = self._since = time.perf_counter()
         self._role: Role | None = None
@@ -35,11 +35,11 @@ class Ledger:
         self._firsts: dict[str, float] = {}
         self.counts = Counts()
         self.cached: int | None = None
-        """Prompt tokens that the target did not have to read, by its first call."""
+        """Prompt tokens that the target's first call found cached; None before that call."""
 
     @contextmanager
     def time(self, role: Role) -> Generator[None]:
-        """Measures the time inside as a role's. Where these nest, the inner role alone is measured."""
+        """Measure the time of the block for a role. In nested blocks, only the inner role's clock runs."""
         outer = self._role
         self._switch(role)
         try:
@@ -54,55 +54,55 @@ class Ledger:
         self._role, self._since = role, now
 
     def shown(self, event: Event) -> None:
-        """Notes when the first step and the first part of the answer were emitted."""
+        """Record when the first step and the first chunk of the answer were emitted."""
         first = FIRSTS.get(type(event))
         if first is not None and first not in self._firsts:
             self._firsts[first] = time.perf_counter() - self._started
 
     def waited(self, role: Role, queue_s: float) -> None:
-        """Moves the part of a role's time that was spent waiting for its engine."""
+        """Move the seconds that a role waited in its engine's queue from that role to `queue`."""
         moved = min(queue_s, self._seconds[role])
         self._seconds[role] -= moved
         self._seconds["queue"] += moved
 
     def add(self, **counts: int) -> None:
-        """Adds to counts by name."""
+        """Add to counts by name."""
         self.counts = replace(self.counts, **{name: getattr(self.counts, name) + n for name, n in counts.items()})
 
     def add_target_call(self, chunk: Chunk) -> None:
-        """Adds the passes and token-level speculation of a finished call of the target."""
+        """Add the passes and token-level counts of the last chunk of a target call."""
         self.add(target_passes=chunk.passes, token_drafted=chunk.drafted, token_accepted=chunk.accepted)
         self.waited("target", chunk.queue_s)
         if chunk.end is not None:
             self.found_cached(chunk.cached)
 
     def found_cached(self, num_tokens: int) -> None:
-        """Notes what a call of the target found cached; later ones than the first find what this request wrote."""
+        """Record the cached tokens of the first target call. Later calls also find this request's own tokens."""
         if self.cached is None:
             self.cached = num_tokens
 
     def proposed(self, num_tokens: int) -> None:
-        """Counts tokens as the draft delivers them, before their fate is known."""
+        """Count tokens as the draft delivers them, before their fate is known."""
         self.add(drafted=num_tokens)
 
     def judged(self, *, accepted: int, rejected: int, salvaged: int = 0) -> None:
-        """Counts the fate of drafted tokens; `salvaged` is within `accepted`."""
+        """Count the fate of drafted tokens. `accepted` includes `salvaged`."""
         self.add(accepted=accepted, rejected=rejected, salvaged=salvaged)
 
     def abandoned(self, num_tokens: int) -> None:
-        """Counts drafted tokens that are never judged."""
+        """Count drafted tokens that are never judged."""
         self.add(cancelled=num_tokens)
 
     def generated(self, num_tokens: int) -> None:
-        """Counts tokens as the target delivers them, before their fate is known."""
+        """Count tokens as the target delivers them, before their fate is known."""
         self.add(target_generated=num_tokens)
 
     def wrote(self, fate: Literal["regenerated", "forced", "discarded"], num_tokens: int) -> None:
-        """Counts the fate of tokens of the target."""
+        """Count the fate of the target's tokens."""
         self.add(**{fate: num_tokens})
 
     def committed(self, num_tokens: int) -> None:
-        """Takes the number of committed tokens, as the text itself has it."""
+        """Set the number of committed tokens, counted in the text itself."""
         self.counts = replace(self.counts, committed=num_tokens)
 
     @property
@@ -116,15 +116,15 @@ class Ledger:
         return counts.accepted + counts.regenerated + counts.forced
 
     def may_waste(self, max_step_tokens: int) -> bool:
-        """Whether one more step of at most so many tokens may be drafted.
+        """Whether the draft may propose one more step of at most `max_step_tokens` tokens.
 
-        Wasted tokens stay at most the committed ones plus those of two steps, so that speculation that never succeeds
-        costs a bounded amount of work.
+        Wasted tokens never exceed the committed tokens plus two steps. This bounds the cost of speculation that never
+        succeeds.
         """
         return self.counts.wasted <= self._num_committed + max_step_tokens
 
     def times(self) -> Times:
-        """The seconds so far."""
+        """Return the seconds measured so far."""
         self._switch(self._role)
         wall = self._since - self._started
         other = max(0.0, wall - sum(self._seconds.values()))

@@ -1,4 +1,4 @@
-"""The options of a request: one class for the Python API, LangChain, the service and the commands."""
+"""The options of a request, shared by the Python API, LangChain, the service and the command line."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -28,23 +28,24 @@ class Options(TypedDict, total=False):
 
 
 def _option(default: Any, kind: Any, words: str) -> Any:
-    """A field with its type for a check at run time, and the same in words."""
+    """Return a dataclass field with its type for the run-time check, and that type in words for errors."""
     return field(default=default, metadata={"kind": kind, "words": words})
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """The options of a request. They are checked here as far as no model is needed for it.
+    """The options of a request. Creating them runs all checks that need no model.
 
     Attributes:
-        prompt: the wording around a problem's text, a name in `stepspec.chat.prompts.PROBLEM_PROMPTS`.
+        prompt: name of the prompt around the question, see `stepspec.chat.prompts.PROBLEM_PROMPTS`.
         sampling: how both models sample tokens.
         max_tokens: limit for thinking and answer together; None allows as many as fit the context. Tokens that
             speculation wastes do not count; they have their own limit, see `Ledger.may_waste`.
-        max_thinking_tokens: after these tokens the thinking is ended, and the target answers.
-        deadline_s: the same after these seconds. If the model does not separate its thinking, the text ends.
-        stop: a string, or several, that end the answer and are not part of it. They do not apply to the thinking.
-        stop_token_ids: tokens of the target that end the answer and are not part of it.
+        max_thinking_tokens: after this many tokens, the thinking ends and the target answers.
+        deadline_s: after this many seconds, the thinking ends and the target answers. If the model does not separate
+            its thinking, the text ends.
+        stop: one or more strings that end the answer and are not part of it. They do not apply to the thinking.
+        stop_token_ids: the target's token ids that end the answer and are not part of it.
         json_schema: constrains the answer to this schema, token by token.
         tools: tools that the target may call, each `{"type": "function", "function": {...}}`. Tool calls are
             emitted as events and never come from the draft.
@@ -52,7 +53,7 @@ class RequestOptions:
         parallel_tool_calls: whether one answer may contain several tool calls.
 
     Raises:
-        UsageError: a value has another type, is out of its range, or contradicts another one.
+        UsageError: a value has the wrong type, is out of range, or contradicts another value.
     """
 
     prompt: str = _option("bare", str, "the name of a prompt")
@@ -81,10 +82,10 @@ class RequestOptions:
 
     @classmethod
     def of(cls, options: "RequestOptions | None", changes: Options) -> "RequestOptions":
-        """Options with some of them changed.
+        """Return the options with the given changes.
 
         Raises:
-            UsageError: see `RequestOptions`; or `options` is of another type.
+            UsageError: `options` is not a `RequestOptions`, or a value is invalid, see `RequestOptions`.
         """
         if options is None:
             return cls(**changes)
@@ -99,36 +100,36 @@ class RequestOptions:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max_tokens must be at least 1, got {self.max_tokens}.")
         if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
-            raise UsageError(f"max_thinking_tokens is {self.max_thinking_tokens}; it must be 0 (no thinking) or more.")
+            raise UsageError(f"max_thinking_tokens must be at least 0 (no thinking), got {self.max_thinking_tokens}.")
         if self.deadline_s is not None and self.deadline_s <= 0:
-            raise UsageError(f"deadline_s is {self.deadline_s}; it must be above 0.")
+            raise UsageError(f"deadline_s must be above 0 seconds, got {self.deadline_s}.")
 
     def _check_stops(self) -> None:
         for text in cast("Sequence[object]", self.stop):
             if not isinstance(text, str):
                 raise UsageError(f"stop must be a string or a list of strings, got {reprlib.repr(text)} in it.")
             if not text:
-                raise UsageError("A stop string is empty; it would end every answer before it begins.")
+                raise UsageError("A stop string is empty, which would end every answer before it begins. Remove it.")
         for id in cast("Sequence[object]", self.stop_token_ids):
             if type(id) is not int or not 0 <= id <= HIGHEST_ID:
                 raise UsageError(f"stop_token_ids must be token ids, which are 0 or more, got {reprlib.repr(id)}.")
         for name in ("stop", "stop_token_ids"):
             if self.json_schema is not None and getattr(self, name):
                 raise UsageError(
-                    f"{name} cannot be used together with json_schema: it would end the answer in the middle of its "
-                    "form. Leave out one of the two."
+                    f"{name} cannot be used together with json_schema, because it could cut the JSON short. Leave out "
+                    "one of the two."
                 )
 
 
 def check_patience(timeout: object, **retries: object) -> None:
-    """Checks how long and how often a call is tried; None is not set.
+    """Check a timeout and a number of retries. None means not set.
 
     Args:
-        timeout: seconds.
-        retries: a number of further tries, under the name that the caller knows it by.
+        timeout: in seconds.
+        retries: the number of retries, as one keyword argument with the name to use in errors.
 
     Raises:
-        UsageError: a value is not a number or out of its range.
+        UsageError: a value is not a number or is out of range.
     """
     check_numbers(timeout=timeout, **retries)
     if timeout is not None and cast("float", timeout) <= 0:
@@ -139,5 +140,5 @@ def check_patience(timeout: object, **retries: object) -> None:
 
 
 def _is(kind: Any, value: object) -> bool:
-    """Whether a value is of a type; text is not a sequence of anything."""
+    """Whether a value has a type. Strings and bytes do not count as sequences."""
     return isinstance(value, kind) and (kind is not Sequence or not isinstance(value, str | bytes))

@@ -1,4 +1,4 @@
-"""What a policy file says: how steps are proposed and judged and what follows, read from commented TOML."""
+"""Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
 import tomllib
 from pathlib import Path
@@ -24,7 +24,7 @@ from stepspec.errors import UsageError, unknown_name
 
 
 class FileModel(BaseModel):
-    """A table of a file that people write: an unknown key is an error, and neither "7" nor true nor nan is a number."""
+    """A table of a TOML file with strict validation. Unknown keys are errors, and "7", true and nan are not numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -36,7 +36,7 @@ def _whole_number(value: object) -> object:
 
 
 Version = Annotated[Literal[1], BeforeValidator(_whole_number)]
-"""Of a file's form."""
+"""Version of a file format."""
 
 PolicyKind = Literal["target", "token", "draft", "step"]
 """The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
@@ -58,7 +58,7 @@ class RatingSpec(FileModel):
 
     @property
     def name(self) -> str:
-        """What scores are called in results."""
+        """Key of this judge's scores in results."""
         return f"rating.{self.prompt}"
 
     @model_validator(mode="after")
@@ -80,7 +80,7 @@ class LikelihoodSpec(FileModel):
 
     @property
     def name(self) -> str:
-        """What scores are called in results."""
+        """Key of this judge's scores in results."""
         return f"likelihood.{self.statistic}"
 
 
@@ -95,15 +95,15 @@ class StepTable(FileModel):
     max_step_tokens: int = Field(default=512, ge=1)
     """Longest step, in tokens."""
     draft_deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds for the draft to write a step. A slower draft is left out for the rest of the request."""
+    """Seconds for the draft to write a step. A slower draft is not used for the rest of the request."""
 
 
 class TokenTable(FileModel):
-    """Token-level speculation inside whatever the target writes. Exact, unless there is a tolerance."""
+    """Token-level speculation inside the target's own writing. Exact unless `tolerance` is above 0."""
 
     drafter: Literal[DrafterName, "auto"] = "none"
-    """What drafts tokens. `auto` takes the draft model if the target's engine can draft with it, else what the engine
-    uses by itself, else prompt lookup."""
+    """The drafter. `auto` selects the draft model if the target's engine can draft with it, else the engine's built-in
+    speculation, else prompt lookup."""
     num_tokens: int | Literal["auto"] = "auto"
     """Tokens drafted in each round. `auto` chooses from measured acceptance and costs."""
     tolerance: float = Field(default=0.0, ge=0, le=1)
@@ -127,14 +127,14 @@ class TokenTable(FileModel):
 
     @property
     def drafting(self) -> Drafting:
-        """The same as engines take it, once it is settled what "auto" stands for (`session.fit_policy`)."""
+        """The table as the engine's `Drafting`. `session.fit_policy` must have replaced "auto" first."""
         assert self.drafter != "auto", "the policy was not fitted to its models"
         num_tokens = None if self.num_tokens == "auto" else self.num_tokens
         return Drafting(self.drafter, num_tokens, self.tolerance, self.archive)
 
 
 class SalvageTable(FileModel):
-    """How much of a rejected step is kept."""
+    """Which part of a rejected step to keep."""
 
     min_logprob: float = Field(default=0.0, le=0)
     """Keeps the longest prefix in which every token is the target's own choice, or has at least this log-probability
@@ -142,8 +142,8 @@ class SalvageTable(FileModel):
 
 
 class Policy(FileModel):
-    """One policy file. `family` says who writes: the target alone, the draft alone, or (score) the draft with the
-    target judging every finished step."""
+    """One policy file. `family` selects who writes: the target alone, the draft alone, or (`score`) the draft while
+    the target judges every finished step."""
 
     version: Version
     """Version of the file format: 1."""
@@ -162,7 +162,7 @@ class Policy(FileModel):
     token: TokenTable = TokenTable()
     """Token-level speculation inside what the target writes."""
     judges: Annotated[tuple[JudgeSpec, ...], Strict(False)] = ()
-    """All judges must accept a step, and the first that rejects it decides. They share one pass of the target."""
+    """All judges must accept a step. They share one pass of the target."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
@@ -175,11 +175,11 @@ class Policy(FileModel):
 
     @property
     def token_level_exact(self) -> bool:
-        """Whether what the target writes has the target's distribution."""
+        """Whether the target's own text follows the target's distribution."""
         return self.token.tolerance == 0
 
     def kind(self, own_speculation: str | None = None) -> PolicyKind:
-        """Who writes, on a target whose engine speculates by itself in that way, see `Engine.own_speculation`."""
+        """Return the policy's kind for an engine with the given built-in speculation, see `Engine.own_speculation`."""
         if self.family == "target":
             alone = self.token.drafter == "none"
             alone |= self.token.drafter == "engine" and own_speculation in (None, "none")
@@ -188,35 +188,35 @@ class Policy(FileModel):
 
     @property
     def needs_draft(self) -> bool:
-        """Whether any of it uses the draft model."""
+        """Whether the policy uses the draft model."""
         return self.family != "target" or self.token.drafter == "draft-model"
 
     @property
     def needs_scores(self) -> bool:
-        """Whether any of it looks at the target's distribution over a proposed step's own tokens."""
+        """Whether the policy needs the target's log-probs of a proposed step's tokens."""
         return self.salvage is not None or any(judge.kind == "likelihood" for judge in self.judges)
 
     @property
     def needs_label_logprobs(self) -> bool:
-        """Whether any of it looks at the distribution over a probe's labels, and not only at the target's choice."""
+        """Whether the policy needs the log-probs of a probe's labels, not only the target's choice."""
         return any(judge.kind == "rating" and judge.readout == "expected" for judge in self.judges)
 
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:
-    """A policy by name or from a file of the user's, with the text it was read from.
+    """Load a policy by name or path. Return it with the text of its file.
 
     Raises:
-        UsageError: there is no such policy, or the file says something that a policy cannot.
+        UsageError: there is no such policy, or the file is invalid.
     """
     path = find_data_file("policies", name_or_file)
     return load_toml(path, Policy)
 
 
 def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
-    """Reads a TOML file into its model, with the text.
+    """Load a TOML file into a model. Return the model with the file's text.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or has a key or value that the model does not take.
+        UsageError: the file cannot be read, is not valid TOML, or has a key or value that the model rejects.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How a notebook shows a result: its steps in the colour of who wrote them, the answer, and what it took."""
+"""HTML of a result for notebooks: the steps, colored by who wrote them, then the answer, tokens and seconds."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -8,27 +8,27 @@ if TYPE_CHECKING:
     from stepspec.loop.step import Result, Step
 
 COLOURS: Mapping[str, str] = {"draft": "#2a9d8f", "salvaged": "#e0a100", "target": "#4a7bd0"}
-"""Of the bar beside a step; in the middle of the scale, so that they show on light and dark pages."""
+"""Color of the bar beside a step, by origin. Medium tones stay visible on light and dark pages."""
 
 STYLE = "border-left: 4px solid {colour}; padding: 0.1em 0.8em; margin: 0.25em 0; white-space: pre-wrap"
 
 
 def result_html(result: "Result") -> str:
-    """The result as HTML that needs no style sheet, no script and no network."""
+    """Render a result as HTML that needs no style sheet, script or network."""
     return "\n".join(["<div>", *_lines(result), "</div>"])
 
 
 def _lines(result: "Result") -> Iterator[str]:
     yield from (_step_line(step) for step in result.steps)
-    if result.answer and result.answer != result.reasoning:  # a model that does not think apart says it all in steps
+    if result.answer and result.answer != result.reasoning:  # otherwise the steps already are the answer
         yield f'<div style="margin: 0.6em 0; white-space: pre-wrap">{escape(result.answer.strip())}</div>'
     for call in result.tool_calls:
         yield f'<div style="margin: 0.6em 0"><code>{escape(f"{call.name}({call.arguments})")}</code></div>'
     usage, times = result.usage, result.times
-    said = f"{usage.completion_tokens} tokens in {times.wall:.2f} s, {usage.draft_tokens} of them the draft's"
+    summary = f"{usage.completion_tokens} tokens in {times.wall:.2f} s, {usage.draft_tokens} of them the draft's"
     if result.finish_reason == "length":
-        said += "; stopped by the limit of tokens"
-    yield f'<div style="opacity: 0.7; font-size: 90%">{said}</div>'
+        summary += "; stopped by the limit of tokens"
+    yield f'<div style="opacity: 0.7; font-size: 90%">{summary}</div>'
     if result.note is not None:
         yield f'<div style="font-size: 90%"><b>Note:</b> {escape(result.note)}</div>'
 

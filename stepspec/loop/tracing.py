@@ -1,6 +1,7 @@
-"""Spans of a request, by OpenTelemetry's conventions for generative AI. They are in development: all names are here.
+"""OpenTelemetry spans of a request. They follow the GenAI semantic conventions, which are still in development.
 
-Only `opentelemetry-api` is used, if it is installed; where nothing listens, a request has no spans and costs nothing.
+All span and attribute names are in this module. It needs only `opentelemetry-api`. If that is not installed, or no
+tracer records, a request has no spans and no overhead.
 """
 
 import time
@@ -23,12 +24,12 @@ DRAFT_SPAN, VERIFY_SPAN, REGENERATE_SPAN, STEP_SPAN = (
     "stepspec.regenerate",
     "stepspec.step",
 )
-"""Children of a request's span: who was busy with a step. A `step` was written by one model, and nobody judged it."""
+"""Children of a request's span: the phases of a step. `STEP_SPAN` is a step that one model wrote without a judge."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a span says of a request when it begins."""
+    """What a request's span records at its start."""
 
     target: str
     policy: str
@@ -40,7 +41,7 @@ class Asked:
         return f"{OPERATION} {self.target}"
 
     def attributes(self) -> Mapping[str, Any]:
-        """The request's."""
+        """Return the request's span attributes."""
         options = self.options
         sampling = options.sampling
         return {
@@ -58,7 +59,7 @@ class Asked:
 
 
 def answer_attributes(result: Result, target: str) -> Mapping[str, Any]:
-    """The response's."""
+    """Return the response's span attributes."""
     usage = result.usage
     return {
         "gen_ai.response.model": target,
@@ -75,7 +76,7 @@ def answer_attributes(result: Result, target: str) -> Mapping[str, Any]:
 
 
 async def traced(events: AsyncGenerator[Event, None], asked: Asked) -> AsyncGenerator[Event, None]:
-    """The events of a request, with a span for it and one for each thing that a model did in it."""
+    """Pass on the events of a request. Record a span for the request and a child span for each phase of a step."""
     api = _api()
     span = api.get_tracer("stepspec").start_span(asked.name, attributes=asked.attributes()) if api else None
     if api is None or span is None or not span.is_recording():
@@ -101,7 +102,7 @@ async def traced(events: AsyncGenerator[Event, None], asked: Asked) -> AsyncGene
 
 
 class _Steps:
-    """Makes spans of the time between events."""
+    """Turns the time between events into child spans."""
 
     def __init__(self, api: Any, span: Any) -> None:
         self._api = api
@@ -112,11 +113,11 @@ class _Steps:
         self._seen = False
 
     def resumed(self) -> None:
-        """The caller has received the last event; the time after it is not part of the request."""
+        """Restart the clock when the caller asks for the next event. The caller's own time is not part of a span."""
         self._since = time.time_ns()
 
     def note(self, event: Event) -> None:
-        """Ends what the event is the end of."""
+        """Record the span that ends with an event."""
         if isinstance(event, StepProposed):
             self._proposed = True
             self._child(DRAFT_SPAN, event.index, {"stepspec.step.draft_tokens": event.num_tokens})
@@ -133,15 +134,15 @@ class _Steps:
 
     def _committed(self, event: StepCommitted) -> None:
         step, judged = event.step, self._judged
-        told = {
+        attributes = {
             "stepspec.step.source": step.origin,
             "stepspec.step.draft_tokens": step.num_from_draft,
             "stepspec.step.target_tokens": step.num_tokens - step.num_from_draft,
         }
         if not self._proposed:
-            self._child(STEP_SPAN, step.index, told)
+            self._child(STEP_SPAN, step.index, attributes)
         elif judged is not None and not judged.accepted:
-            self._child(REGENERATE_SPAN, step.index, told)
+            self._child(REGENERATE_SPAN, step.index, attributes)
         self._proposed, self._judged = False, None
 
     def _child(self, name: str, index: int, attributes: Mapping[str, Any]) -> None:
@@ -154,7 +155,7 @@ class _Steps:
 
 @cache
 def _api() -> Any:
-    """OpenTelemetry's tracing API; None where it is not installed."""
+    """Return OpenTelemetry's tracing API; None if it is not installed."""
     try:
         from opentelemetry import trace
     except ModuleNotFoundError:

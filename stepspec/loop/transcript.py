@@ -1,6 +1,6 @@
-"""The growing text of one request: its token ids, the steps committed so far, then the answer.
+"""The growing text of one request: token ids, committed steps, then the answer.
 
-Ids are only ever appended, never encoded again, so the work per step does not grow with the text.
+Ids are only appended and never encoded again, so the work per step does not grow with the text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +15,10 @@ from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
 
 
 class Transcript:
-    """`thinking` until the end-of-thinking tag, then the answer until `ended`; a model without tags has only steps,
-    whose text is the answer too."""
+    """The text of a request. `thinking` is true until the end-of-thinking tag; the answer follows until `ended`.
+
+    A model without thinking tags has only steps, and their text is also the answer.
+    """
 
     def __init__(
         self,
@@ -27,7 +29,7 @@ class Transcript:
         answer: AnswerReader | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`stop_token_ids` end the answer as the tokenizer's own ends do."""
+        """`stop_token_ids` end the answer like the tokenizer's own end tokens."""
         self.buffer = TokenBuffer(prompt)
         self.steps: list[Step] = []
         self.answer = answer or AnswerReader()
@@ -36,11 +38,11 @@ class Transcript:
         self.thinking = True
         self.ended = False
         self.open_ids: list[int] = []
-        """Ids of the step that is not closed yet."""
+        """Ids of the open step."""
         self.open_text = ""
-        """What a user has seen of it."""
+        """Text of the open step that has been emitted."""
         self.visible = partial(visible_ids, tokenizer, marks=self.answer.marks)
-        """Of some ids those that a user sees."""
+        """Filters ids down to those that are visible to the user."""
         self._reader = TextReader(tokenizer, self.buffer, len(prompt), self.visible)
         self._tokenizer = tokenizer
         self._step_stop = step_stop
@@ -54,16 +56,16 @@ class Transcript:
 
     @property
     def step_is_over(self) -> bool:
-        """Whether the open step has come to its end and waits to be closed."""
+        """Whether the open step is complete and can be closed."""
         return self._step_end is not None
 
     def rest_of_step(self, remaining: int) -> Stop:
-        """Where the writer of the open step has to stop, with `remaining` tokens left in the budget."""
+        """Return where the writer of the open step must stop, with `remaining` tokens left in the budget."""
         room = self._step_stop.max_tokens - len(self.open_ids)
         return Stop(max(1, min(room, remaining)), self._step_stop.delimiters, self._step_stop.token_ids)
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Appends ids to the open step."""
+        """Append ids to the open step."""
         self.buffer.append(ids)
         for id in ids:
             self.open_ids.append(id)
@@ -78,7 +80,7 @@ class Transcript:
     def close_step(
         self, origin: Origin, num_from_draft: int = 0, scores: Mapping[str, float | None] | None = None
     ) -> Iterator[StepCommitted | AnswerEvent]:
-        """Commits the open step; an end tag ends the thinking or the text and is no part of the step."""
+        """Commit the open step. An end tag ends the thinking or the text and is not part of the step."""
         end = self._step_end or "cap"
         ids = self.open_ids[:-1] if end in ("thinking", "text") else self.open_ids
         if ids:
@@ -97,23 +99,23 @@ class Transcript:
         self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
 
     def tell(self) -> Iterator[AnswerEvent]:
-        """Shows what there is of the open step, if steps are the answer. Nobody may take it back."""
+        """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
         if self._think_end is None and self.open_ids and not self.step_is_over:
             text = self._reader.read(len(self.buffer), to_the_end=False)
             self.open_text += text
             yield from self.answer.feed(text)
 
     def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
-        """Puts the tag behind what was thought so far, in the name of somebody who has not finished it."""
+        """Close the open step with `origin` and append the end-of-thinking tag."""
         assert self._think_end is not None
         yield from self.finish(origin)
         self.extend([self._think_end])
         yield from self.close_step(origin)
 
     def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
-        """Take ids of a single writer, closing each step as it ends, then the answer."""
+        """Append ids of a single writer. Close each step that ends; after the thinking, emit the answer."""
         for index, id in enumerate(ids):
-            if self.ended:  # by a stop string; what was written behind it is there, and not shown
+            if self.ended:  # by a stop string: the tokens after it are kept in the buffer but not emitted
                 self.buffer.append(ids[index:])
                 return
             if not self.thinking:
@@ -127,7 +129,7 @@ class Transcript:
             yield from self.finish(origin)
 
     def finish(self, origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
-        """Closes the step that the last writer has left open."""
+        """Close the step that the last writer has left open."""
         if self.open_ids:
             yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
 

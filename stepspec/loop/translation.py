@@ -1,7 +1,7 @@
-"""A draft with another tokenizer than the target's, as the target's side sees it.
+"""A wrapper for a draft whose tokenizer differs from the target's: it takes and returns the target's ids.
 
-Each side keeps ids of its own that only grow. What the draft wrote and the target took as it was stays what the draft
-wrote; what else was committed is encoded once, by the draft's tokenizer, when the draft is asked next.
+The draft and the target each keep their own append-only ids. If the target accepts the draft's text unchanged, the
+draft's original ids are reused. All other committed text is encoded once with the draft's tokenizer, at the next call.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -28,30 +28,36 @@ from stepspec.errors import UsageError
 
 
 class TranslatedDraft:
-    """The draft of one request, in the target's ids."""
+    """The draft of one request, behind an interface in the target's ids."""
 
     def __init__(self, draft: Engine, prompt: Sequence[int], tokenizer: Tokenizer, start: int) -> None:
-        """`prompt` is the request as the draft's own template puts it, `tokenizer` the target's, and `start` the length
-        of the request in its ids."""
+        """
+        Args:
+            draft: the draft's engine.
+            prompt: the request in the draft's ids, rendered with the draft's chat template.
+            tokenizer: the target's tokenizer.
+            start: length of the request in the target's ids.
+        """
         self.name = draft.name
         self.tokenizer = tokenizer
         self.max_context = draft.max_context
         self._draft = draft
-        self._own = TokenBuffer(prompt)
+        self._draft_buffer = TokenBuffer(prompt)
         self._start = start
         self._reader: TextReader | None = None
         self._proposed: tuple[list[int], Sequence[int]] = [], ()
-        """What was written last, in the target's ids and in the draft's own, tags left out."""
-        own, theirs = think_end_id(draft.tokenizer), think_end_id(tokenizer)
+        """The draft's last output without end tags: in the target's ids, and in the draft's ids."""
+        draft_tag, target_tag = think_end_id(draft.tokenizer), think_end_id(tokenizer)
         end = min(tokenizer.end_ids, default=None)
-        # A model that does not think between tags ends its text where another one ends its thinking.
-        self._tags = dict.fromkeys(draft.tokenizer.end_ids, theirs if own is None and theirs is not None else end)
-        if own is not None:
-            self._tags[own] = end if theirs is None else theirs
+        # If only one model has thinking tags, the other's end of text stands for the end of the thinking.
+        ends_thinking = draft_tag is None and target_tag is not None
+        self._tags = dict.fromkeys(draft.tokenizer.end_ids, target_tag if ends_thinking else end)
+        if draft_tag is not None:
+            self._tags[draft_tag] = end if target_tag is None else target_tag
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """None: a draft writes, and the target judges."""
+        """No abilities: a draft only generates, and the target judges."""
         return frozenset()
 
     @property
@@ -73,42 +79,44 @@ class TranslatedDraft:
         hint: Sequence[int] = (),
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`; `prompt` is the same buffer at every call. All ids come in one chunk.
+        """See `Engine.generate`. `prompt` must be the same buffer at every call. All ids come in one chunk.
 
         Raises:
-            UsageError: the sampling names ids of the target's.
+            UsageError: the sampling has `logit_bias` or `allowed`, which use the target's ids.
         """
         if sampling.logit_bias or sampling.allowed is not None:
             raise UsageError(
-                f"{self.name} has other token ids than the target; logit_bias and allowed name the target's."
+                f"logit_bias and allowed are not supported: the draft {self.name} has other token ids than the target."
             )
         self._catch_up(prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
-        chunk = await collect(self._draft.generate(self._own, sampling, own_stop, drafting, json_schema=json_schema))
+        chunk = await collect(
+            self._draft.generate(self._draft_buffer, sampling, own_stop, drafting, json_schema=json_schema)
+        )
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
-        own = self._draft.tokenizer
-        ids = self.tokenizer.encode_text(own.decode(visible_ids(own, written)))
+        tokenizer = self._draft.tokenizer
+        ids = self.tokenizer.encode_text(tokenizer.decode(visible_ids(tokenizer, written)))
         self._proposed = ids, written
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
-        whole = ids if tag is None else [*ids, tag]
-        end = next((place for place, id in enumerate(whole, 1) if id in stop.token_ids), None)
-        if end is not None and (end < len(whole) or tag is None):
-            yield Chunk(tuple(whole[:end]), "token", chunk.queue_s, chunk.passes)
-        elif len(whole) > stop.max_tokens:
-            yield Chunk(tuple(whole[: stop.max_tokens]), "length", chunk.queue_s, chunk.passes)
+        output = ids if tag is None else [*ids, tag]
+        end = next((length for length, id in enumerate(output, 1) if id in stop.token_ids), None)
+        if end is not None and (end < len(output) or tag is None):
+            yield Chunk(tuple(output[:end]), "token", chunk.queue_s, chunk.passes)
+        elif len(output) > stop.max_tokens:
+            yield Chunk(tuple(output[: stop.max_tokens]), "length", chunk.queue_s, chunk.passes)
         else:
-            yield Chunk(tuple(whole), chunk.end, chunk.queue_s, chunk.passes)
+            yield Chunk(tuple(output), chunk.end, chunk.queue_s, chunk.passes)
 
     def _catch_up(self, prompt: TokenBuffer) -> None:
-        """Takes over what was committed since the last call."""
+        """Append the text committed since the last call to the draft's ids."""
         if self._reader is None:
             self._reader = TextReader(self.tokenizer, prompt, self._start, partial(visible_ids, self.tokenizer))
-        theirs, own = self._proposed
-        if theirs and prompt.since(self._reader.position)[: len(theirs)] == theirs:
-            self._own.append(own)
-            self._reader.position += len(theirs)
+        target_ids, draft_ids = self._proposed
+        if target_ids and prompt.since(self._reader.position)[: len(target_ids)] == target_ids:
+            self._draft_buffer.append(draft_ids)
+            self._reader.position += len(target_ids)
         if text := self._reader.read(len(prompt), to_the_end=False):
-            self._own.append(self._draft.tokenizer.encode_text(text))
+            self._draft_buffer.append(self._draft.tokenizer.encode_text(text))
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`."""
@@ -117,7 +125,7 @@ class TranslatedDraft:
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """Not for a draft.
+        """Not supported for a draft.
 
         Raises:
             UsageError: always.
@@ -137,4 +145,4 @@ class TranslatedDraft:
         await self._draft.forget()
 
     async def aclose(self) -> None:
-        """Nothing to free: the draft serves other requests too."""
+        """Do nothing: other requests share the draft."""

@@ -1,4 +1,4 @@
-"""Training batches: sequences drawn, cut by length and padded, with the masks of their trees and where to look."""
+"""Training batches: sampled sequences, grouped by length and padded, with tree masks and attention targets."""
 
 import itertools
 import random
@@ -10,16 +10,19 @@ from stepspec.evaluation.generators.gsm_mini import NAMES
 from stepspec.mini.recipes import Stage
 from stepspec.mini.sequences import NOT_LEARNED, SequenceMaker, TreeSequence
 
-CONTEXT_OF_A_COPY = 5  # tokens from a name on that must stand before what is copied as before the original
-PART = 12  # sequences that a CPU reads at a time: what they touch stays longer in its cache
-POOL = 8  # batches that are drawn together and cut by length, so that little is padding
+CONTEXT_OF_A_COPY = 5  # tokens from a name on that must match before the copied token and its source
+PART = 12  # sequences per pass on a CPU, few enough to fit its cache
+POOL = 8  # batches that are sampled together and grouped by length, to reduce padding
 
 
 def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-    """Pads to one length and builds the mask of the trees [B, 1, T, T].
+    """Pad sequences to one length and build the mask of their trees, [B, 1, T, T].
 
-    With the ids of names, attention heads can be taught where to look: to `places_to_look` come, from each token of a
-    step that is judged, the token before it (`before`), and from a judge's answer the end of the step (`ends`).
+    Args:
+        sequences: the sequences of the batch.
+        names: token ids of names. If given, the batch also has attention targets: those of `places_to_look`, from each
+            token of a judged step to the token before it (`before`), and from a judge's answer to the end of the step
+            (`ends`).
     """
     length = max(len(sequence.ids) for sequence in sequences)
 
@@ -35,8 +38,9 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
     trunk = (segments == 0)[:, None, :] & (index[None, None, :] < batch.pop("cuts")[:, :, None])
     visible = own | trunk
     batch["mask"] = torch.where(visible, 0.0, torch.finfo(torch.bfloat16).min)[:, None]
-    judged = (batch["flaws"] >= 0) | (batch["differences"] >= 0)  # [B, T], steps of the trunk among them
-    batch["flaws"] = torch.where(segments > 0, batch["flaws"], NOT_LEARNED)  # which are right, and no news
+    judged = (batch["flaws"] >= 0) | (batch["differences"] >= 0)  # [B, T], including steps of the trunk
+    # Steps of the trunk are always right, so do not train on them.
+    batch["flaws"] = torch.where(segments > 0, batch["flaws"], NOT_LEARNED)
     batch["onsets"] = torch.stack([_onsets(batch["flaws"]), _onsets(batch["differences"])]).amax(0)
     if names is not None:
         batch |= places_to_look(batch["ids"], batch["targets"], visible, names)
@@ -48,7 +52,7 @@ def collate(sequences: Sequence[TreeSequence], names: torch.Tensor | None = None
 
 
 def _onsets(labels: torch.Tensor) -> torch.Tensor:
-    """Of labels that are 0 and, from some token on, 1: that token 1, those before it 0, the others not learned."""
+    """Return labels of the first wrong token: 1 at the first label 1, 0 where labels are 0, else `NOT_LEARNED`."""
     first = (labels == 1) & (torch.nn.functional.pad(labels, (1, 0))[:, :-1] == 0)
     return torch.where((labels == 0) | first, labels, NOT_LEARNED)
 
@@ -56,20 +60,22 @@ def _onsets(labels: torch.Tensor) -> torch.Tensor:
 def places_to_look(
     ids: torch.Tensor, targets: torch.Tensor, visible: torch.Tensor, names: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Where a number of somebody is found, in two steps, [B, T, T] each: what an attention head is taught.
+    """Return attention targets for looking up a person's number in two steps, [B, T, T] each.
 
-    `owners` is, of the tokens that come shortly after a name, the name. `sources` are, of what is said after a name,
-    the tokens that it can be copied from: the next token itself, seen after the same name and the same tokens since.
+    `owners` points from each token shortly after a name to that name. `sources` points from a token after a name to the
+    tokens that the next token can be copied from. These equal the next token and follow the same name and tokens.
 
     Args:
-        ids: [B, T].
-        targets: the tokens to be written next, [B, T].
-        visible: [B, T, T].
-        names: ids of names.
+        ids: token ids, [B, T].
+        targets: the next tokens, [B, T].
+        visible: which tokens each token sees, [B, T, T].
+        names: token ids of names.
     """
     length = ids.shape[1]
     pad = torch.nn.functional.pad
-    same = pad(ids[:, :, None] == ids[:, None, :], (1, 0))[:, :, :length]  # a token, and that before another
+    same = pad(ids[:, :, None] == ids[:, None, :], (1, 0))[
+        :, :, :length
+    ]  # whether a token equals the token before another
     is_name = torch.isin(ids, names)
     matched, nameless = same, ~is_name
     owners, sources = torch.zeros_like(same), torch.zeros_like(same)
@@ -83,7 +89,7 @@ def places_to_look(
 
 
 class Batches(torch.utils.data.IterableDataset[list[dict[str, torch.Tensor]]]):
-    """Training batches from step `first_step` on, in parts; each depends on the seed and its number alone."""
+    """Training batches from step `first_step` on, split into parts. A batch depends only on the seed and its number."""
 
     def __init__(self, maker: SequenceMaker, stage: Stage, seed: str, first_step: int, together: int) -> None:
         self.maker = maker

@@ -1,7 +1,7 @@
-"""Writes what was measured into the model card: `python -m stepspec.mini.card`.
+"""Write the measured figures into the model card: `python -m stepspec.mini.card`.
 
-The prose of `weights/README.md` is written by hand; the tables between its markers come from `figures.json`, which
-`python -m stepspec.mini.measure PART --save` writes, and from the weights themselves.
+The prose of `weights/README.md` is written by hand. The tables between its markers come from the weights and from
+`figures.json`, which `python -m stepspec.mini.measure PART --save` writes.
 """
 
 import json
@@ -16,10 +16,10 @@ Figures = dict[str, Any]
 
 
 def with_figures(card: str, folder: Path) -> str:
-    """The card with its tables made anew from the figures and the weights in a folder.
+    """Return the card with new tables from the figures and the weights in a folder.
 
     Raises:
-        UsageError: the card lacks a marker.
+        UsageError: a marker is missing in the card.
     """
     figures: Figures = json.loads((folder / "figures.json").read_text())
     blocks = {
@@ -106,7 +106,7 @@ def _cost(figures: Figures) -> str:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     path = WEIGHTS / "README.md"
     path.write_text(with_figures(path.read_text(encoding="utf-8"), WEIGHTS), encoding="utf-8")
 

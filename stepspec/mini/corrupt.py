@@ -1,4 +1,4 @@
-"""Wrong variants of reference steps, for training and testing judges: each has one mistake that a small model makes."""
+"""Wrong variants of reference steps, to train and test judges. Each has one mistake typical of a small model."""
 
 import random
 from collections.abc import Mapping
@@ -12,11 +12,10 @@ SLIPS = (-10, -2, -1, 1, 2, 10)
 
 
 def corrupt_step(problem: Problem, index: int, values: Mapping[str, int], rng: random.Random) -> Content:
-    """What step `index` of the problem says, with one mistake in it.
+    """Return the content of step `index` of the problem with one mistake.
 
-    The mistake is one of: the result is miscalculated, a quantity is misread or somebody else's, a number of the
-    story is misread, the kind of relation is mistaken, another person is referred to, or another person's relation
-    is taken for this one's.
+    The mistake is one of: a wrong result, a misread quantity, another person's quantity, a misread number of the story,
+    the wrong kind of relation, a reference to the wrong person, or another person's relation.
     """
     relation = problem.plan[index]
     right = step_content(problem.scene, relation, values)
@@ -35,11 +34,11 @@ def corrupt_step(problem: Problem, index: int, values: Mapping[str, int], rng: r
             return content
 
 
-_Mistake = tuple[Relation, dict[str, int]]  # the relation as written, and quantities misread in it
+_Mistake = tuple[Relation, dict[str, int]]  # the relation to write, and the misread quantities
 
 
 def _result(problem: Problem, relation: Relation, values: Mapping[str, int], rng: random.Random) -> _Mistake:
-    return relation, {relation.subject: -1}  # the slip itself is made where the result is written
+    return relation, {relation.subject: -1}  # `corrupt_step` changes the result itself
 
 
 def _operand(problem: Problem, relation: Relation, values: Mapping[str, int], rng: random.Random) -> _Mistake:

@@ -1,8 +1,8 @@
-"""The forward pass of a Llama for training on a CPU: 0.7 times the time of the model's own under bfloat16 autocast.
+"""Llama forward pass for training on a CPU, in 0.7 times the time of the model's own pass under bfloat16 autocast.
 
-Activations are bfloat16 and the residual stream float32. Norm, rotation, gate and attention have their own backward
-passes, which keep only what they need; queries are taken in blocks, so that keys that the mask hides behind them all
-are not looked at. Gradients are as close to float32's as those of autocast (`tests/mini/test_forward.py`).
+Activations are bfloat16 and the residual stream is float32. Norm, rotation, gate and attention have custom backward
+passes that save only the tensors they need. Attention processes queries in blocks and skips the keys that are masked
+for a complete block. Gradients are as close to float32 gradients as those of autocast (`tests/mini/test_forward.py`).
 """
 
 from collections.abc import Collection
@@ -16,11 +16,11 @@ _LOW = torch.bfloat16
 
 
 class Read(NamedTuple):
-    """What comes out of a forward pass."""
+    """The outputs of a forward pass."""
 
-    hidden: Tensor  # what the head reads, [B, T, width] in bfloat16
-    scores: dict[int, Tensor]  # of the first attention head of the layers watched, [B, T, T] in float32
-    tapped: dict[int, Tensor]  # residual stream after the layers tapped, normalised, [B, T, width] in float32
+    hidden: Tensor  # input of the output head, [B, T, width] in bfloat16
+    scores: dict[int, Tensor]  # scores of the first attention head by watched layer, [B, T, T] in float32
+    tapped: dict[int, Tensor]  # normalized residual stream by tapped layer, [B, T, width] in float32
 
 
 def forward_hidden(
@@ -31,15 +31,15 @@ def forward_hidden(
     watched: Collection[int] = (),
     tapped: Collection[int] = (),
 ) -> Read:
-    """Reads sequences with a `LlamaForCausalLM`, with gradients for its parameters.
+    """Run sequences through a `LlamaForCausalLM`, with gradients for its parameters.
 
     Args:
-        model: its parameters are float32.
-        ids: [B, T].
-        positions: [B, T].
-        mask: additive, [B, 1, T, T]; nobody may see what stands after it.
-        watched: layers whose attention is looked into.
-        tapped: layers after which the residual stream is tapped.
+        model: the model, with float32 parameters.
+        ids: token ids, [B, T].
+        positions: position ids, [B, T].
+        mask: additive attention mask, [B, 1, T, T]. It must be causal.
+        watched: indices of the layers whose attention scores are returned.
+        tapped: indices of the layers whose output residual stream is returned.
     """
     config = model.config
     heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -75,7 +75,7 @@ def forward_hidden(
 
 
 def rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines, [B, T, 1, size] each."""
+    """Return cosines and signed sines of the rotary embedding, [B, T, 1, size] each."""
     frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size)
     angles = (positions[..., None].float() * frequencies)[:, :, None]
     cosine, sine = angles.cos(), angles.sin()
@@ -83,7 +83,7 @@ def rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor
 
 
 class Norm(torch.autograd.Function):
-    """RMSNorm of x [N, W] in float32, to bfloat16."""
+    """RMSNorm of x [N, W] in float32, with bfloat16 output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -1,14 +1,14 @@
-"""Measures a pair: `python -m stepspec.mini.measure PART`, where the model cards' figures come from.
+"""Measure the figures of a pair's model card: `python -m stepspec.mini.measure PART`.
 
-- `solutions`: what both models solve, how many of their steps are right, and how long the steps are;
-- `judging`: how well the target tells right steps of the draft from wrong ones, by every score that it can give;
-- `acceptance`: how many of the draft's tokens token-level speculation keeps;
-- `cost`: what a token costs each model, and what it costs the target to read several at once;
-- `passes`: what passes over 1 to 128 tokens cost the target, alone and for 16 requests at once.
+- `solutions`: the share of problems that each model solves, the share of right steps, and the step length;
+- `judging`: how well each score of the target separates right and wrong steps of the draft;
+- `acceptance`: the share of draft tokens that token-level speculation accepts;
+- `cost`: the time per decoded token for each model, and the time to read several tokens in one pass;
+- `passes`: the time of the target's passes over 1 to 128 tokens, for one request and for 16 concurrent requests.
 
-The oracle of the problems says which steps are right. Each part prints JSON, and with `--save` keeps it in
-`figures.json` beside the embedded pair's weights, from which `stepspec.mini.card` makes the tables of its model card.
-Problems are those of gsm-mini's test split, or with `--split calibration` those on which thresholds are chosen.
+The problems' oracle decides which steps are right. Each part prints JSON. With `--save`, it also stores the figures in
+`figures.json` next to the embedded pair's weights. `stepspec.mini.card` builds the model card's tables from that file.
+The default problems are the test split of gsm-mini. Thresholds are chosen on `--split calibration`.
 """
 
 import argparse
@@ -53,21 +53,21 @@ from stepspec.mini.oracle import Oracle, StepOracle, same_content, step_correctn
 
 Figures = dict[str, Any]
 Result = TypeVar("Result")
-TOGETHER = 16  # problems at a time
+TOGETHER = 16  # problems that run concurrently
 MAX_STEPS = 16
 BATCHES, PASS_TOKENS = (1, 16), (1, 2, 4, 8, 16, 32, 64, 128)
-RIGHT_SHARES = (0.85, 0.9, 0.95, 0.98)  # of right steps accepted, where the share of wrong ones accepted is read
+RIGHT_SHARES = (0.85, 0.9, 0.95, 0.98)  # shares of accepted right steps; `operating_point` is reported for each
 
 
 @dataclass(frozen=True)
 class Source:
-    """Problems whose steps can be checked.
+    """A source of problems whose steps can be checked.
 
     Attributes:
-        load: the problems of a split; each has `id`, `question` and `answer`.
-        oracle: made for a problem.
-        same: whether two steps of a problem say the same.
-        wrong: a wrong variant of a problem's step at an index, worded as the draft would; None without that step.
+        load: returns the problems of a split. Each has `id`, `question` and `answer`.
+        oracle: returns the oracle of a problem.
+        same: returns whether two steps of a problem have the same content.
+        wrong: returns a wrong variant of a problem's step at an index, in the draft's voice; None without that step.
     """
 
     load: Callable[[Split], Iterable[Any]]
@@ -94,17 +94,17 @@ SOURCES = {
 
 @dataclass
 class Judged:
-    """One step of the draft as the target judges it."""
+    """One step of the draft with the target's scores."""
 
     right: bool
     scores: dict[str, float]
-    equivalent: bool | None = None  # whether the target's own step says the same; with the score for it
+    equivalent: bool | None = None  # whether the target's own step has the same content
     equivalence: float = 0.0
-    selected: bool | None = None  # whether the best of several candidates was picked
+    selected: bool | None = None  # whether the target picked the best of several candidates
 
 
 class Judge:
-    """Asks the target about steps of the draft, with the prompts it was trained on."""
+    """A judge that asks the target about steps of the draft, with the prompts that it was trained on."""
 
     def __init__(self, target: TorchEngine, draft: TorchEngine, source: Source) -> None:
         self.target = target
@@ -126,10 +126,12 @@ class Judge:
         return Probe(tuple(self.encode(render_probe(self.target.tokenizer, prompt))), labels)
 
     async def steps(self, problem: Any, rng: random.Random, compare: bool) -> AsyncIterator[Judged]:
-        """The draft's steps of one problem, up to the first wrong one.
+        """Yield the judged steps of the draft for one problem, up to the first wrong step.
 
         Args:
-            compare: whether equivalence and selection are asked as well, which need a step of the target.
+            problem: a problem of the source.
+            rng: the source of random choices.
+            compare: whether to judge equivalence and selection too, which needs a step of the target.
         """
         transcript, oracle = (
             TokenBuffer(encode_request(self.target.tokenizer, problem.question)),
@@ -157,7 +159,7 @@ class Judge:
         *ratings, yes_no = seen.probe_logprobs
         for name, logprobs in zip(self.ratings, ratings, strict=True):
             rating = expected_digit(logprobs)
-            scores[name] = -1.0 if rating is None else rating  # below every digit, as the judge refuses it
+            scores[name] = -1.0 if rating is None else rating  # below every digit, because the judge rejects the step
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
     async def _compare(self, problem: Any, transcript: TokenBuffer, step: str, judged: Judged) -> None:
@@ -174,7 +176,7 @@ class Judge:
     async def _select(
         self, problem: Any, transcript: TokenBuffer, index: int, step: str, judged: Judged, rng: random.Random
     ) -> None:
-        """The draft's step among two wrong variants of the reference's, if there still is a reference step."""
+        """Select among the draft's step and two wrong variants of the reference step, if there is a reference step."""
         candidates = [wrong for _ in range(2) if (wrong := self.source.wrong(problem, index, rng)) is not None]
         if not candidates:
             return
@@ -189,7 +191,10 @@ class Judge:
 
 
 def roc_area(right: Sequence[float], wrong: Sequence[float]) -> float | None:
-    """Probability that a right step scores higher than a wrong one, ties counted half (Mann and Whitney, 1947)."""
+    """Return the ROC area: the probability that a right step scores higher than a wrong one.
+
+    Ties count half (Mann and Whitney, 1947).
+    """
     if not right or not wrong:
         return None
     ordered = torch.tensor(sorted(wrong))
@@ -200,7 +205,7 @@ def roc_area(right: Sequence[float], wrong: Sequence[float]) -> float | None:
 
 
 def operating_point(right: Sequence[float], wrong: Sequence[float], right_share: float) -> Figures | None:
-    """The highest threshold that accepts such a share of right steps, and the share of wrong ones that it accepts."""
+    """Return the highest threshold that accepts `right_share` of right steps, and its share of accepted wrong steps."""
     if not right or not wrong:
         return None
     count = math.ceil(right_share * len(right) - 1e-9)
@@ -209,7 +214,7 @@ def operating_point(right: Sequence[float], wrong: Sequence[float], right_share:
 
 
 def judging_figures(steps: Sequence[Judged]) -> Figures:
-    """Area and operating points of each score; equivalence and selection where they were asked."""
+    """Return the ROC area and operating points of each score, and the figures of equivalence and selection."""
     right, wrong = ([each for each in steps if each.right == kind] for kind in (True, False))
     scores: Figures = {}
     for name in steps[0].scores if steps else ():
@@ -229,16 +234,16 @@ def judging_figures(steps: Sequence[Judged]) -> Figures:
 
 
 def _share(count: int, n: int) -> Figures:
-    """A share with Wilson's 95% interval."""
+    """Return a share with Wilson's 95% interval."""
     return {"share": count / n, "interval": [round(each, 4) for each in wilson(count, n)]} if n else {"share": None}
 
 
 async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
-    """See the module's docstring."""
+    """Measure how well the target's scores separate right and wrong steps of the draft."""
     judge = Judge(target, draft, source)
 
     async def one(number: int, problem: Any) -> list[Judged]:
-        compare = number % 4 == 0  # a quarter: these need a step of the target each
+        compare = number % 4 == 0  # only a quarter, because each comparison needs a step of the target
         return [judged async for judged in judge.steps(problem, random.Random(problem.id), compare)]
 
     found = await _all(problems, one)
@@ -248,7 +253,7 @@ async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Seq
 async def measure_solutions(
     target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source
 ) -> Figures:
-    """See the module's docstring."""
+    """Measure the solved problems, right steps and step lengths of both models."""
     figures: Figures = {"problems": len(problems)}
     for role, engine in (("target", target), ("draft", draft)):
 
@@ -276,7 +281,7 @@ async def measure_solutions(
 async def measure_acceptance(
     target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source
 ) -> Figures:
-    """See the module's docstring."""
+    """Measure the share of draft tokens that token-level speculation accepts."""
     figures: Figures = {"problems": len(problems)}
     engine = target.drafted_by(draft)
     for temperature, num_tokens in itertools.product((0.0, 0.6, 1.0), (1, 4)):
@@ -295,7 +300,7 @@ async def measure_acceptance(
 
 
 async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
-    """Milliseconds, medians over problems, the two models in turn: decoding a token, and reading several at once."""
+    """Measure median milliseconds per decoded token, and per pass over several tokens, for both models."""
     times: dict[str, list[float]] = {}
     for problem in problems:
         for role, engine in (("target", target), ("draft", draft)):
@@ -314,28 +319,30 @@ async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequen
 
 
 async def measure_passes(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
-    """Milliseconds of the target's passes over several tokens, alone and of several requests at once; medians."""
+    """Measure median milliseconds of the target's passes over several tokens, for one and for concurrent requests."""
     prompts = [TokenBuffer(encode_request(target.tokenizer, problem.question)) for problem in problems[: max(BATCHES)]]
     rng, num_turns, times = random.Random(0), math.ceil(len(problems) / len(prompts)), dict[str, list[float]]()
     for _, batch, length in itertools.product(range(num_turns + 1), BATCHES, PASS_TOKENS):
-        # Other tokens each time, as the engine would keep those it has read.
+        # New random tokens each time, because the engine caches tokens that it has read.
         ids = [[rng.randrange(target.tokenizer.num_ids) for _ in range(length)] for _ in range(batch)]
         started = time.perf_counter()
         await asyncio.gather(*(target.verify(prompt, each) for prompt, each in zip(prompts, ids, strict=False)))
         times.setdefault(f"{batch} x {length}", []).append(time.perf_counter() - started)
-    medians = {name: round(1000 * statistics.median(each[1:]), 3) for name, each in times.items()}  # the first warms up
+    medians = {
+        name: round(1000 * statistics.median(each[1:]), 3) for name, each in times.items()
+    }  # the first turn is a warm-up
     return {"turns": num_turns, "threads": torch.get_num_threads(), "ms": medians}
 
 
 async def _all(problems: Sequence[Any], one: Callable[[int, Any], Awaitable[Result]]) -> list[Result]:
-    """One result a problem, some at a time."""
-    places = asyncio.Semaphore(TOGETHER)
+    """Return one result per problem. At most `TOGETHER` problems run concurrently."""
+    slots = asyncio.Semaphore(TOGETHER)
 
-    async def placed(number: int, problem: Any) -> Result:
-        async with places:
+    async def limited(number: int, problem: Any) -> Result:
+        async with slots:
             return await one(number, problem)
 
-    return await asyncio.gather(*(placed(number, problem) for number, problem in enumerate(problems)))
+    return await asyncio.gather(*(limited(number, problem) for number, problem in enumerate(problems)))
 
 
 PARTS = {
@@ -345,12 +352,12 @@ PARTS = {
     "cost": (measure_cost, 30),
     "passes": (measure_passes, 320),
 }
-"""Each part with how many problems it takes by default."""
+"""The function and the default number of problems of each part."""
 
 
 @asynccontextmanager
 async def loaded_pair(folder: Path = WEIGHTS) -> AsyncIterator[tuple[TorchEngine, TorchEngine]]:
-    """The target and the draft."""
+    """Load the target and the draft, and close them on exit."""
     engines = [TorchEngine.load(str(folder / role)) for role in ("target", "draft")]
     try:
         yield engines[0], engines[1]
@@ -366,13 +373,13 @@ async def measure(
     split: Split = "test",
     benchmark: str = "gsm-mini",
 ) -> Figures:
-    """The figures of one part.
+    """Return the figures of one part.
 
     Args:
         part: a name in `PARTS`.
-        num_problems: how many problems, from the split's first on (default: the part's own number).
-        folder: where the pair lies.
-        split: whose problems.
+        num_problems: the number of problems, from the start of the split (default: the part's own number).
+        folder: the folder of the pair.
+        split: the split of the problems.
         benchmark: a name in `SOURCES`.
     """
     function, default = PARTS[part]
@@ -383,22 +390,24 @@ async def measure(
 
 
 def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measures a pair.")
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.measure", description="Measure a pair.")
     parser.add_argument("part", choices=list(PARTS))
-    parser.add_argument("--pair", choices=PAIRS, default="embedded", help="which pair (default: embedded)")
-    parser.add_argument("--benchmark", choices=list(SOURCES), default="gsm-mini", help="whose problems (gsm-mini)")
-    parser.add_argument("--problems", type=int, help="how many problems (default: the part's own number)")
-    parser.add_argument("--split", choices=get_args(Split), default="test", help="of the problems (default: test)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    parser.add_argument("--save", action="store_true", help="keep the figures for the embedded pair's model card")
+    parser.add_argument("--pair", choices=PAIRS, default="embedded", help="pair to measure (default: embedded)")
+    parser.add_argument(
+        "--benchmark", choices=list(SOURCES), default="gsm-mini", help="benchmark of the problems (gsm-mini)"
+    )
+    parser.add_argument("--problems", type=int, help="number of problems (default: the part's own number)")
+    parser.add_argument("--split", choices=get_args(Split), default="test", help="split of the problems (test)")
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--save", action="store_true", help="store the figures for the embedded pair's model card")
     arguments = parser.parse_args()
     if arguments.problems is not None and arguments.problems < 1:
-        parser.error("--problems must be at least 1")
-    of_the_card = (arguments.pair, arguments.benchmark, arguments.split) == ("embedded", "gsm-mini", "test")
-    if arguments.save and not of_the_card:
-        parser.error("--save is for the embedded pair's model card; leave out --pair, --benchmark and --split")
+        parser.error(f"--problems must be at least 1, got {arguments.problems}")
+    is_for_card = (arguments.pair, arguments.benchmark, arguments.split) == ("embedded", "gsm-mini", "test")
+    if arguments.save and not is_for_card:
+        parser.error("--save works only for the embedded pair's model card; remove --pair, --benchmark and --split")
     torch.set_num_threads(arguments.threads)
     folder = find_pair(arguments.pair)
     figures = asyncio.run(measure(arguments.part, arguments.problems, folder, arguments.split, arguments.benchmark))

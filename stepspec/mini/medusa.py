@@ -1,7 +1,7 @@
-"""Trains Medusa heads for the embedded target: `python -m stepspec.mini.train --medusa`.
+"""Train Medusa heads for the embedded target: `python -m stepspec.mini.train --medusa`.
 
-The target stays as it is (Medusa-1, arXiv:2401.10774). From its hidden state at a token, from which it draws the next
-one, head k learns the token k + 2 places on. The texts are solutions of training problems in the target's own words.
+The target's weights stay fixed (Medusa-1, arXiv:2401.10774). From the target's hidden state at a position, head k
+learns the token k + 2 positions later. The texts are solutions of training problems in the target's voice.
 """
 
 import itertools
@@ -27,7 +27,7 @@ STAGE = Stage(layers=0, steps=600, mixed=0.0, batch=PART)
 
 
 def train_heads(folder: Path, seed: int, device: str, num_steps: int = STAGE.steps) -> None:
-    """Trains heads for the model in a folder and writes them beside its weights."""
+    """Train heads for the model in a folder and save them there."""
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.to(device)
@@ -42,10 +42,10 @@ def train_heads(folder: Path, seed: int, device: str, num_steps: int = STAGE.ste
     loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, prefetch_factor=4)
     with Progress(transient=True) as progress:
         for (batch,) in progress.track(itertools.islice(loader, num_steps), num_steps, description="medusa"):
-            moved = {name: tensor.to(device) for name, tensor in batch.items()}
+            inputs = {name: tensor.to(device) for name, tensor in batch.items()}
             with torch.no_grad():
-                hidden = forward_hidden(model, moved["ids"], moved["positions"], moved["mask"]).hidden.float()
-            loss_of(heads, hidden, moved["targets"]).backward()
+                hidden = forward_hidden(model, inputs["ids"], inputs["positions"], inputs["mask"]).hidden.float()
+            loss_of(heads, hidden, inputs["targets"]).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             schedule.step()
@@ -58,9 +58,9 @@ def loss_of(heads: MedusaHeads, hidden: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of the heads.
 
     Args:
-        heads: K of them.
-        hidden: what the target's head reads, [B, T, W].
-        targets: the token after each, or `NOT_LEARNED`, [B, T].
+        heads: the K Medusa heads.
+        hidden: the input of the target's output head, [B, T, W].
+        targets: the next token at each position, or `NOT_LEARNED`, [B, T].
     """
     num_heads = len(heads.blocks)
     padded = torch.nn.functional.pad(targets, (0, num_heads), value=NOT_LEARNED)

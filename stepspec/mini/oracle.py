@@ -1,8 +1,8 @@
-"""Says whether a step is correct: whether all that it says follows from the problem and the text before.
+"""Oracle that judges steps: a step is correct if it follows from the problem and the preceding steps.
 
-It knows the problem's graph, so it is for tests, training and calibration only: a judge that asked it at run
-time would be told the answer. It reads a step as a row of clauses, which are those of `generators.wording`, in any
-order; a true sentence in other words counts as incorrect.
+The oracle uses the problem's graph, so it is only for tests, training and calibration. A judge that used it at run time
+would know the answer. The oracle parses a step as a sequence of clauses of `generators.wording`, in any order. A true
+sentence in other words counts as incorrect.
 """
 
 import re
@@ -32,25 +32,25 @@ _OPERATORS: Mapping[Kind, str] = {
 
 
 Equation = tuple[tuple[str, ...], int]
-"""Numbers and operators in turn, and the result."""
+"""The left side, with numbers and operators alternating, and the result."""
 
 
 @dataclass
 class _Reading:
-    """What a step says, clause by clause."""
+    """The parsed clauses of a step."""
 
-    stated: list[Relation] = field(default_factory=list)  # what it takes from the story
-    known: list[tuple[str, int]] = field(default_factory=list)  # who has how many, before it computes
+    stated: list[Relation] = field(default_factory=list)  # relations quoted from the story
+    known: list[tuple[str, int]] = field(default_factory=list)  # (person, quantity) before the equations
     equations: list[Equation] = field(default_factory=list)
-    results: list[tuple[str, int]] = field(default_factory=list)  # after it computes; a kind in a person's place
+    results: list[tuple[str, int]] = field(default_factory=list)  # (person or kind, quantity) after the equations
 
 
 class Oracle:
-    """Judges the steps of one problem, each in the context of those observed before it.
+    """Judge of the steps of one problem, each in the context of the observed steps.
 
-    A person has what the text last said, right or wrong, and otherwise what the problem's relation gives. So
-    a step that builds on an earlier mistake is correct and one that ignores it is not, but the mistake itself
-    may be put right by deriving it anew.
+    A person's quantity is the last one that the text stated, right or wrong, else the one of the problem's relation.
+    So a step that builds on an earlier mistake is correct, and a step that ignores the mistake is not. A step may
+    correct the mistake by deriving the quantity again.
 
         oracle = Oracle(problem)
         oracle.judge("Next, Ann has 3 more than Ben, and Ben has 4. So 4 + 3 = 7, so Ann has 7.")
@@ -59,25 +59,25 @@ class Oracle:
     def __init__(self, problem: Problem) -> None:
         self._scene = problem.scene
         self._relations = dict(problem.relations)
-        self._order = tuple(true_values(problem))  # everybody after those they refer to
+        self._order = tuple(true_values(problem))  # each person after the people they refer to
         asked = problem.plan[-1]
         if not asked.subject:
             self._relations[asked.kind] = asked
         self._claims: dict[str, int] = {}
 
     def judge(self, step: str) -> bool:
-        """Whether all that the step says holds. An empty step is incorrect. Nothing is remembered."""
+        """Return whether every claim of the step holds. An empty step is incorrect. The state does not change."""
         reading = _read(self._scene, _strip(step))
         return reading is not None and self._holds(reading)
 
     def observe(self, step: str) -> None:
-        """The step becomes text before: what it says that anybody has is remembered, be it right or wrong."""
+        """Add the step to the observed text, and store the quantities that it states, right or wrong."""
         for match in _clauses(self._scene)["holding"].finditer(_strip(step)):
             if match["S"] in self._order:
                 self._claims[match["S"]] = int(match["c"])
 
     def _values(self) -> dict[str, int]:
-        """What everybody has; those are missing whose relation gives no whole number."""
+        """Return each person's quantity, without people whose relation gives no whole number."""
         values: dict[str, int] = {}
         for name in self._order:
             relation = self._relations[name]
@@ -89,7 +89,7 @@ class Oracle:
         return values
 
     def _given(self, name: str) -> int | None:
-        """What the story gives outright, which it is never wrong to say."""
+        """Return a quantity that the story gives directly, which a step may always state; None if it gives none."""
         relation = self._relations.get(name)
         return relation.amount if relation is not None and relation.kind == "given" else None
 
@@ -104,7 +104,7 @@ class Oracle:
         return self._computes(reading, values)
 
     def _computes(self, reading: _Reading, values: Mapping[str, int]) -> bool:
-        """Whether the equation is the one that the result's relation asks for, and what follows is its result."""
+        """Return whether the first equation matches the relation of the stated result, and all checks are true."""
         (written, result), *checks = reading.equations
         if len(reading.results) != 1 or reading.results[0][1] != result:
             return False
@@ -125,19 +125,19 @@ class Oracle:
 
 
 class StepOracle(Protocol):
-    """Says whether steps of a problem are right."""
+    """Protocol of oracles that judge the steps of a problem."""
 
     def judge(self, step: str) -> bool:
-        """Whether all that the step says follows from the problem and the steps that were observed."""
+        """Return whether every claim of the step follows from the problem and the observed steps."""
         ...
 
     def observe(self, step: str) -> None:
-        """Makes the step a part of the text before."""
+        """Add the step to the observed text."""
         ...
 
 
 def step_correctness(oracle: StepOracle, steps: Sequence[str]) -> list[bool]:
-    """Whether each step is correct in the context of those before it, which may be wrong."""
+    """Return whether each step is correct in the context of the steps before it, which may be wrong."""
     verdicts: list[bool] = []
     for step in steps:
         verdicts.append(oracle.judge(step))
@@ -146,19 +146,19 @@ def step_correctness(oracle: StepOracle, steps: Sequence[str]) -> list[bool]:
 
 
 def same_content(problem: Problem, first: str, second: str) -> bool:
-    """Whether two steps compute the same from the same numbers for the same person; unreadable text never does."""
+    """Return whether two steps compute the same for the same person from the same numbers; False if unreadable."""
     readings = [_read(problem.scene, _strip(step)) for step in (first, second)]
-    said = [(reading.results, _unordered(reading.equations[:1])) for reading in readings if reading is not None]
-    return len(said) == len(readings) and said[0] == said[1]
+    contents = [(reading.results, _unordered(reading.equations[:1])) for reading in readings if reading is not None]
+    return len(contents) == len(readings) and contents[0] == contents[1]
 
 
 def _unordered(equations: Sequence[Equation]) -> list[tuple[list[str], int]]:
-    """Equations with their parts sorted: `4 + 8` says the same as `8 + 4`."""
+    """Return equations with sorted parts, so that `4 + 8` equals `8 + 4`."""
     return [(sorted(left), result) for left, result in equations]
 
 
 def _same(stated: Relation, relation: Relation | None) -> bool:
-    """Whether the story says so; whom a sum adds first is no matter."""
+    """Return whether a stated relation is in the story. The order of a sum does not matter."""
     return (
         relation is not None
         and (stated.kind, stated.amount, stated.count) == (relation.kind, relation.amount, relation.count)
@@ -182,7 +182,7 @@ def _operands(relation: Relation, values: Mapping[str, int]) -> list[int]:
 
 
 def _is_true(left: tuple[str, ...], result: int) -> bool:
-    """Whether an equation of two numbers is true; checks have no more."""
+    """Return whether an equation with two numbers on the left is true. Checks have two numbers."""
     if len(left) != 3:
         return False
     first, second = int(left[0]), int(left[2])
@@ -204,7 +204,7 @@ def _strip(step: str) -> str:
 
 
 def _read(scene: Scene, text: str) -> _Reading | None:
-    """The clauses of a step in turn, punctuation aside; None if there is anything else in it, or too little."""
+    """Parse the clauses of a step, ignoring punctuation; None for any other text, or if there is no statement."""
     reading = _Reading()
     position = _after_punctuation(text, 0)
     while position < len(text):
@@ -215,7 +215,7 @@ def _read(scene: Scene, text: str) -> _Reading | None:
                 name, end, slots = each, match.end(), match.groupdict()
         if not name:
             return None
-        _take(reading, name, slots)
+        _add_clause(reading, name, slots)
         position = _after_punctuation(text, end)
     return reading if reading.stated or reading.known or reading.equations else None
 
@@ -225,7 +225,7 @@ def _after_punctuation(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def _take(reading: _Reading, name: str, slots: Mapping[str, str]) -> None:
+def _add_clause(reading: _Reading, name: str, slots: Mapping[str, str]) -> None:
     if name == "equation":
         reading.equations.append((tuple(_EQUATION_PARTS.findall(slots["left"])), int(slots["result"])))
     elif name == "holding":
@@ -248,7 +248,7 @@ def _relation(kind: str, slots: Mapping[str, str]) -> Relation:
 
 @cache
 def _clauses(scene: Scene) -> Mapping[str, re.Pattern[str]]:
-    """Every clause by name: "story:" and a kind for what it states, a kind of result, or what else it is."""
+    """Return the pattern of every clause by name: "story:" plus a kind, a kind of result, or another clause name."""
     fillers = {text.strip(" ,.:") for text in phrasings()}
     clauses = {"filler": "|".join(rf"{filler}\b" for filler in fillers if filler), "equation": _EQUATION}
     clauses["holding"] = _pattern(RESULT_OF_SUBJECT, scene) + _ends(scene)
@@ -261,12 +261,12 @@ def _clauses(scene: Scene) -> Mapping[str, re.Pattern[str]]:
 
 
 def _ends(scene: Scene) -> str:
-    """After a quantity, so that "Ann has 3" is not read where it goes on as "more than Ben" or "boxes"."""
+    """Return the pattern after a quantity, so that "Ann has 3" does not match in "Ann has 3 more than Ben"."""
     return rf"(?: {scene.item})?(?=[,.]|\s+and\b|$)"
 
 
 def _pattern(wording: str, scene: Scene) -> str:
-    """A wording with a group for every slot."""
+    """Return the pattern of a wording, with a group for each slot."""
     words = {"item": scene.item, "has": scene.verb, "have": scene.plural, "box": scene.box}
     pattern = ""
     for part in re.split(r"(\{\w+\})", wording):

@@ -1,4 +1,4 @@
-"""The draft's own steps on training problems, labelled by the oracle: what the target learns to judge."""
+"""The draft's steps on training problems with labels from the oracle. The target learns to judge them."""
 
 import itertools
 import json
@@ -17,14 +17,20 @@ from stepspec.mini.sequences import VOICES, Proposals
 from stepspec.mini.tokenizer import load_tokenizer, opening
 
 BATCH = 128
-TEMPERATURES = (0.0, 0.8)  # for the problems in turn: what it says first, and what else it might say
+TEMPERATURES = (0.0, 0.8)  # the problems alternate between greedy and sampled steps
 MAX_STEP_TOKENS = 80
 
 
 def load_proposals(draft: Path, path: Path, num_problems: int, device: str) -> Proposals:
-    """The proposals in a file; written there first, by the draft in that folder, if there is none.
+    """Load the proposals of a file. If there is no file, generate it with the draft.
 
-    A file stays as it is when the draft changes: remove it to have it written by another.
+    An existing file is not updated when the draft changes. Delete it to generate new proposals.
+
+    Args:
+        draft: folder of the draft model.
+        path: the file of proposals.
+        num_problems: the number of training problems to generate proposals for.
+        device: the device that runs the draft.
     """
     if not path.exists():
         partial = path.with_suffix(".partial")
@@ -44,19 +50,19 @@ def _propose(folder: Path, num_problems: int, device: str) -> Iterator[tuple[int
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model = model.to(device).eval()
     torch.manual_seed(0)
-    places = sorted(_places(num_problems), key=lambda place: (place[0] % len(TEMPERATURES), len(place[2])))
-    for _, same in itertools.groupby(places, key=lambda place: place[0] % len(TEMPERATURES)):
-        group = list(same)
+    prefixes = sorted(_prefixes(num_problems), key=lambda prefix: (prefix[0] % len(TEMPERATURES), len(prefix[2])))
+    for _, same_temperature in itertools.groupby(prefixes, key=lambda prefix: prefix[0] % len(TEMPERATURES)):
+        group = list(same_temperature)
         for start in track(range(0, len(group), BATCH), description="the draft's own steps"):
             chunk = group[start : start + BATCH]
             temperature = TEMPERATURES[chunk[0][0] % len(TEMPERATURES)]
-            steps = _write(model, tokenizer, [text for _, _, text, _ in chunk], temperature)
+            steps = _generate_steps(model, tokenizer, [text for _, _, text, _ in chunk], temperature)
             for (number, index, _, oracle), step in zip(chunk, steps, strict=True):
                 yield number, index, step, oracle.judge(step)
 
 
-def _places(num_problems: int) -> Iterator[tuple[int, int, str, Oracle]]:
-    """Every place where a step of the first training problems could stand, and the text up to there."""
+def _prefixes(num_problems: int) -> Iterator[tuple[int, int, str, Oracle]]:
+    """Yield problem number, step index, the text before the step, and the oracle, for the first training problems."""
     for number in range(num_problems):
         problem = train_problem(number)
         rng, values, oracle = random.Random(problem.id + "/proposals"), true_values(problem), Oracle(problem)
@@ -67,9 +73,11 @@ def _places(num_problems: int) -> Iterator[tuple[int, int, str, Oracle]]:
 
 
 @torch.no_grad()
-def _write(model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], temperature: float) -> list[str]:
+def _generate_steps(
+    model: Any, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], temperature: float
+) -> list[str]:
     inputs = tokenizer(list(texts), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-    ends = tokenizer.convert_tokens_to_ids(["\u010a\u010a", "</think>", "<|end|>"])  # the first is the blank line
+    ends = tokenizer.convert_tokens_to_ids(["\u010a\u010a", "</think>", "<|end|>"])  # the first is a blank line
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     output = model.generate(
         **inputs.to(model.device), max_new_tokens=MAX_STEP_TOKENS, eos_token_id=ends, pad_token_id=0, **sampling

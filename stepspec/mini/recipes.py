@@ -1,12 +1,17 @@
-"""What the models of the pair are and how they are trained: shapes, and stages with what each of them practises.
+"""Training recipes of the pair: the shape of each model and its training stages.
 
-The target's recipe keeps the order in which things were found to help (`evals/LOG.md`); a model from the beginning
-would not need all of it. Run today it gives other weights, since what `content_weight` counts as content has changed.
-For the draft and the target's first twelve stages: digits, names and words of relations, thirty times the rest from the
-fourth stage on. In the next two: every token but those of phrasings, wherever they stood; in the one after, every place
-but those of phrasings; since then as it is now. Drills had no sums before the target's tenth stage, and sums of three
-numbers until its last two; where a step goes wrong was not taught before its twelfth. Until these two stages stories
-could be told out of order and ask for totals of three.
+The target's recipe records the order in which changes helped (`evals/LOG.md`). Training a new model would not need all
+of its stages. The recipe no longer reproduces the weights, because the meaning of content in `content_weight` changed:
+
+- The draft and the target's first twelve stages: digits, names and words of relations are content. From the fourth
+  stage on, they weigh thirty times as much as the rest.
+- The next two stages: all tokens are content except those that occur in phrasings, at any position.
+- The stage after that: all positions are content except those of phrasings.
+- Later stages: the current definition.
+
+Drills had no sums before the target's tenth stage, and they had sums of three numbers until its last two stages. The
+token where a step goes wrong was not taught before the twelfth stage. Before the last two stages, stories could be out
+of order and could ask for totals of three.
 """
 
 from dataclasses import dataclass, replace
@@ -17,25 +22,25 @@ from stepspec.evaluation.generators.wording import Voice
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the training of one model."""
+    """One stage in the training of a model."""
 
     layers: int
     steps: int
-    rates: tuple[float, float] = (1.0, 1.0)  # learning rate at its beginning and end, as a share of the recipe's
+    rates: tuple[float, float] = (1.0, 1.0)  # learning rates at start and end, relative to the recipe's
     max_level: int = 10
-    mixed: float = 0.2  # share of sequences with steps of the other model's voice among the model's own
-    hard: float = 0.0  # share of sequences whose problem is, of four, the hardest
-    drills: int = 0  # branches of a sequence that practise what solutions need seldom
-    guided: bool = False  # whether attention heads are taught where to look
+    mixed: float = 0.2  # share of sequences that mix in steps of the other model's voice
+    hard: float = 0.0  # share of sequences whose problem is the hardest of four
+    drills: int = 0  # branches per sequence that practice rare skills
+    guided: bool = False  # whether attention heads are trained with attention targets
     judged: float = 0.0  # share of sequences with judgements
     batch: int = 24
-    content_weight: float = 3.0  # of what a step must say, against words that one of several phrasings has
-    verdict_weight: float = 1.0  # of the judge's answers; the first ones are far off and would drown the reasoning
+    content_weight: float = 3.0  # loss weight of required content relative to words of optional phrasings
+    verdict_weight: float = 1.0  # loss weight of judge answers; early ones have a high loss that would dominate
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shape and training of one model."""
+    """Shape and training stages of one model."""
 
     width: int
     feed_forward: int

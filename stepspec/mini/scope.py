@@ -1,6 +1,6 @@
-"""Sets the bound below which a prompt is unlike what a pair has learned: `python -m stepspec.mini.scope`.
+"""Set the bound below which a prompt counts as out of scope for a pair: `python -m stepspec.mini.scope`.
 
-It is a low quantile of the target's mean log-probability over prompts of the kinds that the pair was trained on.
+The bound is a low quantile of the target's mean log-probability over prompts like those that the pair was trained on.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from stepspec.mini import WEIGHTS
 
 NUM_PROMPTS, QUANTILE = 4_000, 0.0025
 TOGETHER = 16
-"""Prompts that share passes."""
+"""Number of prompts that are scored concurrently."""
 
 
 def gsm_mini_questions() -> tuple[list[str], str]:
-    """What the embedded pair is asked, and what that is."""
+    """Return the questions for the embedded pair, and a description of their origin."""
     problems = itertools.islice(load_split("calibration"), NUM_PROMPTS)
     return [problem.question for problem in problems], "gsm-mini's calibration split"
 
 
 def smol_questions() -> tuple[list[str], str]:
-    """What the pair `smol` is asked, and what that is."""
+    """Return the questions for the pair `smol`, and a description of their origin."""
     from stepspec.mini.smol import texts
 
     found = [each.question for each in itertools.islice(plain.load_split("calibration"), NUM_PROMPTS // 2)]
@@ -45,7 +45,7 @@ QUESTIONS = {"embedded": gsm_mini_questions, "smol": smol_questions}
 
 
 async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
-    """The mean log-probability of each question's prompt."""
+    """Return the mean log-probability of each question's prompt."""
     found: list[float | None] = []
     for start in range(0, len(questions), TOGETHER):
         asked = ([{"role": "user", "content": question}] for question in questions[start : start + TOGETHER])
@@ -56,8 +56,8 @@ async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pair", choices=list(QUESTIONS), default="embedded", help="Whose questions are asked.")
-    parser.add_argument("--folder", type=Path, default=WEIGHTS, help=f"Of the pair, with its {FILE}.")
+    parser.add_argument("--pair", choices=list(QUESTIONS), default="embedded", help="Use the questions of this pair.")
+    parser.add_argument("--folder", type=Path, default=WEIGHTS, help=f"Folder of the pair, with its {FILE}.")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     questions, origin = QUESTIONS[arguments.pair]()

@@ -1,4 +1,4 @@
-"""Training sequences: a problem's reasoning in a voice, and judgements on branches that leave it after every step."""
+"""Training sequences: the reasoning of a problem in one voice, with judgements on branches after its steps."""
 
 import itertools
 import random
@@ -31,31 +31,31 @@ from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.tokenizer import PROMPT_SHARES, SYSTEM_TURNS, opening
 
 SYSTEM_SHARE = 0.1
-PROPOSED_SHARE = 0.6  # of judged problems, those of which there are steps that the draft wrote
-# What is asked after a step, and how often. The published rating prompt is four times as long as the short one.
+PROPOSED_SHARE = 0.6  # share of judged problems that have steps from the draft
+# Judge questions and their shares. The published rating prompt is four times as long as the short one.
 JUDGEMENT_SHARES = {"short": 0.4, "yes_no": 0.25, "equivalence": 0.22, "specreason": 0.06, "selection": 0.07}
-DRILLED, SUMS = 5, 6  # people that a drill speaks of, or equations that it has at least
-LONG_ENOUGH = 550  # tokens, from which on nothing more is asked; attention costs the square
+DRILLED, SUMS = 5, 6  # maximum people, or minimum equations, of a drill
+LONG_ENOUGH = 550  # tokens; longer sequences get no more judgements, because attention is quadratic
 VOICES: tuple[Voice, Voice] = ("target", "draft")
 NOT_LEARNED = -100
 
 Proposals = Mapping[int, Sequence[tuple[int, str, bool]]]
-"""The draft's own steps by number of the training problem: which step, its text, whether it is right."""
+"""The draft's steps by number of the training problem: step index, text, and whether the step is right."""
 
 
 @dataclass
 class Tokens:
-    """Tokens and what is learned at each of them: a label, or `NOT_LEARNED`."""
+    """Tokens with the training labels of each, or `NOT_LEARNED`."""
 
     ids: list[int] = field(default_factory=list)
-    targets: list[int] = field(default_factory=list)  # the next token of the model's own text
-    free: list[int] = field(default_factory=list)  # 1 where that token is of one of several phrasings
-    verdicts: list[int] = field(default_factory=list)  # the judge's answer, one token
+    targets: list[int] = field(default_factory=list)  # the next token, if the model writes it
+    free: list[int] = field(default_factory=list)  # 1 if the target token belongs to one of several phrasings
+    verdicts: list[int] = field(default_factory=list)  # the judge's answer, a single token
     flaws: list[int] = field(default_factory=list)  # in a step: whether it is wrong by this token
-    differences: list[int] = field(default_factory=list)  # in a step: whether it says something else than another
+    differences: list[int] = field(default_factory=list)  # in a step: whether it differs from another by this token
 
     def add(self, ids: Sequence[int], flaws: Sequence[int] = (), differences: Sequence[int] = ()) -> None:
-        """Appends tokens with the labels given, else with none."""
+        """Append tokens with the given labels, or without labels."""
         self.ids += ids
         nothing = [NOT_LEARNED] * len(ids)
         self.targets += nothing
@@ -67,14 +67,14 @@ class Tokens:
 
 @dataclass
 class TreeSequence(Tokens):
-    """A trunk, and branches that leave it, flattened."""
+    """A flattened tree of a trunk and branches."""
 
     positions: list[int] = field(default_factory=list)
     segments: list[int] = field(default_factory=list)  # 0 is the trunk
-    cuts: list[int] = field(default_factory=list)  # a token sees the trunk before this index, and its own segment
+    cuts: list[int] = field(default_factory=list)  # a token sees its own segment and the trunk before this index
 
     def branch(self, cut: int, tokens: Tokens) -> None:
-        """Appends a segment that leaves the trunk after `cut` tokens; the first segment is the trunk itself."""
+        """Append a segment that branches off after `cut` tokens of the trunk. The first segment is the trunk itself."""
         length = len(tokens.ids)
         for name in vars(tokens):
             getattr(self, name).extend(getattr(tokens, name))
@@ -85,14 +85,14 @@ class TreeSequence(Tokens):
 
 @dataclass(frozen=True)
 class Variant:
-    """A step that could stand at some place of a solution."""
+    """A candidate step of a solution."""
 
     ids: list[int]
     flaws: list[int]
 
 
 class SequenceMaker:
-    """Draws training problems and turns them into sequences for one voice."""
+    """A sampler of training problems that turns them into sequences for one voice."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, voice: Voice, proposals: Proposals | None = None) -> None:
         self.tokenizer = tokenizer
@@ -110,14 +110,14 @@ class SequenceMaker:
         return id
 
     def encode_marked(self, text: str) -> tuple[list[int], list[int]]:
-        """Ids of a marked step, and for each whether it is of one of several phrasings, behind its first token.
+        """Return the ids of a marked step, and for each whether it belongs to one of several phrasings.
 
-        The first token is not free: what a step must say, a further digit or the end of the thinking, could stand in
-        its place, and a model comes to believe in what weighs more.
+        The first token of a phrasing does not count. Required content, such as another digit or the end of the
+        thinking, could take its place, and the model would then prefer the tokens with the larger weight.
         """
         plain, chosen = "", set[int]()
-        for piece in text.split(CHOSEN):
-            fixed, _, choice = piece.partition(CHOICE)
+        for part in text.split(CHOSEN):
+            fixed, _, choice = part.partition(CHOICE)
             plain += fixed + choice
             chosen.update(range(len(plain) - len(choice.lstrip(" ")) + 1, len(plain)))
         encoded = self.tokenizer(plain, add_special_tokens=False, return_offsets_mapping=True)
@@ -127,14 +127,15 @@ class SequenceMaker:
     def draw(
         self, rng: random.Random, max_level: int, mixed: bool, judged: bool, drills: int = 0, candidates: int = 1
     ) -> TreeSequence:
-        """The sequence of a training problem that `rng` draws.
+        """Return the sequence of a sampled training problem.
 
         Args:
-            max_level: the longest problem, in steps.
-            mixed: whether steps of the other voice stand among its own; those are not learned.
-            judged: whether something is asked after its steps, in any order.
-            drills: branches that practise what solutions need seldom: facts of people in any order, long sums.
-            candidates: problems of which the hardest one is taken.
+            rng: the source of random choices.
+            max_level: the maximum number of steps of a problem.
+            mixed: whether to mix in steps of the other voice, which are not learned.
+            judged: whether to add judgements of its steps, in any order.
+            drills: the number of branches that practice rare skills: facts about people in any order, and long sums.
+            candidates: the number of sampled problems, of which the hardest is used.
         """
         known = judged and self._proposed and rng.random() < PROPOSED_SHARE
         numbers = [rng.choice(self._proposed) if known else rng.getrandbits(48) for _ in range(candidates)]
@@ -151,7 +152,7 @@ class SequenceMaker:
         drills: int = 0,
         proposals: Sequence[tuple[int, str, bool]] = (),
     ) -> TreeSequence:
-        """The sequence of one problem."""
+        """Return the sequence of one problem."""
         values = true_values(problem)
         trunk = Tokens()
         trunk.add(self.encode(self._opening(problem.question, rng)))
@@ -182,10 +183,10 @@ class SequenceMaker:
         return sequence
 
     def _facts(self, problem: Problem, place: int, values: Mapping[str, int], rng: random.Random) -> Tokens:
-        """What is known before the step at that place, of people in any order: a number, or what the story says.
+        """Return a drill that states facts known before step `place`, about people in any order.
 
-        A step looks up few numbers, and most often the one that was found last. Here they are looked up as in the steps
-        that need several, `Next, Ann has 12, Ben has 3 more than Cara`, many at a time.
+        A fact is a known number or a relation from the story. Steps look up few numbers, and mostly the last result. A
+        drill looks up many at a time, like the steps that need several: `Next, Ann has 12, Ben has 3 more than Cara`.
         """
         found = {relation.subject for relation in problem.plan[:place]}
         drill = Tokens()
@@ -195,14 +196,14 @@ class SequenceMaker:
             relation = problem.relations[name]
             known = relation.kind == "given" or name in found
             text = f"{{S}} {{has}} {values[name]}" if known else REASONS[relation.kind].partition("{join}")[0]
-            said = text.format(**step_slots(problem.scene, relation, {})).removeprefix(name)
-            ids = self.encode(said)
+            fact = text.format(**step_slots(problem.scene, relation, {})).removeprefix(name)
+            ids = self.encode(fact)
             drill.add([*self.encode(f" {name}"), *ids, *self.encode(",")])
             drill.targets[-2 - len(ids) : -2] = ids
         return drill
 
     def _sums(self, rng: random.Random) -> Tokens:
-        """What the steps of other problems compute, `12 + 31 = 43`; only the results are learned."""
+        """Return a drill of equations of other problems, such as `12 + 31 = 43`. Only the results are learned."""
         equations: list[str] = []
         while len(equations) < SUMS:
             other = train_problem(rng.getrandbits(48))
@@ -225,17 +226,17 @@ class SequenceMaker:
 
 
 def _difficulty(problem: Problem) -> float:
-    """How often a step needs more than what the step before has found, and whether the story misleads."""
+    """Score how often steps need more than the previous result, and whether the story is out of order or has extras."""
     lookups = sum(len(relation.refs) for relation in problem.plan if len(relation.refs) > 1) / len(problem.plan)
-    told = [problem.question.find(f"{relation.subject} {problem.scene.verb}") for relation in problem.plan]
-    told = [place for place, relation in zip(told, problem.plan, strict=True) if relation.subject]
+    offsets = [problem.question.find(f"{relation.subject} {problem.scene.verb}") for relation in problem.plan]
+    offsets = [offset for offset, relation in zip(offsets, problem.plan, strict=True) if relation.subject]
     needed = {relation.subject for relation in problem.plan}
     idle = any(relation.kind != "given" and name not in needed for name, relation in problem.relations.items())
-    return lookups + (told != sorted(told)) + idle
+    return lookups + (offsets != sorted(offsets)) + idle
 
 
 class Asker:
-    """Asks the judge's questions about the steps of one problem."""
+    """A generator of judge questions about the steps of one problem."""
 
     def __init__(
         self,
@@ -252,7 +253,7 @@ class Asker:
         self.proposals = proposals
 
     def ask(self, sequence: TreeSequence, index: int, start: int, end: int) -> None:
-        """A question about step `index`, which the trunk holds between `start` and `end`, or about one in its place."""
+        """Add a question about step `index`, which is `start:end` of the trunk, or about another step in its place."""
         asked = self.rng.choices(list(JUDGEMENT_SHARES), list(JUDGEMENT_SHARES.values()))[0]
         if asked == "equivalence":
             sequence.branch(start, self._equivalence(index))
@@ -274,14 +275,14 @@ class Asker:
         return self._answered(branch, prompt, answer)
 
     def _equivalence(self, index: int) -> Tokens:
-        """Two steps, right or wrong, that say the same in other words, or do not.
+        """Return a question about two steps, right or wrong, that have the same or different content.
 
-        One that says the same is also learned as text, so that the model expects the second to repeat the first.
+        If the content is the same, the second step is also learned as text, so that the model expects the repetition.
         """
         same = self.rng.random() < 0.5
         first, second = self._contents(index, same)
         seed, voice = self.rng.random(), self._voice()
-        ids = self._encode_said(first, seed, voice, " ", "")
+        ids = self._encode_content(first, seed, voice, " ", "")
         differences = [0] * len(ids)
         if not same:
             ids, differences = self._compared(second, first, seed, voice, " ", "")
@@ -305,7 +306,7 @@ class Asker:
         return pair[0], pair[1]
 
     def _selection(self, index: int) -> Tokens:
-        """Two to four candidates, of which one is right or none."""
+        """Return a question about two to four candidates, of which at most one is right."""
         count = self.rng.randint(2, len(SELECTION_NAMES))
         best = self.rng.choice([*range(count), None])
         branch = Tokens()
@@ -326,7 +327,7 @@ class Asker:
         return branch
 
     def _variant(self, index: int, right: bool, before: str = "", after: str = "\n\n") -> Variant:
-        """A step for that place: one that the draft wrote, if there is one of that kind, or one made here."""
+        """Return a right or wrong step for an index: one of the draft's, if there is one, or a generated one."""
         proposed = [text for place, text, good in self.proposals if place == index and good == right]
         if proposed and self.rng.random() < 0.5:
             ids = self.maker.encode(before + self.rng.choice(proposed) + after)
@@ -334,7 +335,7 @@ class Asker:
         seed, voice = self.rng.random(), self._voice()
         content = self._right(index)
         if right:
-            ids = self._encode_said(content, seed, voice, before, after)
+            ids = self._encode_content(content, seed, voice, before, after)
             return Variant(ids, [0] * len(ids))
         return Variant(*self._compared(self._wrong(index), content, seed, voice, before, after))
 
@@ -347,13 +348,13 @@ class Asker:
     def _voice(self) -> Voice:
         return self.rng.choice(VOICES)
 
-    def _encode_said(self, content: Content, seed: float, voice: Voice, before: str, after: str) -> list[int]:
+    def _encode_content(self, content: Content, seed: float, voice: Voice, before: str, after: str) -> list[int]:
         return self.maker.encode(before + content.word(random.Random(seed), voice) + after)
 
     def _compared(
         self, content: Content, other: Content, seed: float, voice: Voice, before: str, after: str
     ) -> tuple[list[int], list[int]]:
-        """The ids of what is said, and from which token on it differs from the other in the same wording."""
-        ids, others = (self._encode_said(each, seed, voice, before, after) for each in (content, other))
+        """Return the ids of a step, and a 1 for each id from the first difference to `other` in the same wording."""
+        ids, others = (self._encode_content(each, seed, voice, before, after) for each in (content, other))
         shared = next((i for i, (id, other_id) in enumerate(zip(ids, others, strict=False)) if id != other_id), 0)
         return ids, [0] * shared + [1] * (len(ids) - shared)

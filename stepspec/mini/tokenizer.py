@@ -1,4 +1,4 @@
-"""Builds the pair's one tokenizer: byte-level BPE, every digit a token, merges learned over problems and prompts."""
+"""The shared tokenizer of the pair: byte-level BPE with one token per digit, trained on problems and prompts."""
 
 import itertools
 import random
@@ -15,7 +15,7 @@ from stepspec.evaluation.generators import gsm_mini as problems
 VOCAB_SIZE = 1024
 CONTEXT = 2048
 PROMPT_SHARES = {"bare": 0.6, "boxed": 0.2, "steps": 0.1, "newlines": 0.1}
-"""The wordings that the pair is trained on, and how often each is used."""
+"""The problem prompts that the pair is trained on, with the share of each."""
 JUDGE_PROMPTS = (prompts.YES_NO_PROMPT, prompts.EQUIVALENCE_PROMPT, prompts.SELECTION_PROMPT)
 SYSTEM_TURNS = (
     "You are a helpful assistant.",
@@ -24,8 +24,8 @@ SYSTEM_TURNS = (
 )
 SPECIAL_TOKENS = ["<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<think>", "</think>"]
 
-# Newlines stand alone so that a step's end is one token; a digit is always its own token, and the space before a
-# number belongs to what stands in front of it, so that numbers look the same everywhere.
+# Newlines are separate, so that the end of a step is one token. Each digit is one token. The space before a number
+# belongs to the preceding text, so that a number has the same tokens everywhere.
 PIECES = r"\n+|'s|\p{N}| ?\p{L}+(?: (?=\p{N}))?| ?[^\s\p{L}\p{N}]+(?: (?=\p{N}))?|\s+"
 
 CHAT_TEMPLATE = """\
@@ -37,7 +37,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(num_problems: int = 20_000) -> PreTrainedTokenizerFast:
-    """Learns the merges from the first training problems and from every prompt the pair is trained on."""
+    """Train the tokenizer on the first training problems and on every prompt that the pair is trained on."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -71,7 +71,7 @@ def _texts(num_problems: int) -> Iterator[str]:
         yield problem.question
         for voice in get_args(problems.Voice):
             yield "\n\n".join(problems.write_solution(problem, rng, voice)) + "\n\n"
-    for _ in range(num_problems // 4):  # often enough that the long published prompt merges into whole words
+    for _ in range(num_problems // 4):  # often enough that the words of the long published prompt become single tokens
         yield from (prompts.PROBLEM_PROMPTS[id] for id in PROMPT_SHARES)
         for prompt in (*prompts.RATING_PROMPTS.values(), *JUDGE_PROMPTS):
             yield from (prompt.user, prompt.prefill)
@@ -81,13 +81,13 @@ def _texts(num_problems: int) -> Iterator[str]:
 
 
 def opening(user: str, system: str = "") -> str:
-    """What the chat template makes of a user turn and perhaps a system turn: the text up to the reasoning."""
+    """Return the text up to the reasoning, as the chat template renders a user turn and an optional system turn."""
     before = f"<|system|>{system}<|end|>" if system else ""
     return f"{before}<|user|>{user}<|end|><|assistant|><think>"
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model folder; built and written there first if there is none."""
+    """Load the tokenizer of a model folder. If there is none, build it and save it there."""
     if not (folder / "tokenizer.json").exists():
         build_tokenizer().save_pretrained(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)

@@ -1,26 +1,25 @@
-"""Trains the embedded pair from the problem generator alone: `python -m stepspec.mini.train`.
+"""Train the embedded pair on generated problems: `python -m stepspec.mini.train`.
 
-Nothing but generated problems goes in. A sequence is a question in one of the prompts that people use, the reasoning
-between `<think>` and `</think>`, and the boxed answer; only what the model writes itself is in the loss.
+All training data comes from the problem generator. A sequence is a question in a common prompt, the reasoning between
+`<think>` and `</think>`, and the boxed answer. The loss covers only the tokens that the model writes.
 
-A model is trained in stages. The target's first has few layers and short problems, because what takes longest, finding
-a person's number in the story, is learned several times faster by a shallow model; each later stage puts layers on
-top that add nothing at first. In the last stage sequences also carry judgements: after a step of the trunk, or after
-another variant of it on a branch of its own, stands the judge's turn, and its answer is learned. Branches see the
-trunk up to where they leave it and themselves, as in the engine's `verify`, so one sequence holds a judgement after
-most of its steps. What judging needs is taught at every token as well: a linear head, thrown away afterwards, says from
-each token of a step whether the step is wrong by then.
+Training has stages. The target's first stage has few layers and short problems. The slowest skill to learn is finding a
+person's number in the story, and a shallow model learns it several times faster. Later stages add layers on top, which
+contribute nothing at first. The later stages also train judgements: after a step of the trunk, or after a variant of it
+on a separate branch, the judge's answer is learned. A branch sees itself and the trunk before it, as in the engine's
+`verify`. So one sequence holds a judgement after most of its steps. Judging also has labels at every token: a temporary
+linear head predicts from each token of a step whether the step is already wrong.
 
-Left to itself the target guesses whose number comes next by the order of the story and never learns to look it up by
-name. So two attention heads are taught where to look (`batches.places_to_look`): one finds the name that a number
-belongs to, the other what was said after the same name. With the first in place, the second takes 100 steps.
+Without help, the target guesses the next number from the order of the story and never learns to look it up by name. So
+two attention heads get attention targets (`batches.places_to_look`). One finds the name that a number belongs to, the
+other the text after the same name. Once the first works, the second takes 100 steps.
 
-The draft is trained first. Its own steps on training problems, labelled by the oracle, are among those that the
-target learns to judge.
+The draft is trained first. The target learns to judge the draft's steps on training problems, labeled by the oracle,
+among others.
 
-Hidden matrices are trained with Muon (https://kellerjordan.github.io/posts/muon/), the rest with AdamW; bfloat16
-autocast. Seeded and resumable: a killed run goes on from its checkpoint, and every draw depends on the seed, the stage
-and the step alone.
+Muon (https://kellerjordan.github.io/posts/muon/) trains the hidden matrices, and AdamW the other weights, under
+bfloat16 autocast. Training is seeded and resumable: a killed run resumes from its checkpoint. Random sampling depends
+only on the seed, the stage and the step.
 """
 
 import argparse
@@ -47,16 +46,16 @@ from stepspec.mini.sequences import SequenceMaker
 from stepspec.mini.tokenizer import CONTEXT, VOCAB_SIZE, load_tokenizer, opening
 
 LOG_EVERY, SAVE_EVERY = 25, 250
-NUM_PROPOSED = 12_000  # training problems of which the target sees the draft's own steps
-# Layers whose first attention head is taught where to look (`batches.collate`).
+NUM_PROPOSED = 12_000  # training problems with the draft's steps, for the target
+# Layers whose first attention head has attention targets (`batches.collate`).
 TAUGHT_LAYERS = {"owners": 1, "sources": 3, "before": 6, "ends": 8}
-# Layers after which something must be known of a token, so that later ones can answer the judge's question.
+# Layers whose output must predict these labels, so that later layers can answer the judge's question.
 TAPPED_LAYERS = {"onsets": 6, "flaws": 7, "differences": 7}
-ONSET_WEIGHT = 10.0  # of the token where a step goes wrong, against each of those where it does not
+ONSET_WEIGHT = 10.0  # loss weight of the token where a step goes wrong, relative to the tokens before
 
 
 def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
-    """A Llama of the recipe's width with fresh weights."""
+    """Return a Llama model of the recipe's width with random weights."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=recipe.width,
@@ -72,13 +71,13 @@ def build_model(recipe: Recipe, layers: int, tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = LlamaForCausalLM(config)
-    model.set_attn_implementation("eager")  # on a CPU a quarter faster to train than the fused kernel's backward
+    model.set_attn_implementation("eager")  # on a CPU, trains a quarter faster than the fused kernel
     return model
 
 
 @torch.no_grad()
 def deepen(shallow: Any, recipe: Recipe, layers: int, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The same function with more layers; those on top add nothing to the residual stream at first."""
+    """Return the model with more layers and the same outputs. The new layers add nothing to the residual stream."""
     deep = build_model(recipe, layers, tokenizer)
     deep.load_state_dict(shallow.state_dict(), strict=False)
     for layer in deep.model.layers[shallow.config.num_hidden_layers :]:
@@ -88,9 +87,10 @@ def deepen(shallow: Any, recipe: Recipe, layers: int, tokenizer: PreTrainedToken
 
 
 class Heads(torch.nn.Module):
-    """What is thrown away after training.
+    """Linear heads that are used only during training.
 
-    They say whether a step is wrong by a token, or differs from another by it, and whether that begins at the token.
+    For each token of a step they predict whether the step is already wrong or differs from another step, and whether
+    that starts at this token.
     """
 
     def __init__(self, width: int) -> None:
@@ -103,11 +103,14 @@ class Heads(torch.nn.Module):
 def losses_of(
     model: Any, heads: Heads, batch: dict[str, torch.Tensor], content_weight: float, totals: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What a part of a batch adds to the mean losses of the whole, by kind of label.
+    """Return the contribution of a part of a batch to the mean losses of the batch, by kind of label.
 
     Args:
-        content_weight: of what the text must say, against words whose choice nobody can predict.
-        totals: what the whole batch weighs, by the kinds of label that it has.
+        model: the model to train.
+        heads: the linear heads for token labels.
+        batch: the part of the batch.
+        content_weight: the weight of required content relative to words of optional phrasings.
+        totals: the total label weight of the whole batch, by kind of label.
     """
     watched = [layer for name, layer in TAUGHT_LAYERS.items() if name in totals]
     last = model.config.num_hidden_layers - 1
@@ -137,12 +140,12 @@ def losses_of(
 
 
 def weights_of(batch: dict[str, torch.Tensor], content_weight: float) -> torch.Tensor:
-    """The weights of the text's tokens, [N]."""
+    """Return the loss weights of the target tokens, [N]."""
     return torch.where(batch["free"][batch["targets"] >= 0] > 0, 1.0, content_weight)
 
 
 def totals_of(batches: Sequence[dict[str, torch.Tensor]], content_weight: float) -> dict[str, torch.Tensor]:
-    """What the labels of a batch weigh together; the heads are trained with judgements only."""
+    """Return the total label weight of a batch, by kind of label. The heads train only on batches with judgements."""
     totals: dict[str, torch.Tensor] = {}
     for name in ("targets", "verdicts", *TAPPED_LAYERS):
         labels = torch.cat([batch[name][batch[name] >= 0] for batch in batches])
@@ -157,7 +160,7 @@ def totals_of(batches: Sequence[dict[str, torch.Tensor]], content_weight: float)
 
 
 def optimizers_for(model: Any, heads: Heads, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between the embeddings, AdamW for the rest."""
+    """Return Muon for the hidden matrices, and AdamW for the other weights."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     chosen = {id(p) for p in matrices}
     others = [p for p in (*model.parameters(), *heads.parameters()) if id(p) not in chosen]
@@ -171,14 +174,14 @@ def optimizers_for(model: Any, heads: Heads, recipe: Recipe) -> list[torch.optim
 
 
 def learning_rate_factor(step: int, stage: Stage) -> float:
-    """Warm-up over 100 steps into a straight line between the stage's rates."""
+    """Return the learning rate factor: a warm-up over 100 steps, on a line between the stage's two rates."""
     start, end = stage.rates
     return min(1.0, (step + 1) / 100) * (start + (end - start) * step / stage.steps)
 
 
 @torch.no_grad()
 def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int) -> float:
-    """Share of the first calibration problems that the model solves, greedily, with transformers' own generate."""
+    """Return the share of the first calibration problems that greedy decoding with transformers' `generate` solves."""
     problems = list(itertools.islice(load_split("calibration"), num_problems))
     texts = [opening(problem.question) for problem in problems]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(model.device)
@@ -191,7 +194,7 @@ def solve_rate(model: Any, tokenizer: PreTrainedTokenizerFast, num_problems: int
 
 
 class Trainer:
-    """Trains one model of the pair, stage by stage, and writes it to `output`; goes on from its checkpoint."""
+    """A trainer of one model of the pair. It runs all stages, resumes from checkpoints and saves to `output`."""
 
     def __init__(self, voice: Voice, recipe: Recipe, seed: int, output: Path, checkpoints: Path, device: str) -> None:
         torch.manual_seed(seed)
@@ -208,7 +211,7 @@ class Trainer:
         self.optimizers = optimizers_for(self.model, self.heads, recipe)
 
     def run(self) -> None:
-        """All stages, or those that the checkpoint leaves."""
+        """Run all stages that the checkpoint has not finished."""
         first_stage, first_step = self._restore() if self.checkpoint.exists() else (0, 0)
         for index, stage in enumerate(self.recipe.stages):
             if index < first_stage:
@@ -237,8 +240,8 @@ class Trainer:
         with Progress(transient=True) as progress:
             bar = progress.add_task(f"{self.seed} stage {index}", total=stage.steps, completed=first_step)
             for step, batch in enumerate(itertools.islice(loader, stage.steps - first_step), start=first_step):
-                moved = [{name: tensor.to(self.device) for name, tensor in part.items()} for part in batch]
-                window.append(self._step(moved, step, stage))
+                on_device = [{name: tensor.to(self.device) for name, tensor in part.items()} for part in batch]
+                window.append(self._step(on_device, step, stage))
                 progress.advance(bar)
                 if (step + 1) % SAVE_EVERY == 0 or step + 1 == stage.steps:
                     self._save(index, step + 1)
@@ -285,7 +288,7 @@ class Trainer:
         partial.replace(self.checkpoint)
 
     def _restore(self) -> tuple[int, int]:
-        """Takes up the checkpoint; gives the stage and the step to go on from."""
+        """Load the checkpoint. Return the stage and the step to resume from."""
         state: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
         self._deepen_to(self.recipe.stages[state["stage"]].layers)
         self.model.load_state_dict(state["model"])
@@ -304,15 +307,19 @@ def _means(window: list[dict[str, torch.Tensor]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Trains the embedded pair.")
-    parser.add_argument("--role", choices=list(RECIPES), help="which model (default: the draft, then the target)")
-    parser.add_argument("--medusa", action="store_true", help="Medusa heads for the target that is there, not a model")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.train", description="Train the embedded pair.")
+    parser.add_argument("--role", choices=list(RECIPES), help="model to train (default: the draft, then the target)")
     parser.add_argument(
-        "--output", type=Path, default=WEIGHTS, help="folder of the model folders (default: the package's own)"
+        "--medusa", action="store_true", help="train Medusa heads for the existing target instead of a model"
     )
-    parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder of files to resume from")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: 1)")
+    parser.add_argument(
+        "--output", type=Path, default=WEIGHTS, help="folder for the model folders (default: the package's weights)"
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("checkpoints"), help="folder for the checkpoints to resume from"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(True)

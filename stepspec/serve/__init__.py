@@ -1,4 +1,4 @@
-"""The service: a pair of models behind OpenAI's chat completions, with what speculation did beside each answer."""
+"""The service: a pair of models behind OpenAI's chat completions API. Each answer includes speculation metrics."""
 
 from stepspec.base.extras import from_extra
 

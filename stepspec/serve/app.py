@@ -33,19 +33,19 @@ from stepspec.serve.schemas import ModelCard, ModelList
 logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 10.0
-"""Seconds of silence after which a comment goes over the wire: a step and its judgement may take longer than a client's
-patience."""
+"""Seconds without an event after which a keep-alive comment is sent, since a step may take longer than a client's
+timeout."""
 
 FIRST_S = 1.0
-"""Seconds that the first event is waited for before an answer begins, because then its status is settled."""
+"""Seconds to wait for the first event before a stream starts. Until then an error can still set the HTTP status."""
 
 DONE = format_sse_event(data_str="[DONE]")
 CLIENT_LEFT = 499
-"""What logs say of an answer that nobody waited for."""
+"""Status that the log shows for a request whose client disconnected."""
 
 
 class Service:
-    """A pair of models, and a session for each policy that was asked for."""
+    """A pair of models, with a session for each requested policy."""
 
     def __init__(self, pair: Pair, policy: str) -> None:
         """Raises:
@@ -58,14 +58,14 @@ class Service:
 
     @property
     def model(self) -> str:
-        """What clients call the pair."""
+        """The served model's name."""
         return self.pair.target.name
 
     def session(self, request: ChatRequest) -> tuple[str, StepSpec]:
-        """Who answers, under the policy of that name. Names are looked up, and never become paths.
+        """Return the policy's name and the session for a request. Policy names are never used as paths.
 
         Raises:
-            NoSuchModelError: the model is another.
+            NoSuchModelError: the request names another model.
             RefusedError: there is no such policy, or these models cannot serve it.
         """
         if request.model not in (None, self.model):
@@ -81,7 +81,7 @@ class Service:
         return name, self._sessions[name]
 
     def card(self) -> dict[str, Any]:
-        """The model's card."""
+        """Return the model card of the served model."""
         return {
             "id": self.model,
             "object": "model",
@@ -101,12 +101,12 @@ class NoSuchModelError(RefusedError):
 
 
 def create_app(pair: Pair, policy: str = "stepspec", *, max_body_bytes: int = MAX_BODY_BYTES) -> FastAPI:
-    """The service as an ASGI application; it closes the pair when it is shut down.
+    """Return the service as an ASGI application. It closes the pair on shutdown.
 
     Args:
-        pair: the models.
+        pair: the models to serve.
         policy: name of the policy for requests that name none.
-        max_body_bytes: larger bodies are refused with status 413, and not read any further.
+        max_body_bytes: limit of a request body. A larger body returns 413 and is not read further.
 
     Raises:
         UsageError: these models cannot serve the policy.
@@ -122,7 +122,7 @@ def create_app(pair: Pair, policy: str = "stepspec", *, max_body_bytes: int = MA
     app.add_middleware(RequestLog)
     _add_models(app, service)
 
-    @app.get("/health", response_class=Response, responses=RESPONSES, summary="Answers if the service runs.")
+    @app.get("/health", response_class=Response, responses=RESPONSES, summary="Returns 200 while the service runs.")
     async def health() -> Response:
         return Response()
 
@@ -130,15 +130,15 @@ def create_app(pair: Pair, policy: str = "stepspec", *, max_body_bytes: int = MA
         "/v1/chat/completions", response_model=None, openapi_extra={"requestBody": CHAT_BODY}, responses=CHAT_RESPONSES
     )
     async def chat(request: Request) -> Response:
-        """Answers a conversation."""
-        asked = await read_chat(request, max_body_bytes)
-        with asked.in_its_words():
-            return await _answered(service, asked, request)
+        """Generates the answer to a conversation."""
+        chat_request = await read_chat(request, max_body_bytes)
+        with chat_request.in_its_words():
+            return await _answer(service, chat_request, request)
 
     app.add_exception_handler(StepSpecError, _on_error)
-    app.add_exception_handler(ClientDisconnect, _on_leaving)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_mistake)
+    app.add_exception_handler(Exception, _on_internal_error)
     app.openapi = documented(app)
     return app
 
@@ -157,21 +157,21 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return service.card()
 
 
-async def _answered(service: Service, asked: ChatRequest, request: Request) -> Response:
-    name, session = service.session(asked)
-    options = asked.options(thinks=session.thinks)
+async def _answer(service: Service, chat_request: ChatRequest, request: Request) -> Response:
+    name, session = service.session(chat_request)
+    options = chat_request.options(thinks=session.thinks)
     answering = Answering(
         service.model,
         name,
         thinks=session.thinks,
-        include_reasoning=asked.include_reasoning is not False,
-        ignored=asked.ignored,
+        include_reasoning=chat_request.include_reasoning is not False,
+        ignored=chat_request.ignored,
     )
-    events = noted(session.stream(asked.messages, options), request.scope, name, asked.ignored)
-    events = unquoted(events) if asked.form.choices else events
-    if not asked.stream:
-        return await _while_connected(request, _whole(events, answering))
-    usage = bool(asked.stream_options and asked.stream_options.include_usage)
+    events = noted(session.stream(chat_request.messages, options), request.scope, name, chat_request.ignored)
+    events = unquoted(events) if chat_request.form.choices else events
+    if not chat_request.stream:
+        return await _while_connected(request, _completion(events, answering))
+    usage = bool(chat_request.stream_options and chat_request.stream_options.include_usage)
     queue = _EventQueue(events)
     try:
         await queue.wait_for_first()
@@ -181,7 +181,7 @@ async def _answered(service: Service, asked: ChatRequest, request: Request) -> R
     return _Stream(queue, answering, usage=usage)
 
 
-async def _whole(events: AsyncGenerator[Event, None], answering: Answering) -> Response:
+async def _completion(events: AsyncGenerator[Event, None], answering: Answering) -> Response:
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Done):
@@ -190,20 +190,21 @@ async def _whole(events: AsyncGenerator[Event, None], answering: Answering) -> R
 
 
 async def _while_connected(request: Request, work: Any) -> Response:
-    """The answer; a client that leaves ends the work, which frees both engines."""
+    """Return the response. If the client disconnects, cancel the work, which frees both engines."""
     task = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request))
+    disconnect = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         return await task if task.done() else Response(status_code=CLIENT_LEFT)
     finally:
-        for each in (task, leaving):
+        for each in (task, disconnect):
             each.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await each
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -225,10 +226,10 @@ class _EventQueue:
             self._queue.put_nowait(error)
 
     async def wait_for_first(self) -> None:
-        """Waits a while for the first event: what is wrong with the request then still has a status of its own.
+        """Wait up to `FIRST_S` seconds for the first event, so that early errors can set the HTTP status.
 
         Raises:
-            StepSpecError: it is refused.
+            StepSpecError: the request was rejected or failed in that time.
         """
         with suppress(TimeoutError):
             self._first = await asyncio.wait_for(self._queue.get(), FIRST_S)
@@ -236,7 +237,7 @@ class _EventQueue:
             raise self._first
 
     async def next(self) -> Event | Exception | None:
-        """The next event, or what went wrong; None after a while of silence."""
+        """Return the next event or the error of the request; None after `KEEPALIVE_S` seconds without one."""
         if (first := self._first) is not None:
             self._first = None
             return first
@@ -246,7 +247,7 @@ class _EventQueue:
             return None
 
     async def end(self) -> None:
-        """Ends the request, and waits until its engines are free, whatever happens meanwhile."""
+        """Cancel the request and wait until its engines are free, even if this task is cancelled."""
         self._task.cancel()
         with CancelScope(shield=True):
             await asyncio.wait({self._task})
@@ -272,11 +273,11 @@ async def _lines(queue: _EventQueue, answering: Answering, *, usage: bool) -> As
         event = await queue.next()
         if event is None:
             yield KEEPALIVE_COMMENT
-        elif isinstance(event, Exception):  # the status has gone out already
+        elif isinstance(event, Exception):  # the HTTP status is already sent
             yield _line(error_body(_public_error(event)))
             return
         elif isinstance(event, Done):
-            for chunk in _ending(event.result, answering, usage=usage):
+            for chunk in _last_chunks(event.result, answering, usage=usage):
                 yield _line(chunk)
             yield DONE
             return
@@ -285,14 +286,14 @@ async def _lines(queue: _EventQueue, answering: Answering, *, usage: bool) -> As
 
 
 def _public_error(error: Exception) -> StepSpecError:
-    """The error that a client gets. The details of an internal error go to the log alone."""
+    """Return the error for the client. The details of an internal error only go to the log."""
     if isinstance(error, StepSpecError):
         return error
-    logger.error("A request failed.", exc_info=error)
-    return EngineError(f"The service failed: {type(error).__name__}. See its log.")
+    logger.error("A request failed with an internal error.", exc_info=error)
+    return EngineError(f"The service failed: {type(error).__name__}. See the service's log.")
 
 
-def _ending(result: Result, answering: Answering, *, usage: bool) -> list[dict[str, Any]]:
+def _last_chunks(result: Result, answering: Answering, *, usage: bool) -> list[dict[str, Any]]:
     last = answering.last(result, with_metrics=not usage)
     return [last, answering.usage(result)] if usage else [last]
 
@@ -302,7 +303,7 @@ def _line(chunk: Mapping[str, Any]) -> bytes:
 
 
 def error_body(error: StepSpecError) -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's format."""
     param = error.param if isinstance(error, RefusedError) else None
     code = None
     if isinstance(error, ContextError):
@@ -328,7 +329,7 @@ async def _on_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error_body(error), _status(error))
 
 
-async def _on_leaving(_: Request, __: Exception) -> Response:
+async def _on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_LEFT)
 
 
@@ -337,5 +338,5 @@ async def _on_http(_: Request, error: Exception) -> Response:
     return JSONResponse(error_body(UsageError(str(error.detail))), error.status_code, error.headers)
 
 
-async def _on_mistake(_: Request, error: Exception) -> Response:
+async def _on_internal_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error_body(_public_error(error)), 500)

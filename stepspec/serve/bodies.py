@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, no further than their limit."""
+"""Reads request bodies up to a size limit."""
 
 from fastapi import Request
 
@@ -7,30 +7,30 @@ from stepspec.serve.requests import ChatRequest, RefusedError
 
 
 class TooLargeError(RefusedError):
-    """A body is over its limit."""
+    """The request body exceeds the size limit."""
 
     def __init__(self, max_bytes: int) -> None:
-        super().__init__(None, f"The body has more than {max_bytes} bytes, which is the most that this service takes.")
+        super().__init__(None, f"The body must have at most {max_bytes} bytes. Send a shorter request.")
 
 
 async def read_chat(request: Request, max_bytes: int) -> ChatRequest:
-    """The request of a client.
+    """Read and validate a chat request.
 
     Raises:
-        TooLargeError: its body is over the limit. What the client goes on to send is read by the server and dropped.
-        RefusedError: the body is no request.
-        ClientDisconnect: the client has left.
+        TooLargeError: the body exceeds the limit. The server reads and drops the rest of the body.
+        RefusedError: the body is not a valid request.
+        ClientDisconnect: the client has disconnected.
     """
     kind = request.headers.get("content-type", "")
     media = kind.partition(";")[0].strip().lower()
-    if media != "application/json" and not media.endswith("+json"):  # also what a web page may send anywhere unasked
-        raise RefusedError(None, f"The Content-Type is {kind[:80]!r}; send application/json.")
+    if media != "application/json" and not media.endswith("+json"):  # web pages may send other types across origins
+        raise RefusedError(None, f"Content-Type must be application/json, got {kind[:80]!r}.")
     body = await _read(request, max_bytes)
     return await off_the_loop(body, lambda: ChatRequest.parsed(body))
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    if int(request.headers.get("content-length", 0)) > max_bytes:  # a server checks that it is a number
+    if int(request.headers.get("content-length", 0)) > max_bytes:  # the server has checked that it is a number
         raise TooLargeError(max_bytes)
     chunks: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""An answer that is one of several texts: the engine writes it as a JSON string, and the client gets the text."""
+"""Answers that are one of several texts: the engine generates a JSON string, and the client receives its text."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from stepspec.loop.step import Done, Event
 
 
 async def unquoted(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The events, with the answer in one chunk and without its quotes."""
+    """Pass on the events, with the answer in one chunk and without JSON quotes."""
     async with aclosing(events):
         async for event in events:
             if isinstance(event, AnswerDelta):
@@ -23,7 +23,7 @@ async def unquoted(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event,
 
 
 def _unquoted(answer: str) -> str:
-    """The string that a JSON text holds, as far as it was written."""
+    """Return the text of a JSON string, or the text so far if the string is incomplete."""
     try:
         return json.loads(answer)
     except ValueError:

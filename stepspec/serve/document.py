@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of requests and responses beyond the routes themselves."""
+"""Requests and responses in the OpenAPI document that FastAPI cannot derive from the routes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from stepspec.serve.schemas import Chunk, Completion, ErrorBody
 
 REFS = "#/components/schemas/"
 
-# With a response for every other status FastAPI adds none of its own, whose form errors here do not have.
+# A default response keeps FastAPI from adding its own validation error, which has a different format.
 RESPONSES: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "The service failed."}}
 
 MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -21,11 +21,11 @@ MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
 CHAT_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": Completion,
-        "description": "The answer. With `stream` it comes as server-sent events, each a chunk in JSON, the last one "
-        "`[DONE]`; an event may also be an error.",
+        "description": "The answer. With `stream`, server-sent events: each is a chunk in JSON, and the last is "
+        "`[DONE]`. An event may also be an error.",
         "content": {"text/event-stream": {"schema": {"$ref": f"{REFS}Chunk"}}},
     },
-    400: {"model": ErrorBody, "description": "The request cannot be honored; `param` names the field."},
+    400: {"model": ErrorBody, "description": "The request is invalid or not supported; `param` names the field."},
     413: {"model": ErrorBody, "description": "The body is too large."},
     **MODEL_RESPONSES,
 }
@@ -37,11 +37,11 @@ CHAT_BODY: dict[str, Any] = {
 
 
 def documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """Makes the document of an app: FastAPI's, with the two models that no route has for its own."""
-    made = app.openapi
+    """Return a function that builds the app's OpenAPI document, with the two models that no route declares."""
+    build = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = made()
+        document = build()
         schemas = document["components"]["schemas"]
         for model in (ChatRequest, Chunk):
             schema = model.model_json_schema(ref_template=f"{REFS}{{model}}")

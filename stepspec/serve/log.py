@@ -1,5 +1,4 @@
-"""One line in the log for each request: method, path, status, seconds; for a chat also its tokens, its
-policy and the names of ignored fields."""
+"""Logs one line for each request: method, path, status, seconds; for chats also tokens, policy and ignored fields."""
 
 import logging
 import time
@@ -14,13 +13,13 @@ from stepspec.loop.step import Done, Event
 logger = logging.getLogger("stepspec.serve")
 
 KEY = "stepspec.log"
-"""Key of a request's scope under which details of the chat are stored for the line."""
+"""Key in a request's ASGI scope for the chat details of its log line."""
 
 MAX_PATH = 200
 
 
 class RequestLog:
-    """Middleware that writes the line when a response has gone out, or cannot."""
+    """Middleware that logs the line when a response has been sent or has failed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,36 +28,36 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, whole, start = 500, False, time.monotonic()
+        status, complete, start = 500, False, time.monotonic()
         about: dict[str, Any] = scope.setdefault(KEY, {})
 
-        async def noting(message: Message) -> None:
-            nonlocal status, whole
+        async def watched_send(message: Message) -> None:
+            nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
-            whole |= message["type"] == "http.response.body" and not message.get("more_body", False)
+            complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, watched_send)
         finally:
-            # The path as it was sent, in which there is no line break.
+            # The raw path is still percent-encoded, so it cannot contain line breaks.
             path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_PATH]
             chat = f" {about['tokens']} tokens" if "tokens" in about else ""
             chat += f" policy {about['policy']}" if "policy" in about else ""
             if ignored := about.get("ignored"):
                 chat += f" ignored {', '.join(map(repr, ignored))}"
             if about.get("noted"):
-                chat += " (unlike what the models have learned)"
-            left = "" if whole else " (not sent to its end)"
+                chat += " (unlike the training data)"
+            cut_off = "" if complete else " (response incomplete)"
             seconds = time.monotonic() - start
-            logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, left)
+            logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, cut_off)
 
 
 async def noted(
     events: AsyncGenerator[Event, None], scope: Scope, policy: str, ignored: Sequence[str]
 ) -> AsyncGenerator[Event, None]:
-    """Passes on the events of a chat, and notes for its line the tokens, the policy and the ignored fields."""
+    """Pass on the events of a chat. Store its tokens, policy and ignored fields for the log line."""
     about = scope.setdefault(KEY, {})
     about["policy"] = policy
     about["ignored"] = ignored

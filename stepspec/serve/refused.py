@@ -1,15 +1,17 @@
-"""Fields of OpenAI's and vLLM's chat completions that would change the answer, or what a response holds, and are not
-supported. Each is taken at the values that change nothing, and refused by name at any other."""
+"""Unsupported fields of OpenAI's and vLLM's chat completions that would change the answer or the response.
+
+Each field is accepted with values that change nothing. Any other value is rejected with an error that names the field.
+"""
 
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 NOTHING: tuple[Any, ...] = (None, [], {}, "")
-"""What changes nothing in any field."""
+"""Values that change nothing in any field."""
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    # How many answers, and which details of their tokens.
+    # Number of answers, and token details in the response.
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -22,7 +24,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "return_token_offsets": (False,),
     "return_prompt_text": (False,),
     "echo": (False,),
-    # Which tokens are written.
+    # Choice of tokens.
     "logit_bias": (),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -31,13 +33,13 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": (),
     "vllm_xargs": (),
     "watermarking": (False,),
-    # Where the answer ends.
+    # End of the answer.
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "repetition_detection": (),
-    # What the model reads.
+    # Input of the model.
     "chat_template": (),
     "chat_template_kwargs": (),
     "documents": (),
@@ -46,7 +48,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "truncate_prompt_tokens": (),
     "web_search_options": (),
-    # What form the answer has.
+    # Format of the answer.
     "guided_regex": (),
     "guided_grammar": (),
     "guided_whitespace_pattern": (),
@@ -57,7 +59,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "moderation": (),
 }
-"""By field the values that change nothing, besides `NOTHING`."""
+"""By field, further values that change nothing."""
 
 INSTEAD: Mapping[str, str] = {
     "functions": "Use tools.",
@@ -69,20 +71,20 @@ INSTEAD: Mapping[str, str] = {
 
 
 def why_refused(name: str, value: Any) -> str | None:
-    """Why a field is refused; None if it is not."""
+    """Return why a field's value is rejected; None if it is accepted."""
     if name not in REFUSED or any(_same(value, harmless) for harmless in (*NOTHING, *REFUSED[name])):
         return None
     return f"{name} is not supported. {INSTEAD.get(name, 'Leave it out.')}"
 
 
 def _same(value: Any, harmless: Any) -> bool:
-    """Whether two values of JSON are the same; a truth value is no number."""
+    """Whether two JSON values are equal. Booleans never equal numbers."""
     return value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
 
 
 @cache
 def refused_properties() -> Mapping[str, Mapping[str, Any]]:
-    """The fields as properties of a JSON schema."""
+    """Return the fields as JSON schema properties."""
     return {
         name: {
             "title": name.replace("_", " ").title(),

@@ -1,4 +1,4 @@
-"""The fields of a chat completion, in OpenAI's words and vLLM's, and the Python API's options that they become."""
+"""Chat completion requests with the fields of OpenAI and vLLM, and their conversion to options of the Python API."""
 
 import re
 import reprlib
@@ -21,46 +21,46 @@ from stepspec.serve.refused import refused_properties, why_refused
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1_000
 MAX_LISTED = 50
-"""Ignored fields that a response lists."""
+"""Maximum number of ignored fields that a response lists."""
 
 MAX_PARAM_CHARACTERS = 64
-"""An error names a field by at most so many characters: its name may come from the client."""
+"""Maximum length of a field's name in an error, since the client may have chosen the name."""
 
 MAX_MESSAGE_CHARACTERS = 300
 
 T = TypeVar("T")
 
 
-def _cut(text: str, most: int) -> str:
+def _truncated(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-class _FirstWrong(FailFast):
-    """Has only the first wrong item of a list reported, as a hundred thousand errors take their time."""
+class _FirstErrorOnly(FailFast):
+    """Reports only the first invalid item of a list, because collecting 100,000 errors is slow."""
 
-    def __hash__(self) -> int:  # which unions of types ask for
+    def __hash__(self) -> int:  # unions of types need it
         return hash(self.fail_fast)
 
 
-Items = Annotated[list[T], _FirstWrong()]
+Items = Annotated[list[T], _FirstErrorOnly()]
 
 
 class RefusedError(UsageError):
-    """A request that cannot be honored. `param` is the name of its field, where one is to blame."""
+    """The request is invalid or not supported. `param` is the field that caused the error, or None."""
 
     def __init__(self, param: str | None, message: str) -> None:
-        super().__init__(_cut(message, MAX_MESSAGE_CHARACTERS))
-        self.param = None if param is None else _cut(param, MAX_PARAM_CHARACTERS)
+        super().__init__(_truncated(message, MAX_MESSAGE_CHARACTERS))
+        self.param = None if param is None else _truncated(param, MAX_PARAM_CHARACTERS)
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the answer has to be.
+    """The required format of the answer.
 
     Attributes:
-        schema: a JSON schema, if it is JSON.
-        choices: texts of which it is one; none if it is free.
-        field: the name of the field that says so.
+        schema: the JSON schema of the answer, or None.
+        choices: the texts of which the answer must be one; empty if there is no choice.
+        field: the request field that sets this format.
     """
 
     schema: Mapping[str, Any] | None = None
@@ -69,7 +69,7 @@ class Form:
 
     @property
     def json_schema(self) -> Mapping[str, Any] | None:
-        """What the engine holds the answer to; one of several texts is written as a JSON string."""
+        """The JSON schema that constrains the answer. With choices, the answer is a JSON string."""
         return {"type": "string", "enum": list(self.choices)} if self.choices else self.schema
 
 
@@ -94,12 +94,12 @@ TURN: JsonDict = {
             ],
             "description": "Text; nothing else is supported.",
         },
-        "reasoning_content": {"type": "string", "description": "The thinking behind an earlier answer."},
+        "reasoning_content": {"type": "string", "description": "The thinking of an earlier answer."},
         "tool_calls": {"type": "array", "items": {"type": "object"}, "description": "Tool calls of an earlier answer."},
-        "tool_call_id": {"type": "string", "description": "The call that a tool's turn is the result of."},
+        "tool_call_id": {"type": "string", "description": "The id of the tool call that this turn answers."},
     },
 }
-"""A turn as a JSON schema. Chat templates may read further fields."""
+"""The JSON schema of a turn. Chat templates may read further fields."""
 
 
 class StreamOptions(BaseModel):
@@ -108,7 +108,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool | None = Field(
-        default=False, description="Whether a last chunk without choices has `usage` and `metrics`."
+        default=False, description="Whether to send a last chunk with `usage` and `metrics` and without choices."
     )
 
 
@@ -119,7 +119,7 @@ def _with_refused(schema: dict[str, Any]) -> None:
 class ChatRequest(BaseModel):
     """The body of `/v1/chat/completions`.
 
-    Fields that are not listed here are ignored and named in the response's `metrics.ignored_fields`.
+    Unknown fields are ignored. The response lists them in `metrics.ignored_fields`.
     """
 
     model_config = ConfigDict(
@@ -130,29 +130,32 @@ class ChatRequest(BaseModel):
     )
 
     messages: Items[dict[str, Any]] = Field(
-        description="The conversation. The last turn is not the assistant's.",
+        description="The conversation. The last turn must not be the assistant's.",
         json_schema_extra={"items": TURN},
     )
-    model: str | None = Field(default=None, description="Name of the served model; it may be left out.")
-    policy: str | None = Field(default=None, description="Name of a policy; the default is the one served.")
+    model: str | None = Field(default=None, description="Name of the served model. Optional.")
+    policy: str | None = Field(default=None, description="Name of a policy; the default is the service's policy.")
     temperature: float | None = Field(default=None, description="0 (greedy, the default) to 10.")
     top_p: float | None = Field(default=None, description="Above 0 and at most 1 (off, the default).")
-    top_k: int | None = Field(default=None, description="Most likely tokens kept; 0 or -1 (off) is the default.")
+    top_k: int | None = Field(
+        default=None, description="Sample from this many most likely tokens; 0 or -1 (off) is the default."
+    )
     min_p: float | None = Field(default=None, description="0 (off, the default) to 1.")
     repetition_penalty: float | None = Field(
         default=None, description="Above 0 and at most 10; 1 (off) is the default."
     )
     seed: int | None = Field(default=None, description="Random seed; the default is a new one for each request.")
     max_completion_tokens: int | None = Field(
-        default=None, description="Most tokens of thinking and answer; the default is what the context has room for."
+        default=None,
+        description="Limit of thinking and answer together, in tokens; the default is the rest of the context.",
     )
     max_tokens: int | None = Field(
-        default=None, description="Older name of `max_completion_tokens`, which precedes it."
+        default=None, description="Older name of `max_completion_tokens`, which takes precedence."
     )
     thinking_token_budget: int | None = Field(
-        default=None, description="Tokens of thinking after which the answer begins; 0 is no thinking."
+        default=None, description="Limit of the thinking, in tokens; then the answer begins. 0 turns thinking off."
     )
-    reasoning_effort: str | None = Field(default=None, description="Only `none`: no thinking.")
+    reasoning_effort: str | None = Field(default=None, description="Only `none` is supported; it turns thinking off.")
     deadline_s: float | None = Field(default=None, description="Seconds after which the thinking is cut off.")
     stop: str | Items[str] | None = Field(
         default=None,
@@ -168,13 +171,13 @@ class ChatRequest(BaseModel):
         default=None, description="`text` (the default), `json_object`, or `json_schema` with a schema."
     )
     guided_json: dict[str, Any] | str | None = Field(default=None, description="A JSON schema of the answer.")
-    guided_choice: Items[str] | None = Field(default=None, description="Texts of which the answer is one.")
+    guided_choice: Items[str] | None = Field(default=None, description="The answer is one of these texts.")
     structured_outputs: dict[str, Any] | None = Field(
-        default=None, description="vLLM's form of the same: `json`, `json_object` or `choice`."
+        default=None, description="vLLM's structured outputs: `json`, `json_object` or `choice`."
     )
-    stream: bool | None = Field(default=False, description="Whether the answer comes as server-sent events.")
+    stream: bool | None = Field(default=False, description="Whether to stream the answer as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Options of a stream.")
-    include_reasoning: bool | None = Field(default=True, description="Whether the response has the thinking.")
+    include_reasoning: bool | None = Field(default=True, description="Whether the response includes the thinking.")
     user: str | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
     metadata: dict[str, Any] | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
     store: bool | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
@@ -183,19 +186,19 @@ class ChatRequest(BaseModel):
 
     @classmethod
     def parsed(cls, body: bytes) -> "ChatRequest":
-        """The request that a body holds. Takes long for a large body, so it must not run on an event loop.
+        """Parse and validate a request body. Large bodies take long, so do not call it in an event loop.
 
         Raises:
-            RefusedError: it is not JSON, a field has another type, or the form of the answer cannot be honored.
+            RefusedError: the body is not JSON, a field is invalid, or the answer's format is not supported.
         """
         try:
-            found = read_json(body)
+            fields = read_json(body)
         except ValueError as error:
             raise RefusedError(None, f"The body is not valid JSON: {error}.") from None
-        if not isinstance(found, dict):
+        if not isinstance(fields, dict):
             raise RefusedError(None, "The body must be a JSON object.")
         try:
-            request = cls.model_validate(found)
+            request = cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             where = field_of(first["loc"])
@@ -208,17 +211,17 @@ class ChatRequest(BaseModel):
 
     @property
     def form(self) -> Form:
-        """What the answer has to be."""
+        """The required format of the answer."""
         return self._form
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """The fields that are not declared."""
+        """The fields that this class does not declare."""
         return self.model_extra or {}
 
     @property
     def ignored(self) -> list[str]:
-        """Names of the fields that are not known."""
+        """Names of the unknown fields, at most `MAX_LISTED`."""
         streaming = (self.stream_options.model_extra or {}) if self.stream_options else {}
         known = refused_properties()
         names = [name for name in self.extra if name not in known]
@@ -226,24 +229,24 @@ class ChatRequest(BaseModel):
         return [name[:64] for name in names[:MAX_LISTED]]
 
     def options(self, *, thinks: bool) -> RequestOptions:
-        """The request as options of the Python API.
+        """Convert the request to options of the Python API.
 
         Raises:
-            UsageError: a field cannot be honored, or a value is out of its range.
+            UsageError: a field is not supported, or a value is out of range.
         """
         self._check()
         given = {name: value for name in SAMPLING_NUMBERS if (value := getattr(self, name)) is not None}
-        if self.top_k == -1:  # vLLM's way to say that it is off
+        if self.top_k == -1:  # in vLLM, -1 turns top_k off
             del given["top_k"]
         sampling = Sampling(**{"seed": secrets.randbits(31), **given})
-        most = getattr(self, self._limit)
+        max_tokens = getattr(self, self._limit)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         no_thinking = self.reasoning_effort == "none" and thinks
-        with _of("tool_choice"):
+        with _attributed_to("tool_choice"):
             choice = chosen(self.tool_choice)
         return RequestOptions(
             sampling=sampling,
-            max_tokens=most,
+            max_tokens=max_tokens,
             max_thinking_tokens=0 if no_thinking else self.thinking_token_budget,
             deadline_s=self.deadline_s,
             stop=stops,
@@ -256,13 +259,15 @@ class ChatRequest(BaseModel):
 
     @property
     def _limit(self) -> str:
-        """Name of the field that bounds the length."""
+        """Name of the field that limits the length."""
         return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
 
     def _check(self) -> None:
         if self.reasoning_effort not in (None, "none"):
+            effort = reprlib.repr(self.reasoning_effort)
             raise RefusedError(
-                "reasoning_effort", "Of reasoning_effort there is only 'none'; set thinking_token_budget."
+                "reasoning_effort",
+                f"reasoning_effort must be 'none', got {effort}. To limit the thinking, set thinking_token_budget.",
             )
         stops = self.stop if isinstance(self.stop, list) else []
         if len(stops) > MAX_STOPS:
@@ -270,17 +275,17 @@ class ChatRequest(BaseModel):
         longest = max(map(len, stops or [self.stop or ""]))
         if longest > MAX_STOP_CHARACTERS:
             raise RefusedError(
-                "stop", f"A string of stop may have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
+                "stop", f"Each string in stop may have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
             )
 
     def _read_form(self) -> Form:
-        """What the fields say that the answer has to be. Schemas may come as strings, which are read here.
+        """Return the answer's format from all fields that can set it. Schemas given as strings are parsed.
 
         Raises:
-            RefusedError: a field that says so cannot be honored, or two of them say so.
+            RefusedError: such a field is invalid, or more than one is set.
         """
         forms: list[Form] = []
-        with _of("response_format"):
+        with _attributed_to("response_format"):
             forms.append(Form(schema_of(self.response_format)))
         if self.guided_json is not None:
             forms.append(Form(_schema("guided_json", self.guided_json), field="guided_json"))
@@ -291,12 +296,12 @@ class ChatRequest(BaseModel):
         found = [form for form in forms if form.json_schema is not None]
         if len(found) > 1:
             first, second = found[0].field, found[1].field
-            raise RefusedError(second, f"{first} and {second} both say what the answer has to be. Leave out one.")
+            raise RefusedError(second, f"{first} and {second} both set the answer's format. Leave out one.")
         return found[0] if found else Form()
 
     @contextmanager
     def in_its_words(self) -> Generator[None]:
-        """Has errors of the Python API name the request's fields."""
+        """Convert errors of the Python API to errors that name the request's fields."""
         try:
             yield
         except (RefusedError, ContextError, ModelError):
@@ -308,12 +313,12 @@ class ChatRequest(BaseModel):
                 "json_schema": self.form.field,
             }
             message = re.sub(
-                r"\b(max_tokens|max_thinking_tokens|json_schema)\b", lambda found: names[found[0]], str(error)
+                r"\b(max_tokens|max_thinking_tokens|json_schema)\b", lambda match: names[match[0]], str(error)
             )
-            raise RefusedError(self._blamed(message), message) from error
+            raise RefusedError(self._field_in(message), message) from error
 
-    def _blamed(self, message: str) -> str | None:
-        """The field that an error is about."""
+    def _field_in(self, message: str) -> str | None:
+        """Return the field that an error is about, or None if it names none."""
         for opening, field in OPENINGS.items():
             if message.startswith(opening):
                 return field
@@ -330,14 +335,14 @@ OPENINGS: Mapping[str, str] = {
     "Tool ": "tools",
     "Two tools ": "tools",
 }
-"""How errors begin that are about a field without naming it."""
+"""Beginnings of errors that concern a field without naming it, and that field."""
 
 TAG = re.compile(r"(str|int|float|bool|(dict|list)\[.*\])$")
-"""What pydantic adds to a place to say which type of a union it tried."""
+"""Parts that pydantic adds to an error location for the type that it tried in a union."""
 
 
 def _structured(outputs: Mapping[str, Any]) -> list[Form]:
-    """The forms that vLLM's `structured_outputs` asks for."""
+    """Return the formats that vLLM's `structured_outputs` sets."""
     forms: list[Form] = []
     for name, value in outputs.items():
         field = f"structured_outputs.{name}"
@@ -362,12 +367,12 @@ def _structured(outputs: Mapping[str, Any]) -> list[Form]:
 
 def _schema(field: str, value: Any) -> Mapping[str, Any]:
     try:
-        found = read_json(value) if isinstance(value, str) else value
+        schema = read_json(value) if isinstance(value, str) else value
     except ValueError as error:
         raise RefusedError(field, f"{field} is not valid JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(schema, dict):
         raise RefusedError(field, f"{field} must be a JSON schema, which is an object.")
-    return cast("Mapping[str, Any]", found)
+    return cast("Mapping[str, Any]", schema)
 
 
 def _choices(field: str, value: Any) -> list[str]:
@@ -377,7 +382,7 @@ def _choices(field: str, value: Any) -> list[str]:
 
 
 @contextmanager
-def _of(param: str) -> Generator[None]:
+def _attributed_to(param: str) -> Generator[None]:
     """Attributes an error to its field."""
     try:
         yield
@@ -386,5 +391,5 @@ def _of(param: str) -> Generator[None]:
 
 
 def field_of(location: Sequence[Any]) -> str:
-    """A field's name, such as `messages.0`, from where a body was found wrong."""
+    """Return a field's name, such as `messages.0`, from pydantic's error location."""
     return ".".join(str(part) for part in location if not TAG.match(str(part)))

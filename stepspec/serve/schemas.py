@@ -1,4 +1,4 @@
-"""What responses look like, for the OpenAPI document. They are made by `answers.py` and held to this by tests."""
+"""Response models for the OpenAPI document. `answers.py` builds the responses; tests validate them against these."""
 
 from typing import Any, Literal
 
@@ -12,16 +12,16 @@ class Exact(BaseModel):
 
 
 class Problem(Exact):
-    """What is wrong."""
+    """Details of an error."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
-    param: str | None = Field(description="The field that is to blame.")
+    param: str | None = Field(description="The field that caused the error.")
     code: str | None = Field(description="`context_length_exceeded`, `model_not_found` or `request_too_large`.")
 
 
 class ErrorBody(Exact):
-    """An error in OpenAI's form."""
+    """An error in OpenAI's format."""
 
     error: Problem
 
@@ -39,14 +39,14 @@ class ModelCard(Exact):
 
 
 class ModelList(Exact):
-    """The served models, of which there is one."""
+    """The list of served models. It has one item."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class CalledFunction(Exact):
-    """A function that is called, with its arguments in JSON."""
+    """The function of a tool call, with its arguments in JSON."""
 
     name: str
     arguments: str
@@ -71,7 +71,7 @@ class Message(Exact):
 
 
 class Choice(Exact):
-    """The only one."""
+    """The choice with the answer. A response has only one choice."""
 
     index: Literal[0]
     message: Message
@@ -80,19 +80,19 @@ class Choice(Exact):
 
 
 class CachedTokens(Exact):
-    """Part of the prompt."""
+    """Details of the prompt tokens."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(Exact):
-    """Part of the completion."""
+    """Details of the completion tokens."""
 
     reasoning_tokens: int
 
 
 class TokenUsage(Exact):
-    """Tokens of a request."""
+    """Token usage of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -102,7 +102,7 @@ class TokenUsage(Exact):
 
 
 class TokenLevel(Exact):
-    """Token-level speculation."""
+    """Metrics of token-level speculation."""
 
     num_draft_tokens: int
     num_accepted_draft_tokens: int
@@ -110,20 +110,20 @@ class TokenLevel(Exact):
 
 
 class StepLevel(BaseModel):
-    """Step-level speculation. There may be further fields."""
+    """Metrics of step-level speculation. Further fields are possible."""
 
     policy: str
     counts: dict[str, int]
     times: dict[str, float | None] = Field(description="Seconds.")
     thinks: bool
-    limit: str | None = Field(description="What cut the text or its thinking short.")
+    limit: str | None = Field(description="The limit that ended the text or its thinking.")
     estimated_speedup: float | None
     token_level_exact: bool
-    note: str | None = Field(description="Says so where the question is unlike what the models have learned.")
+    note: str | None = Field(description="A sentence if the question is unlike the models' training data.")
 
 
 class Metrics(Exact):
-    """What speculation did, and which fields of the request were ignored."""
+    """Speculation metrics, and the request's ignored fields."""
 
     time_to_first_token_ms: float | None
     generation_time_ms: float
@@ -135,7 +135,7 @@ class Metrics(Exact):
 
 
 class DescribedStep(Exact):
-    """A step of the reasoning; its text is the next `length` characters of it."""
+    """A step of the reasoning. Its text is the next `length` characters of the reasoning."""
 
     index: int
     origin: str
@@ -147,13 +147,13 @@ class DescribedStep(Exact):
 
 
 class Steps(Exact):
-    """How the reasoning parts into steps."""
+    """The steps of the reasoning."""
 
     steps: list[DescribedStep]
 
 
 class Completion(Exact):
-    """An answer."""
+    """A chat completion."""
 
     id: str
     object: Literal["chat.completion"]
@@ -162,18 +162,18 @@ class Completion(Exact):
     choices: list[Choice]
     usage: TokenUsage
     metrics: Metrics
-    stepspec: Steps | None = Field(default=None, description="Where the response has the thinking.")
+    stepspec: Steps | None = Field(default=None, description="Set if the response includes the thinking.")
 
 
 class DeltaFunction(Exact):
-    """A chunk of a call's arguments."""
+    """The function of a tool call's chunk, with the next chunk of its arguments."""
 
     name: str = ""
     arguments: str
 
 
 class DeltaCall(Exact):
-    """A chunk of a tool call. The first one names the tool."""
+    """A chunk of a tool call. The first chunk names the tool."""
 
     index: int
     id: str = ""
@@ -182,7 +182,7 @@ class DeltaCall(Exact):
 
 
 class Delta(Exact):
-    """What a chunk adds to the answer."""
+    """The part of the answer in a chunk."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
@@ -192,7 +192,7 @@ class Delta(Exact):
 
 
 class ChunkChoice(Exact):
-    """The only one."""
+    """The choice with the delta. A chunk has at most one choice."""
 
     index: Literal[0]
     delta: Delta
@@ -210,4 +210,4 @@ class Chunk(Exact):
     choices: list[ChunkChoice] = Field(description="Empty in the chunk with `usage`.")
     usage: TokenUsage | None = None
     metrics: Metrics | None = None
-    stepspec: dict[str, Any] | None = Field(default=None, description="The step, or the tool call, that has ended.")
+    stepspec: dict[str, Any] | None = Field(default=None, description="The step or the tool call that has ended.")

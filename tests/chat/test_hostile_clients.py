@@ -230,7 +230,7 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
     service.wait_for(
-        rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb' \(unlike what"
+        rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb' \(unlike the"
     )
     assert "embedded pair" in answer["metrics"]["stepspec"]["note"]
     assert sum("unknown" in line for line in service.lines) == 1

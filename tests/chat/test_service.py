@@ -150,8 +150,8 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
         ("messages", [], "empty"),
         ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "text"),
         ("messages", "hello", "messages"),
-        ("messages", [{"role": "assistant", "content": "", "tool_calls": 5}, *ASK], "tool_calls is no list"),
-        ("messages", [{"role": "user", "content": "\ud800"}], "half of a character"),
+        ("messages", [{"role": "assistant", "content": "", "tool_calls": 5}, *ASK], "tool_calls must be a list"),
+        ("messages", [{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
         ("response_format", {"type": "json_schema", "json_schema": {"schema": [1]}}, "response_format"),
     ],
 )

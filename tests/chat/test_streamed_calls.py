@@ -66,7 +66,7 @@ VALUES = st.recursive(
 @given(arguments=st.dictionaries(st.text("ab", max_size=3), VALUES, max_size=3), cut=st.integers(0, 200))
 def test_arguments_that_are_cut_off_anywhere_are_not_completed(arguments: dict[str, Any], cut: int) -> None:
     text = json.dumps(arguments)[:cut]
-    call = ToolCall("abcdefghi", "say", text, "The call is not whole.")
+    call = ToolCall("abcdefghi", "say", text, "The call is incomplete.")
     total = AIMessageChunk(content="")
     for event in (ToolCallDelta(0, text, call.id, call.name), ToolCalled(0, call)):
         chunk = chunk_of(event, thinks=True)
@@ -95,4 +95,4 @@ async def test_the_events_are_the_same_remotely() -> None:
             cut_there = kept([event async for event in remote.stream(ASK, tools=[ADD, SAY], max_tokens=40)])
     assert [nameless(event) for event in here] == [nameless(event) for event in there]
     assert [nameless(event) for event in cut] == [nameless(event) for event in cut_there]
-    assert cut[-1].call.problem == "The call is not whole."
+    assert cut[-1].call.problem == "The call is incomplete."

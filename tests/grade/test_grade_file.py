@@ -62,7 +62,7 @@ def test_keys_and_the_grader_can_be_named(tmp_path: Path, capsys: pytest.Capture
     [
         (['{"output": "7", "gold": "7"}', "nonsense"], {}, "line 2 is not JSON"),
         (["[1]"], {}, "line 1 is not a JSON object"),
-        (['{"output": NaN, "gold": "7"}'], {}, "line 1 is not JSON: NaN is no number"),
+        (['{"output": NaN, "gold": "7"}'], {}, "line 1 is not JSON: NaN is not a number"),
         (['{"output": "7", "gold": "7"}', '{"output": 1e999, "gold": "7"}'], {}, "line 2 is not JSON"),
         (['{"gold": "7"}'], {}, "line 1 has no key for the prediction (prediction, output, response, text)"),
         (['{"output": "7"}'], {}, "line 1 has no key for the gold answer"),
@@ -90,12 +90,12 @@ def test_what_cannot_be_graded_is_one_sentence(
 def test_files_that_cannot_be_opened_are_one_sentence(tmp_path: Path) -> None:
     file = rows_file(tmp_path, [{"output": "7", "gold": "7"}])
     latin = tmp_path / "latin.jsonl"
-    latin.write_bytes('{"output": "é", "gold": "7"}'.encode("latin-1"))
+    latin.write_bytes(file.read_bytes() * 2 + '{"output": "é", "gold": "7"}'.encode("latin-1"))
     with pytest.raises(UsageError, match="Cannot read"):
         grade_file(tmp_path / "missing.jsonl")
     with pytest.raises(UsageError, match="Cannot write"):
         grade_file(file, output=tmp_path / "no" / "such")
     with pytest.raises(UsageError, match="would overwrite"):
         grade_file(file, output=file)
-    with pytest.raises(UsageError, match="line 1 is not UTF-8"):
+    with pytest.raises(UsageError, match="line 3 is not UTF-8"):
         grade_file(latin)

@@ -246,7 +246,7 @@ def test_the_training_split_has_no_end() -> None:
 
 
 def test_an_unknown_split_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no split 'validation'; it has train, calibration, test"):
+    with pytest.raises(ValueError, match=r"no split 'validation'\. Choose one of train, calibration, test\."):
         next(load_split("validation"))  # pyright: ignore[reportArgumentType]
 
 

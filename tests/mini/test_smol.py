@@ -248,7 +248,7 @@ def test_a_missing_or_damaged_base_is_a_sentence(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ModelError, match="is missing"):
         base.find_base()
     (tmp_path / base.FILE_NAME).write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match="damaged or of another version"):
+    with pytest.raises(ModelError, match="damaged or has the wrong version"):
         base.find_base()
     monkeypatch.setattr(Package, "files", ())
     with pytest.raises(ModelError, match="has no SmolLM2"):

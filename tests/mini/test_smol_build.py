@@ -81,7 +81,7 @@ def test_a_build_that_fails_leaves_nothing_and_says_why(monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(build, "write_pair", fills_the_disk)
-    with pytest.raises(ModelError, match=r"No space left on device\. Make room"):
+    with pytest.raises(ModelError, match=r"No space left on device\. Free up space"):
         build.build_smol(print)
     assert [path.name for path in cache.iterdir()] == ["smol.lock"]
     usage = namedtuple("usage", "free")
@@ -132,5 +132,5 @@ def test_of_two_builds_at_once_the_second_waits(monkeypatch: pytest.MonkeyPatch)
     goes_on.set()
     for thread in both:
         thread.join()
-    assert told == ["Another process is building it; waiting until it is done.", "It has been built already."]
+    assert told == ["Another process is building the pair. Waiting for it to finish.", "The pair is already built."]
     assert built[0] == built[1] == pairs.find_pair("smol")

@@ -27,9 +27,9 @@ def test_the_headline_names_the_matched_policy_with_its_interval() -> None:
 
 
 def test_the_headline_admits_that_nothing_qualifies_and_claims_nothing_without_a_target() -> None:
-    assert findings(RUN, summary("target")).headline.startswith("Nothing that keeps")
+    assert findings(RUN, summary("target")).headline.startswith("No policy that keeps")
     alone = summary("target").model_copy(update={"matched": None})
-    assert findings(RUN, alone).headline == "What target, token and stepspec came to on gsm-mini."
+    assert findings(RUN, alone).headline == "Results of target, token and stepspec on gsm-mini."
 
 
 def test_a_faster_policy_is_named_with_the_accuracy_that_it_costs() -> None:
@@ -41,8 +41,8 @@ def test_a_faster_policy_is_named_with_the_accuracy_that_it_costs() -> None:
 
 def test_what_is_exact_is_told_apart() -> None:
     assert findings(RUN, summary("stepspec")).exactness == (
-        "target and token: exact, the output has the target's own distribution. stepspec: not exact, other answers are "
-        "possible, and what that costs is measured."
+        "target and token: exact. The output has the target's distribution. stepspec: not exact. Answers can differ, "
+        "and the measured accuracy includes this."
     )
 
 
@@ -72,8 +72,8 @@ def test_where_rows_are_missing_the_difference_stands_without_accuracies_over_ot
         found = findings(RUN, summary("stepspec", **num_rows))
         assert found.details[1] == (
             "The accuracy of stepspec minus the target's is -0.6% [-1.7, +0.5] on the problems that have ended, with "
-            "an answer or an error, under every policy in the tables; the accuracies there are over all that have "
-            "ended under each."
+            "an answer or an error, under every policy in the tables. The accuracies in the tables are over all "
+            "problems that have ended under each policy."
         )
     nothing_shared = findings(RUN, summary("stepspec", accuracy_delta=None, accuracy_delta_ci=None))
     assert not any("accuracy of" in sentence or "difference" in sentence for sentence in nothing_shared.details)
@@ -85,7 +85,7 @@ def test_failed_requests_come_first_also_those_of_a_policy_without_any_row() -> 
         update={"failed": {"stepspec": 2, "draft": 7, "target": 0}, "n": 9}
     )
     assert list(findings(RUN, told).warnings[:2]) == [
-        "draft: 7 requests ended in an error and none was finished: no table has it.",
+        "draft: 7 requests ended in an error and none was finished. The tables omit it.",
         "stepspec: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] "
         "are correct.",
     ]
@@ -94,7 +94,7 @@ def test_failed_requests_come_first_also_those_of_a_policy_without_any_row() -> 
 def test_with_several_requests_at_once_the_interval_to_trust_is_named() -> None:
     many = RUN.model_copy(update={"num_problems": 1000})
     (warning,) = findings(many, summary("stepspec").model_copy(update={"concurrency": 8})).warnings
-    assert "the throughput's interval, over blocks, is the one to trust" in warning
+    assert "Use the interval of the throughput, which is over blocks" in warning
 
 
 def test_few_problems_unfinished_ones_and_a_missing_baseline_become_warnings() -> None:
@@ -105,10 +105,10 @@ def test_few_problems_unfinished_ones_and_a_missing_baseline_become_warnings() -
     warnings = " ".join(findings(run, small).warnings)
     for words in (
         "8 of 20 problems",
-        "takes 4,321 problems",
+        "run 4,321 problems",
         "no intervals",
         "token-level speculation alone",
-        "on top",
+        "uncommitted changes",
     ):
         assert words in warnings
 

@@ -150,7 +150,7 @@ def test_the_conditions_are_one_sentence_with_everything_in_it() -> None:
 
 def test_the_report_bounds_the_loss_and_explains_its_columns() -> None:
     report = markdown_report(RUN, SUMMARY)
-    assert report.startswith("# gsm-mini\n\nWhat target and step|spec [x] came to on gsm-mini.")
+    assert report.startswith("# gsm-mini\n\nResults of target and step|spec [x] on gsm-mini.")
     assert readme_table(SUMMARY) in report
     assert conditions_sentence(RUN, SUMMARY) in report
     assert "| accuracy lost, at most | – | +1.5% |" in report
@@ -187,7 +187,9 @@ def test_a_terminal_strikes_it_too_and_has_rows_for_texts_that_were_cut_off_or_h
 
 
 def test_a_speed_that_does_not_count_is_no_headline() -> None:
-    with pytest.raises(UsageError, match="speed of stepspec does not count and is no headline: the target answered"):
+    with pytest.raises(
+        UsageError, match="speed of stepspec does not count and cannot be a headline: the target answered"
+    ):
         headline([(RUN, STRUCK)])
 
 

@@ -90,18 +90,18 @@ def test_a_server_that_answers_well_is_served(server: ServerFixture) -> None:
     [
         (lambda call: Fault(status=200, body=b"<html>hello", content_type="text/html"), "a web page.*ends in /v1"),
         (lambda call: Fault(status=200, body=b'{"data": [{"id"'), "JSON that cannot be read"),
-        (lambda call: said({"data": 7}), "no list of models .data"),
-        (lambda call: said([]), "JSON that is no object"),
+        (lambda call: said({"data": 7}), "invalid list of models .data"),
+        (lambda call: said([]), "JSON that is not an object"),
         (
             lambda call: said({"error": {"message": "no such key"}}, 401),
-            "refuses the key.*no such key.*STEPSPEC_API_KEY",
+            "rejected the API key.*no such key.*STEPSPEC_API_KEY",
         ),
         (lambda call: said({"detail": "Not Found"}, 404), "does not have this model or path.*Not Found"),
         (lambda call: said({"error": "on fire"}, 500), "failed or is overloaded.*on fire"),
         (lambda call: Fault(status=200, cut_after=0, body=b"", reset=True), "http://127.0.0.1"),
-        (lambda call: said(MODELS) if "models" in call.path else said({"message": "no text"}, 400), "refused.*no text"),
+        (lambda call: said(MODELS) if "models" in call.path else said({"message": "no text"}, 400), "reject.*no text"),
         (lambda call: said(MODELS) if "models" in call.path else said({"choices": []}), "0 choices"),
-        (lambda call: said(MODELS) if "models" in call.path else said({"choices": 3}), "no completion.*choices"),
+        (lambda call: said(MODELS) if "models" in call.path else said({"choices": 3}), "invalid completion.*choices"),
         (lambda call: said(MODELS) if "models" in call.path else said({"error": {"message": "x", "code": 404}}), "404"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_model_that_the_server_does_not_have_is_named(server: ServerFixture) -
 
 def test_one_of_several_models_must_be_chosen(server: ServerFixture) -> None:
     two = {"data": [{"id": "one"}, {"id": "two"}]}
-    with pytest.raises(ModelError, match=r"has 2 models; write one behind '#': one, two"):
+    with pytest.raises(ModelError, match=r"has 2 models; add one after '#': one, two"):
         load(server(lambda call: said(two)).url)
 
 
@@ -155,8 +155,8 @@ def test_a_tokenizer_that_nobody_knows_is_asked_for(server: ServerFixture, tmp_p
         ("http://127.0.0.1:9/v1?first_token_timeout=-1", "first_token_timeout .* above 0, got -1"),
         ("http://127.0.0.1:9/v1?max_response_mb=0", "max_response_mb .* above 0, got 0"),
         ("http://127.0.0.1:9/v1?retries=-1", "retries of an address must be at least 0, got -1"),
-        ("http://127.0.0.1:99999/v1", "is no address: Port out of range"),
-        ("http://[::1/v1", "is no address: Invalid IPv6 URL"),
+        ("http://127.0.0.1:99999/v1", "is not a valid address: Port out of range"),
+        ("http://[::1/v1", "is not a valid address: Invalid IPv6 URL"),
         ("http://127.0.0.1:9/v1?key_env=NOBODY_SET_THIS", "NOBODY_SET_THIS.*is not set"),
     ],
 )
@@ -183,14 +183,14 @@ async def test_a_stream_is_read_to_its_end(server: ServerFixture) -> None:
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (events(piece(8), done=False), "ended its answer in the middle"),
-        (events(piece(8, finish_reason="content_filter")), "unknown reason 'content_filter'"),
+        (events(piece(8), done=False), "ended the response before it was complete"),
+        (events(piece(8, finish_reason="content_filter")), "unknown finish_reason 'content_filter'"),
         (events(piece(8), '{"choices": [{"te'), "JSON that cannot be read"),
         (events(piece(8), {"error": {"message": "out of memory", "code": 500}}), "out of memory"),
         (events(piece(8), piece(99_999_999)), "a token that the tokenizer does not have"),
         (events({"choices": [{"text": "a"}]}), "text without token ids"),
         (Fault(status=200, body=b"<html>", content_type="text/html"), "a web page"),
-        (said({"message": "boo"}, 418), "refused the call .418: boo"),
+        (said({"message": "boo"}, 418), "rejected the request .418: boo"),
     ],
 )
 async def test_what_goes_wrong_in_a_stream_is_an_error(server: ServerFixture, answer: Fault, sentence: str) -> None:
@@ -231,7 +231,7 @@ def bomb() -> Fault:
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (bomb, "content-encoding 'gzip', although it was asked for none"),
+        (bomb, "content-encoding 'gzip', although none was requested"),
         (lambda: replace(said({}, 503), headers=(("Content-Encoding", "br, zstd"),)), "content-encoding 'br, zstd'"),
         (lambda: endless(b"data: " + b"x" * 65_536), "an event of more than 1 MB"),
         (lambda: endless(b"data: xy\n" * 4096), "an event of more than 1 MB"),
@@ -442,7 +442,7 @@ def test_wrong_types_anywhere_are_errors_of_ours_or_do_no_harm(server: ServerFix
 @pytest.mark.parametrize("field", ["max_model_len", "root", "id"])
 def test_a_model_s_card_with_a_wrong_type_is_named(server: ServerFixture, field: str) -> None:
     models = {"data": [MODELS["data"][0] | {field: 7 if field != "max_model_len" else "x"}]}
-    with pytest.raises(ModelError, match=rf"no list of models .data\.0\.{field}: Input should be a valid"):
+    with pytest.raises(ModelError, match=rf"invalid list of models .data\.0\.{field}: Input should be a valid"):
         load(server(lambda call: said(models)).url)
 
 

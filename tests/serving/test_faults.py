@@ -217,7 +217,7 @@ async def test_a_target_that_dies_is_an_error_with_what_was_committed(target_por
         draft = f"http://127.0.0.1:{draft_port}/v1"
         pair = load_pair(target.url + "?retries=0", draft)
         count, loaded = 0, True
-        with pytest.raises(TargetError, match=r"made to fail.*Committed until then") as caught:
+        with pytest.raises(TargetError, match=r"made to fail.*Text committed before the failure") as caught:
             await StepSpec(policy="stepspec", pair=pair).generate(question)
         assert caught.value.committed.endswith("\n\n")
         assert isinstance(caught.value, EngineError)

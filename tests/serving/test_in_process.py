@@ -69,7 +69,7 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     assert found["abilities"] == ["choices", "forget", "json schema", "label logprobs", "scores"]
     assert json.loads(found["held"]) in asked["schema"]["enum"]
     assert found["no schema"][0] == "UsageError"
-    assert "The JSON schema cannot be kept to" in found["no schema"][1]
+    assert "The JSON schema is not supported" in found["no schema"][1]
     assert found["context"] == 1024
     assert found["described"]["device"] == "vLLM on cpu"
     assert found["own speculation"] == "draft_model, 3 tokens"

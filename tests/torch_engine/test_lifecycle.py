@@ -266,7 +266,7 @@ async def test_a_draft_of_another_vocabulary_is_refused(network: PreTrainedModel
 
 @pytest.mark.parametrize(
     ("drafter", "reason"),
-    [("draft-model", "needs one"), ("medusa", "no Medusa heads"), ("early-exit", "has one layer")],
+    [("draft-model", "needs a draft model"), ("medusa", "no Medusa heads"), ("early-exit", "has one layer")],
 )
 async def test_a_drafter_whose_parts_are_missing_is_refused_and_not_listed(drafter: DrafterName, reason: str) -> None:
     async with serving(make_model(make_network(llama_config(num_hidden_layers=1)))) as engine:

@@ -19,7 +19,7 @@ def test_as_many_texts_fit_as_there_is_memory_for(usable: int, room: Room) -> No
 
 
 def test_too_little_memory_is_refused_with_how_much_would_be_needed() -> None:
-    with pytest.raises(ModelError, match=r"big needs 0\.4 GiB .* 2048 tokens, and 0\.1 GiB"):
+    with pytest.raises(ModelError, match=r"big needs 0\.4 GiB .* 2048 tokens, but only 0\.1 GiB"):
         fitting(10**8, POSITION, max_slots=64, max_context=8192, name="big")
 
 

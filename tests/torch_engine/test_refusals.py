@@ -46,10 +46,10 @@ SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 TRAINED = {"initializer_range": 0.3}  # weights so large that attention matters, as in a trained model
 
 UNSUPPORTED = {
-    "Mistral as it comes": (MistralConfig(**GROUPED), "slides over a window of 4096 tokens"),
+    "Mistral as it comes": (MistralConfig(**GROUPED), "sliding-window attention with a window of 4096 tokens"),
     "Starcoder2 with a window": (
         Starcoder2Config(**GROUPED, sliding_window=64),
-        "slides over a window of 64",
+        "sliding-window attention with a window of 64",
     ),
     "Qwen3 with a sliding layer": (
         Qwen3Config(**GROUPED, use_sliding_window=True, sliding_window=64, max_window_layers=1),
@@ -70,14 +70,14 @@ UNSUPPORTED = {
     "Jamba": (JambaConfig(**GROUPED), "has layers of type"),
 }
 
-OWN_ATTENTION = "its attention is code of its own, outside of transformers' attention interface"
+OWN_ATTENTION = "it does not use transformers' attention interface"
 LOCAL = [[["global", "local"], 1]]
 EIGHT = {"head_dim": 8}
 
 NOT_REPRODUCED: dict[str, tuple[PreTrainedConfig, str]] = {
     "BERT": (
         BertConfig(**SMALL, **TRAINED, intermediate_size=48),
-        "what it makes of a token depends on those that follow",
+        "its logits for a token depend on later tokens",
     ),
     "Bloom": (BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4), OWN_ATTENTION),
     "Falcon with ALiBi": (FalconConfig(**SMALL, alibi=True), OWN_ATTENTION),
@@ -87,13 +87,13 @@ NOT_REPRODUCED: dict[str, tuple[PreTrainedConfig, str]] = {
     ),
     "BART's decoder": (
         BartConfig(vocab_size=48, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),
-        "it numbers the positions of a text by itself",
+        "it does not take position_ids as an input",
     ),
     "GPT-OSS without windows": (
         GptOssConfig(**GROUPED, **EIGHT, num_local_experts=4, layer_types=["full_attention"] * 2),
         "its attention has sinks",
     ),
-    "Doge": (DogeConfig(**GROUPED), "its layers add numbers of their own to the scores of attention"),
+    "Doge": (DogeConfig(**GROUPED), "its layers add a bias to the attention scores"),
 }
 
 
@@ -221,12 +221,12 @@ HEADS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
 THRICE = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + 3 * "{% endfor %}"
 RECURSION = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
 TEMPLATES = {
-    THRICE: "it does not come to an end",
+    THRICE: "it does not terminate",
     RECURSION: "it recurses without end",
     "{{ 'a' * 10000000000 }}": "it takes more than 1024 MiB of memory",
-    "{{ 'a' * 10000000 }}": "it makes 10000000 characters of a short conversation",
-    "{% for %}": "it is no template",
-    f"{{{{ {'9' * 5_000} }}}}": "it is no template",
+    "{{ 'a' * 10000000 }}": "it renders a short conversation to 10000000 characters",
+    "{% for %}": "it is not a valid template",
+    f"{{{{ {'9' * 5_000} }}}}": "it is not a valid template",
 }
 
 
@@ -398,5 +398,5 @@ def test_what_was_downloaded_is_loaded_without_asking_a_hub_that_does_not_answer
 
 @pytest.mark.parametrize("name", ["a/b/c", "no such model", "x" * 200])
 def test_what_is_no_name_of_a_model_is_not_looked_for(name: str) -> None:
-    with pytest.raises(ModelError, match="no name of a model on the hub"):
+    with pytest.raises(ModelError, match="not a valid model name on the Hub"):
         load_tokenizer(name)

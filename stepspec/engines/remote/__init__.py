@@ -1,4 +1,4 @@
-"""A model behind any OpenAI-compatible server: vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp."""
+"""Engine for models on OpenAI-compatible servers: vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp."""
 
 from stepspec.base.extras import from_extra
 

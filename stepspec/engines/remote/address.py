@@ -1,4 +1,4 @@
-"""Where a server is and how it is to be asked: `http://HOST:PORT/v1?OPTION=VALUE&OPTION=VALUE#MODEL`."""
+"""Server addresses with options: `http://HOST:PORT/v1?OPTION=VALUE&OPTION=VALUE#MODEL`."""
 
 import math
 import os
@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from stepspec.errors import UsageError, unknown_name
 
 KEYS = ("STEPSPEC_API_KEY", "OPENAI_API_KEY")
-"""Environment variables that are looked into for a key, unless `key_env` names another."""
+"""Environment variables that may hold the API key, in this order, unless `key_env` names another one."""
 
 
 @dataclass(frozen=True)
@@ -16,32 +16,35 @@ class Address:
     """One model on one server.
 
     Raises:
-        UsageError: (`parsed`) an option is unknown or has no such value, or the key's variable is not set.
+        UsageError: an option is out of range. From `parsed`: an option is unknown or not a number, or the variable in
+            `key_env` is not set.
     """
 
     base: str
-    """Up to and with `/v1`."""
+    """Base URL, including `/v1`."""
     model: str | None = None
-    """None: the only one that the server has."""
+    """Name of the model; None uses the only model of the server."""
     tokenizer: str | None = None
-    """Hub name or folder of the model's tokenizer, where the server does not tell."""
+    """Hub name or folder of the model's tokenizer; None uses the one that the server reports."""
     context: int | None = None
-    """Tokens, where the server does not tell."""
+    """Context length in tokens; None uses the one that the server reports."""
     timeout: float = 60.0
-    """Seconds from one token to the next after which a call fails; keep-alives do not count. Where an answer comes in
-    one piece, the seconds from its beginning to its end."""
+    """Maximum seconds from one token to the next; keep-alives do not count as tokens.
+
+    If a response is not streamed, the maximum seconds from its first byte to its last.
+    """
     first_token_timeout: float | None = None
-    """Seconds to the first token, or to the beginning of an answer in one piece; None: as `timeout`."""
+    """Maximum seconds to the first token, or to the start of a response that is not streamed; None uses `timeout`."""
     max_response_mb: float = 64.0
-    """Largest response, in MB of 1,048,576 bytes."""
+    """Maximum size of a response, in units of 1,048,576 bytes."""
     retries: int = 4
-    """Of a call that could not be connected, was cut off before its answer began, or met status 408, 409, 429, 5xx."""
+    """Retries after a failed connection, a disconnect before the response, or status 408, 409, 429 or 5xx."""
     session_header: str = "X-Session-ID"
-    """Carries the same value in all calls of a request, so that a router keeps them on one replica."""
+    """Request header with the same value in all calls of a request, so that a router sends them to one replica."""
     replay_headers: str = "x-session-token,x-session-id"
-    """Of an answer, sent back with the next call of the request; names with commas between them."""
+    """Response headers to send back with the next call of the request, separated by commas."""
     key_env: str | None = None
-    """The environment variable that holds the key."""
+    """Name of the environment variable with the API key."""
 
     def __post_init__(self) -> None:
         for name in ("context", "timeout", "first_token_timeout", "max_response_mb"):
@@ -53,12 +56,12 @@ class Address:
 
     @classmethod
     def parsed(cls, spec: str) -> "Address":
-        """An address as users write it."""
+        """Parse the address of a server with its options."""
         try:
             parts = urlsplit(spec)
-            named = bool(parts.hostname) and parts.port != 0  # `port` is only looked at when it is asked for
+            named = bool(parts.hostname) and parts.port != 0  # urlsplit checks the port only when `port` is read
         except ValueError as error:
-            raise UsageError(f"{spec!r} is no address: {error}. Write http://HOST:PORT/v1#MODEL.") from None
+            raise UsageError(f"{spec!r} is not a valid address: {error}. Write http://HOST:PORT/v1#MODEL.") from None
         if not named:
             raise UsageError(f"{spec!r} names no host or port. Write http://HOST:PORT/v1#MODEL.")
         base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
@@ -79,33 +82,37 @@ class Address:
 
     @property
     def first_token_s(self) -> float:
-        """Longest wait for the first token, in seconds."""
+        """Maximum wait for the first token, in seconds."""
         return self.timeout if self.first_token_timeout is None else self.first_token_timeout
 
     @property
     def max_response_bytes(self) -> int:
-        """Size of the largest response."""
+        """Maximum size of a response, in bytes."""
         return int(self.max_response_mb * (1 << 20))
 
     @property
     def uses_tls(self) -> bool:
-        """Whether certificates are needed, which take a while to read."""
+        """Whether the address uses TLS. If not, the client skips loading certificates, which is slow."""
         return self.base.startswith("https:")
 
     @property
     def root(self) -> str:
-        """The server without `/v1`, where some have further paths."""
+        """Base URL without `/v1`, for paths outside the OpenAI API."""
         return self.base.removesuffix("/v1")
 
     def key(self) -> str | None:
-        """The key, from the environment; it is never shown."""
+        """Return the API key from the environment; None if there is none. Never show it.
+
+        Raises:
+            UsageError: the variable in `key_env` is not set.
+        """
         if self.key_env is None:
             return next((key for name in KEYS if (key := os.environ.get(name))), None)
         if self.key_env not in os.environ:
-            raise UsageError(f"The environment variable {self.key_env}, which is to hold the server's key, is not set.")
+            raise UsageError(f"The environment variable {self.key_env} is not set. Set it to the server's API key.")
         return os.environ[self.key_env]
 
     def headers(self) -> dict[str, str]:
-        """What every call carries."""
+        """Return the headers of every call."""
         key = self.key()
         return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,4 +1,4 @@
-"""What servers answer, read into types: only the fields that we use, in the forms in which servers give them."""
+"""Models of server responses, with only the fields that stepspec uses, in all formats that servers use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -14,28 +14,28 @@ TOKEN_ID = "token_id:"
 
 
 def _logprob(value: float) -> float:
-    if not value <= ROUNDING:  # nor is it one if it is no number
+    if not value <= ROUNDING:  # also true for NaN
         raise ValueError(f"a log-probability must be at most 0, got {value}")
     return value
 
 
 ROUNDING = 1e-3
 Logprob = Annotated[float, AfterValidator(_logprob)]
-"""A natural logarithm; of something impossible -inf. Rounding may bring it above 0."""
+"""A natural logarithm; -inf for probability 0. Rounding may make it slightly larger than 0."""
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 Milliseconds = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda value: max(value, 0.0))]
-"""Clocks of two processes may differ by less than nothing."""
+"""Differences between the clocks of two processes may be negative; they become 0."""
 A = TypeVar("A", bound=BaseModel)
 
 
 class PromptDetails(BaseModel):
-    """Part of `Usage`."""
+    """Details of the prompt tokens in `Usage`."""
 
     cached_tokens: Count | None = None
 
 
 class Usage(BaseModel):
-    """What a call took."""
+    """Token counts of a call."""
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
@@ -43,31 +43,31 @@ class Usage(BaseModel):
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that the server found in its prefix cache; 0 also where it does not say."""
+        """Prompt tokens that the server found in its prefix cache; 0 if it does not report them."""
         details = self.prompt_tokens_details
         return (details.cached_tokens or 0) if details else 0
 
 
 class Speculation(BaseModel):
-    """vLLM's `--per-request-spec-decode-metrics`."""
+    """Counts from vLLM's `--per-request-spec-decode-metrics`."""
 
     num_draft_tokens: Count = 0
     num_accepted_draft_tokens: Count = 0
 
 
 class CallMetrics(BaseModel):
-    """vLLM's figures of one call, if it was started to give them."""
+    """vLLM's metrics of one call, if the server reports them."""
 
     speculative_decoding: Speculation | None = None
     queue_time_ms: Milliseconds | None = None
     time_to_first_token_ms: Milliseconds | None = None
-    """From the first pass on."""
+    """Milliseconds from the first pass to the first token."""
     generation_time_ms: Milliseconds | None = None
-    """From the first token to the last."""
+    """Milliseconds from the first token to the last."""
 
 
 class TopLogprob(BaseModel):
-    """A likely token, as chat completions list it."""
+    """One of the most likely tokens, in the format of chat completions."""
 
     id: int | None = None
     token: str = ""
@@ -75,32 +75,32 @@ class TopLogprob(BaseModel):
 
     @property
     def name(self) -> str:
-        """As completions call it that call tokens by their ids."""
+        """The name of the token in completions: `token_id:ID` if its id is known, else its text."""
         return self.token if self.id is None else f"{TOKEN_ID}{self.id}"
 
 
 class ContentLogprob(BaseModel):
-    """A token's alternatives, as chat completions list them."""
+    """The most likely tokens at one position, in the format of chat completions."""
 
     top_logprobs: list[TopLogprob] | None = None
 
 
 class Logprobs(BaseModel):
-    """Log-probabilities, in one of two forms; llama.cpp gives the one of chat completions."""
+    """Log-probabilities in the format of completions, or of chat completions as from llama.cpp."""
 
     top_logprobs: list[dict[str, Logprob] | None] | None = None
     content: list[ContentLogprob] | None = None
 
 
 class PromptLogprob(BaseModel):
-    """What vLLM says of a token of the prompt, or of one likelier there."""
+    """vLLM's log-probability of a prompt token, or of a more likely token at its position."""
 
     logprob: Logprob
     rank: int | None = None
 
 
 class Choice(BaseModel):
-    """A piece of text, or all of it."""
+    """A chunk of text, or the whole text."""
 
     index: Count = 0
     text: str = ""
@@ -110,7 +110,7 @@ class Choice(BaseModel):
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
 
     def top_logprobs(self) -> Mapping[str, float] | None:
-        """Log-probabilities at the first token, by the token's name; None if the server gave none."""
+        """Return the top log-probabilities at the first token by token name; None if there are none."""
         found = self.logprobs or Logprobs()
         if found.top_logprobs:
             return found.top_logprobs[0]
@@ -120,7 +120,7 @@ class Choice(BaseModel):
 
 
 class Completion(BaseModel):
-    """An answer to `/v1/completions`, or one event of its stream."""
+    """A response of `/v1/completions`, or one event of its stream."""
 
     choices: list[Choice] = Field(default_factory=list[Choice])
     usage: Usage | None = None
@@ -128,10 +128,10 @@ class Completion(BaseModel):
 
     @classmethod
     def read(cls, address: Address, found: Any) -> "Completion":
-        """From decoded JSON.
+        """Create a completion from decoded JSON.
 
         Raises:
-            EngineError: it is an error, or no completion.
+            EngineError: the JSON is an error, or not a completion.
         """
         if isinstance(found, dict) and found.get("error"):
             status = found["error"].get("code") if isinstance(found["error"], dict) else None
@@ -139,21 +139,21 @@ class Completion(BaseModel):
         return validated(cls, address, found, "completion")
 
     def only_choice(self, address: Address) -> Choice:
-        """The one that was asked for.
+        """Return the only choice.
 
         Raises:
-            EngineError: there is none.
+            EngineError: there is not exactly one.
         """
         if len(self.choices) != 1:
-            raise nonsense(address, f"{len(self.choices)} choices where one was asked for")
+            raise nonsense(address, f"{len(self.choices)} choices instead of 1")
         return self.choices[0]
 
 
 class ModelCard(BaseModel):
-    """What a server says of a model."""
+    """A server's description of a model."""
 
     class Meta(BaseModel):
-        """Of llama.cpp."""
+        """Metadata from llama.cpp."""
 
         n_ctx: Annotated[int, Field(gt=0)] | None = None
 
@@ -165,18 +165,18 @@ class ModelCard(BaseModel):
 
     @property
     def max_context(self) -> int | None:
-        """Tokens; None if the server does not say."""
+        """Context length in tokens; None if the server does not report it."""
         return self.max_model_len or (self.meta.n_ctx if self.meta else None)
 
 
 class ModelList(BaseModel):
-    """An answer to `/v1/models`."""
+    """A response of `/v1/models`."""
 
     data: list[ModelCard]
 
 
 class GenerateMeta(BaseModel):
-    """What SGLang's `/generate` says beside its text: of every token its log-probability, id and text."""
+    """Metadata from SGLang's `/generate`: log-probability, id and text of each token."""
 
     input_token_logprobs: list[tuple[Logprob | None, int, Any]] = []
     input_top_logprobs: list[list[tuple[Logprob | None, int, Any]] | None] = []
@@ -184,30 +184,30 @@ class GenerateMeta(BaseModel):
 
 
 class Generated(BaseModel):
-    """An answer to SGLang's `/generate`."""
+    """A response of SGLang's `/generate`."""
 
     output_ids: list[int] = Field(min_length=1)
     meta_info: GenerateMeta
 
 
 def validated(kind: type[A], address: Address, found: Any, what: str) -> A:
-    """Decoded JSON as a model.
+    """Validate decoded JSON as a model; `what` names it in the error message.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: the JSON does not match the model.
     """
     try:
         return kind.model_validate(found)
     except (ValidationError, RecursionError) as error:
         first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
         why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is nested too deeply"
-        raise nonsense(address, f"something that is no {what} ({why})") from None
+        raise nonsense(address, f"an invalid {what} ({why})") from None
 
 
 def label_logprobs(named: Mapping[str, float], labels: Sequence[int], tokenizer: Tokenizer) -> tuple[float, ...]:
-    """Log-probabilities of labels from those that a server shows, by id or by text; -inf for one that it does not."""
+    """Return the log-probabilities of labels from top tokens named by id or text; -inf for missing labels."""
     by_text: dict[str, float] = {}
-    for name, logprob in named.items():  # the likeliest first
+    for name, logprob in named.items():  # the most likely first
         by_text.setdefault(name.lstrip(" ▁Ġ"), logprob)
     return tuple(
         named.get(f"{TOKEN_ID}{label}", by_text.get(tokenizer.piece(label).strip(), float("-inf"))) for label in labels
@@ -215,13 +215,13 @@ def label_logprobs(named: Mapping[str, float], labels: Sequence[int], tokenizer:
 
 
 def checked_ids(address: Address, ids: Sequence[int], num_ids: int) -> Sequence[int]:
-    """The ids, if the vocabulary has them.
+    """Return the ids if all are in the vocabulary.
 
     Raises:
-        EngineError: it has not; whatever wrote this is not the model that the tokenizer belongs to.
+        EngineError: an id is not, so the tokenizer does not belong to the model.
     """
     if any(not 0 <= id < num_ids for id in ids):
         raise EngineError(
-            f"{address.base} wrote a token that the tokenizer does not have. Name the model's own: tokenizer=NAME."
+            f"{address.base} returned a token that the tokenizer does not have. Set the model's own: tokenizer=NAME."
         )
     return ids

@@ -1,4 +1,4 @@
-"""The wire to one server: pooled connections, bounded retries, streams, and what goes over it, counted."""
+"""HTTP client of one server: pooled connections, limited retries, event streams and traffic counts."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -25,7 +25,7 @@ RETRIED_ERRORS = (
     httpx.RemoteProtocolError,
 )
 MAX_WAIT_S = 30.0
-"""Longest wait for one retry, whatever `Retry-After` says; all of a call may take twice that."""
+"""Maximum wait for one retry, even if `Retry-After` is longer. All retries of a call may take twice that."""
 CONNECT_S = 10.0
 MAX_CONNECTIONS = 512
 DONE = "[DONE]"
@@ -33,7 +33,7 @@ DONE = "[DONE]"
 
 @dataclass
 class Traffic:
-    """What went over the wire."""
+    """Counts of requests and body bytes."""
 
     requests: int = 0
     bytes_sent: int = 0
@@ -42,21 +42,21 @@ class Traffic:
 
 @dataclass
 class Wire:
-    """One server, from any number of event loops; each loop has a pool of connections of its own."""
+    """HTTP client of one server for any number of event loops. Each loop has its own connection pool."""
 
     address: Address
     traffic: Traffic = field(default_factory=Traffic)
     refusal: Callable[[Address, int, bytes], StepSpecError] = refused
-    """What an answer with an error status means."""
+    """Converts a response with an error status to an exception."""
     _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = field(
         default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient]
     )
 
     async def ask(self, url: str, body: bytes, headers: Mapping[str, str]) -> tuple[Any, httpx.Headers]:
-        """The decoded JSON of an answer, and its headers.
+        """Send a request. Return the decoded JSON of the response and its headers.
 
         Raises:
-            EngineError: there was none; the message names the server and what to do.
+            EngineError: the request failed; the message has the server and what to do.
             ContextError: the prompt is too long for the server.
         """
         async with self._sent(url, body, headers) as response:
@@ -68,12 +68,12 @@ class Wire:
     async def stream(
         self, url: str, body: bytes, headers: Mapping[str, str], deadline: TokenDeadline | None = None
     ) -> AsyncGenerator[tuple[AsyncGenerator[Any, None], httpx.Headers], None]:
-        """The decoded events of an answer as they come, and its headers. Leaving early tells the server to stop.
+        """Stream the decoded events of a response, with its headers. Leaving the context cancels the request.
 
-        A caller with a deadline reports which events have a token; otherwise every event counts as one.
+        If the caller passes a deadline, it must report each token to it. Otherwise every event counts as a token.
 
         Raises:
-            EngineError, ContextError: as `ask`, at the beginning or in the middle.
+            EngineError, ContextError: see `ask`; also during the stream.
         """
         async with self._sent(url, body, headers) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
@@ -87,7 +87,7 @@ class Wire:
 
     async def _events(self, response: httpx.Response, own_deadline: TokenDeadline | None) -> AsyncGenerator[Any, None]:
         deadline = own_deadline or TokenDeadline(self.address)
-        response.encoding = "utf-8"  # whatever the server names: Python's codecs include a decompressor
+        response.encoding = "utf-8"  # ignore the server's charset, since Python's codecs include decompressors
         try:
             async with aclosing(EventSource(response).aiter_sse()) as events:
                 while (event := await deadline.wait(anext(events, None))) is not None and event.data != DONE:
@@ -100,7 +100,7 @@ class Wire:
 
     @asynccontextmanager
     async def _sent(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncGenerator[httpx.Response, None]:
-        """An answer that is a success, its body not read yet."""
+        """Send a request and yield its successful response, before its body is read."""
         self.traffic.requests += 1
         self.traffic.bytes_sent += len(body)
         client = self._client()
@@ -135,6 +135,6 @@ class Wire:
         return self._clients[loop]
 
     async def aclose(self) -> None:
-        """Closes the connections of the running event loop."""
+        """Close the connections of the running event loop."""
         if client := self._clients.pop(asyncio.get_running_loop(), None):
             await client.aclose()

@@ -1,4 +1,4 @@
-"""What is kept of one request between its calls: the growing prompt as JSON, and the headers that hold it together."""
+"""State of one request between its calls: the growing prompt as JSON, and headers for routers."""
 
 import json
 import uuid
@@ -10,7 +10,7 @@ from stepspec.engines.text import TextReader
 
 
 class Conversation:
-    """One request. A prompt is written as JSON once, and then only what was appended."""
+    """One request. Each call encodes only the part of the prompt that was appended since the last call."""
 
     def __init__(
         self,
@@ -21,7 +21,15 @@ class Conversation:
         as_ids: bool,
         cache_salt: str | None = None,
     ) -> None:
-        """`cache_salt`: divides the server's cached prefixes; only calls with the same one share them."""
+        """Create the state of a request.
+
+        Args:
+            address: the server.
+            tokenizer: the model's tokenizer.
+            buffer: the prompt of the request.
+            as_ids: whether to send token ids; otherwise text.
+            cache_salt: calls share cached prefixes on the server only if they have the same salt.
+        """
         self.headers: dict[str, str] = {address.session_header: uuid.uuid4().hex}
         self._replayed = [name.strip() for name in address.replay_headers.split(",") if name.strip()]
         self._reader = TextReader(tokenizer, buffer)
@@ -30,7 +38,7 @@ class Conversation:
         self._json = bytearray()
 
     def replay(self, headers: Mapping[str, str]) -> None:
-        """Takes from an answer what a router wants to have back; what is not ASCII could not be sent."""
+        """Store the response headers to send back. Values that are not ASCII cannot be sent and are ignored."""
         found = {name: headers[name] for name in self._replayed if name in headers}
         self.headers |= {name: value for name, value in found.items() if value.isascii()}
 
@@ -41,27 +49,31 @@ class Conversation:
         furthers: Sequence[Sequence[int]] = ((),),
         name: str = "prompt",
     ) -> bytes:
-        """The body of a call: under that name the prompt with further ids behind it, and other fields.
+        """Return the JSON body of a call.
 
-        For several `furthers` it is as many prompts.
+        Args:
+            buffer: the prompt.
+            fields: all other fields of the call.
+            furthers: ids to append to the prompt; several sequences make a list of prompts.
+            name: name of the field with the prompt.
         """
         open_, close = (b"[", b"]") if self._as_ids else (b'"', b'"')
         if self._as_ids:
             if new := buffer.since(self._reader.position):
-                self._json += b"".join((b"," if self._json else b"", _listed(new)))
+                self._json += b"".join((b"," if self._json else b"", _joined(new)))
                 self._reader.position += len(new)
             comma = b"," if self._json else b""
-            behind = [comma + _listed(further) if further else b"" for further in furthers]
+            suffixes = [comma + _joined(further) if further else b"" for further in furthers]
         else:
             self._json += _escaped(self._reader.read(len(buffer), to_the_end=False))
-            behind = [_escaped(self._reader.rest(further)) for further in furthers]
-        prompts = b",".join(b"".join((open_, self._json, each, close)) for each in behind)
-        if len(behind) > 1:
+            suffixes = [_escaped(self._reader.rest(further)) for further in furthers]
+        prompts = b",".join(b"".join((open_, self._json, each, close)) for each in suffixes)
+        if len(suffixes) > 1:
             prompts = b"[" + prompts + b"]"
         return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields, **self._salt})[1:].encode()))
 
 
-def _listed(ids: Sequence[int]) -> bytes:
+def _joined(ids: Sequence[int]) -> bytes:
     return ",".join(map(str, ids)).encode()
 
 

@@ -1,8 +1,8 @@
-"""The remote engine: a model behind an OpenAI-compatible server, asked through `/v1/completions`.
+"""The remote engine: a model on an OpenAI-compatible server, called through `/v1/completions`.
 
-Where the server takes and gives token ids, ids go over the wire, and what is committed is never encoded again. Where it
-knows text alone, text goes, and what comes back is encoded once, piece by piece, and cut where a step ends. Nothing is
-found out while a request runs: what the server can do is asked when the engine is loaded.
+If the server supports token ids, requests and responses use ids, and committed text is never encoded again. Otherwise
+they use text: each chunk of a response is encoded once and cut where a step ends. The engine detects the features of
+the server when it is loaded, never during a request.
 """
 
 import json
@@ -43,22 +43,24 @@ from stepspec.engines.stops import StopWatch
 from stepspec.errors import EngineError, ModelError, UsageError
 
 UNKNOWN_CONTEXT = 1 << 20
-"""Tokens, where nobody says how long a text may be: the server will refuse what is too long."""
+"""Context length in tokens if it is unknown. The server rejects prompts that are too long."""
 
 SCHEMAS_KNOWN = 64
+"""Number of accepted schemas to remember."""
+
 USUAL = Sampling()
 FURTHER = ("top_k", "min_p", "repetition_penalty")
-"""Of a sampling what OpenAI's own API does not have."""
+"""Sampling fields that OpenAI's own API does not have."""
 
 MAX_TAG = 64
-"""Characters of the longest tag that is waited for in text."""
+"""Maximum length of an incomplete tag that is held back from encoding, in characters."""
 
 ENDED = {"stop", "length"}
-"""Known reasons for which a server ends a text."""
+"""Known values of `finish_reason`."""
 
 
 class RemoteEngine:
-    """One model on one server. Calls share its batches as it sees fit."""
+    """One model on one server. The server decides how to batch concurrent calls."""
 
     drafters: tuple[DrafterName, ...] = ("engine",)
 
@@ -78,21 +80,25 @@ class RemoteEngine:
         self._server = server
         self._wire = Wire(address)
         self._metrics = Metrics()
-        # Servers that take no such field draw from the whole vocabulary.
+        # Servers without support for the field sample from the whole vocabulary.
         vocabulary = load_draft_vocabulary(server.folder, tokenizer.num_ids) if server.extended else None
         self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._conversations: WeakKeyDictionary[TokenBuffer, Conversation] = WeakKeyDictionary()
-        self._kept_schemas: deque[str] = deque(maxlen=SCHEMAS_KNOWN)
-        """Those that the server took, the last ones."""
+        self._accepted_schemas: deque[str] = deque(maxlen=SCHEMAS_KNOWN)
+        """The last schemas that the server accepted."""
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "RemoteEngine":
-        """Asks the server at an address (see `Address`) what it can do, and loads the model's tokenizer.
+        """Detect the features of a server and load the model's tokenizer.
+
+        Args:
+            spec: the server's address, see `Address`.
+            title: the model's name in results; None uses its name on the server.
 
         Raises:
-            UsageError: the address is none.
-            ModelError: the server does not answer, does not have the model, or nobody knows its tokenizer.
+            UsageError: the address is invalid.
+            ModelError: the server does not answer or does not have the model, or its tokenizer cannot be loaded.
         """
         address = Address.parsed(spec)
         server = Server.found(address)
@@ -100,16 +106,16 @@ class RemoteEngine:
         try:
             tokenizer = load_tokenizer(name)
         except ModelError as error:
-            raise ModelError(f"{error} Name one that is here in the address, http://...?tokenizer=NAME.") from error
+            raise ModelError(f"{error} Set another tokenizer in the address: http://...?tokenizer=NAME.") from error
         return cls(address, server, tokenizer, title)
 
     def describe(self) -> dict[str, str | None]:
-        """What results say of the model."""
+        """See `Engine.describe`."""
         where = f"{self._server.kind} at {self.address.base}"
         return {"name": self.name, "weights": weights_hash(self._server.folder), "dtype": None, "device": where}
 
     def metrics(self) -> Metrics:
-        """What was asked of the server so far, all calls together."""
+        """Return the totals over all calls so far."""
         return replace(self._metrics.copied(), **vars(self._wire.traffic))
 
     async def generate(
@@ -121,7 +127,7 @@ class RemoteEngine:
         hint: Sequence[int] = (),
         json_schema: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Tokens are drafted as the server was started to do; a hint has no way to it."""
+        """See `Engine.generate`. The server drafts as it was started; `drafting` and `hint` have no effect."""
         check_room(self, len(prompt), 1)
         check_ids(self.name, self.tokenizer.num_ids, prompt, sampling.named_ids)
         stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
@@ -131,11 +137,11 @@ class RemoteEngine:
         if json_schema is not None and self._server.schema_field:
             fields |= schema_fields(self._server.schema_field, json_schema)
         body = conversation.body(prompt, fields)
-        pieces = _Pieces(self.address, self._server, self.tokenizer)
+        reader = _ChunkReader(self.address, self._server, self.tokenizer)
         deadline = TokenDeadline(self.address)
         total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
-        whole = self._in_one_piece(stop)
-        async with aclosing(self._answers(conversation, body, None if whole else deadline)) as answers:
+        streams = self._streams(stop)
+        async with aclosing(self._answers(conversation, body, deadline if streams else None)) as answers:
             async for answer in answers:
                 usage = answer.usage or usage
                 if answer.metrics is not None:
@@ -144,7 +150,7 @@ class RemoteEngine:
                     continue
                 choice = answer.only_choice(self.address)
                 finish = choice.finish_reason or finish
-                ids = pieces.of(choice)
+                ids = reader.read(choice)
                 if ids and unfinished:
                     deadline.token_came()
                 end, count = _fed(watch, ids)
@@ -153,33 +159,33 @@ class RemoteEngine:
                 if end is not None:
                     unfinished = False
                     total = replace(total, ids=tuple(ids[:count]), end=end)
-                    if not finish:  # it would write on: leaving tells it to stop
+                    if not finish:  # the server would continue; leaving cancels the request
                         break
                 elif ids and unfinished:
                     yield Chunk(tuple(ids))
         if unfinished:
             total = replace(total, ids=self._last_ids(finish), end="token" if finish == "stop" else "length")
-        if whole:
+        if not streams:
             total = replace(total, passes=max(usage.completion_tokens - total.accepted, 0))
         self._note(prompt, usage)
         yield replace(total, cached=usage.cached)
 
     async def check_schema(self, json_schema: str) -> None:
-        """See `Engine.check_schema`. The server is asked for one token under it, once for each of the last schemas."""
-        if not self._server.schema_field or json_schema in self._kept_schemas:
+        """See `Engine.check_schema`. It requests one token with the schema, unless the server accepted it recently."""
+        if not self._server.schema_field or json_schema in self._accepted_schemas:
             return
         fields: dict[str, Any] = {"model": self._server.model, "prompt": "1", "max_tokens": 1}
         try:
             fields |= schema_fields(self._server.schema_field, json_schema)
             await self._wire.ask(f"{self.address.base}/completions", json.dumps(fields).encode(), {})
         except (RejectedError, ValueError) as error:
-            raise UsageError(f"The JSON schema cannot be kept to: {error}") from error
-        self._kept_schemas.append(json_schema)
+            raise UsageError(f"The JSON schema is not supported: {error}") from error
+        self._accepted_schemas.append(json_schema)
 
     async def _answers(
         self, conversation: Conversation, body: bytes, deadline: TokenDeadline | None
     ) -> AsyncGenerator[Completion, None]:
-        """What the server writes, as it comes; without a deadline for tokens in one piece."""
+        """Yield the events of a streamed response. Without a deadline, yield one response that is not streamed."""
         if deadline is None:
             yield await self._answer(conversation, body)
             return
@@ -190,46 +196,50 @@ class RemoteEngine:
                 yield Completion.read(self.address, found)
 
     async def _answer(self, conversation: Conversation, body: bytes) -> Completion:
-        """All that the server writes."""
+        """Send a call without streaming and return its response."""
         started = time.perf_counter()
         found, headers = await self._wire.ask(f"{self.address.base}/completions", body, conversation.headers)
         conversation.replay(headers)
         answer = Completion.read(self.address, found)
-        if (told := answer.metrics) is not None and told.time_to_first_token_ms is not None:
-            compute_ms = told.time_to_first_token_ms + (told.generation_time_ms or 0.0)
-            whole = time.perf_counter() - started
-            self._metrics.note_call((told.queue_time_ms or 0.0) / 1000, compute_ms / 1000, whole)
+        if (metrics := answer.metrics) is not None and metrics.time_to_first_token_ms is not None:
+            compute_ms = metrics.time_to_first_token_ms + (metrics.generation_time_ms or 0.0)
+            elapsed_s = time.perf_counter() - started
+            self._metrics.note_call((metrics.queue_time_ms or 0.0) / 1000, compute_ms / 1000, elapsed_s)
         return answer
 
-    def _in_one_piece(self, stop: Stop) -> bool:
-        """Whether a text is not streamed: a step, of which nobody sees a part, if the server itself knows its end."""
-        return bool(stop.delimiters) and self._server.gives_ids
+    def _streams(self, stop: Stop) -> bool:
+        """Return whether to stream a text.
+
+        A step is not streamed if the server can stop at its end, since users never see a part of a step.
+        """
+        return not (stop.delimiters and self._server.gives_ids)
 
     def _last_ids(self, finish: str | None) -> tuple[int, ...]:
-        """What a text ends with that its server ended by itself: an end token, which it does not show, or nothing."""
+        """Return the last ids of a text that the server ended: an end token, which servers leave out, or nothing."""
         if finish is None:
-            raise EngineError(f"{self.address.base} ended its answer in the middle. See its log.")
+            raise EngineError(f"{self.address.base} ended the response before it was complete. See the server's log.")
         if finish not in ENDED:
-            raise nonsense(self.address, f"a text that ended for the unknown reason {finish!r}")
+            raise nonsense(self.address, f"the unknown finish_reason {finish!r}")
         if finish == "length":
             return ()
         if self.tokenizer.end_id is None:
-            raise nonsense(self.address, "the end of a text, of which the tokenizer has no token")
+            raise nonsense(self.address, "the end of a text, but the tokenizer has no end token")
         return (self.tokenizer.end_id,)
 
     def _fields(self, sampling: Sampling, stop: Stop, position: int) -> dict[str, Any]:
-        """What a call for text at that position says besides the prompt; nothing that is the usual anyway, as servers
-        differ there.
+        """Return the fields of a call for text at a position, without the prompt.
+
+        Most fields with default values are left out, since servers differ in their support.
 
         Raises:
-            UsageError: the server would ignore or refuse some of it.
+            UsageError: the server does not support one of the sampling parameters.
         """
         fields: dict[str, Any] = {
             "model": self._server.model,
             "max_tokens": stop.max_tokens,
             "temperature": sampling.temperature,
         }
-        if not self._in_one_piece(stop):
+        if self._streams(stop):
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
         if self._server.extended:
             fields["skip_special_tokens"] = False
@@ -248,61 +258,63 @@ class RemoteEngine:
             further["allowed_token_ids"] = sorted(sampling.allowed)
         if further and not self._server.extended:
             raise UsageError(
-                f"{self.address.base} takes no fields beyond OpenAI's, so it cannot sample with {', '.join(further)}."
+                f"{self.address.base} supports only OpenAI's fields, so it cannot sample with {', '.join(further)}."
             )
         return fields | further
 
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`. Every question is one token that the server writes behind what it has cached; they all
-        go in one call where it takes several prompts, but for scores, which have a call of their own."""
+        """See `Engine.verify`. Every probe generates one token after the cached prompt.
+
+        All probes share one call if the server supports several prompts. Scores always take a separate call.
+        """
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
-        asked_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
-        check_ids(self.name, self.tokenizer.num_ids, prompt, continuation, *asked_ids)
+        probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self.tokenizer.num_ids, prompt, continuation, *probe_ids)
         ends = [[*continuation, *probe.ids] for probe in probes]
         if scores and self._server.scores:
-            own, asked = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
+            own, probed = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
         else:
-            first, *asked = await self._tokens_after(prompt, [continuation, *ends])
+            first, *probed = await self._tokens_after(prompt, [continuation, *ends])
             own = Verification(None, None, self._token_of(first))
-        found = [self._label_logprobs(choice, probe.labels) for choice, probe in zip(asked, probes, strict=True)]
+        found = [self._label_logprobs(choice, probe.labels) for choice, probe in zip(probed, probes, strict=True)]
         return replace(
             own,
-            probe_choices=tuple(map(self._token_of, asked)),
+            probe_choices=tuple(map(self._token_of, probed)),
             probe_logprobs=tuple(logprobs for logprobs in found if logprobs is not None),
             passes=1 + len(probes),
         )
 
     async def _tokens_after(self, prompt: TokenBuffer, furthers: Sequence[Sequence[int]]) -> Sequence[Choice]:
-        """The most likely token behind the prompt and each of these."""
+        """Return the choices with the argmax token after the prompt and each of `furthers`."""
         if not furthers:
             return []
         fields = self._one_token_fields(self._server.num_logprobs)
         if len(furthers) == 1 or self._server.several_prompts:
-            answer = await self._asked(prompt, fields, furthers)
+            answer = await self._complete(prompt, fields, furthers)
             by_index = {choice.index: choice for choice in answer.choices}
             if len(answer.choices) != len(furthers) or by_index.keys() != set(range(len(furthers))):
-                raise nonsense(self.address, f"{len(answer.choices)} choices where {len(furthers)} were asked for")
+                raise nonsense(self.address, f"{len(answer.choices)} choices instead of {len(furthers)}")
             return [by_index[index] for index in range(len(furthers))]
-        answers = await side_by_side(*(self._asked(prompt, fields, [further]) for further in furthers))
+        answers = await side_by_side(*(self._complete(prompt, fields, [further]) for further in furthers))
         return [answer.only_choice(self.address) for answer in answers]
 
     def _label_logprobs(self, choice: Choice, labels: Sequence[int]) -> tuple[float, ...] | None:
-        """The log-probabilities of labels, if the server shows any."""
+        """Return the log-probabilities of labels; None if the server returns none."""
         if not self._server.num_logprobs:
             return None
         tops = choice.top_logprobs()
         if tops is None:
-            raise nonsense(self.address, "no log-probabilities, although it gave them before")
+            raise nonsense(self.address, "no log-probabilities, although it returned them before")
         return label_logprobs(tops, labels, self.tokenizer)
 
     async def _scored(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
-        """A continuation's log-probabilities and the model's own choices beside them."""
+        """Return the log-probabilities of a continuation and the argmax tokens at its positions."""
         if self._server.scores == "generate":
             return await self._scored_by_generate(prompt, continuation)
         fields, prompt_length = self._one_token_fields(0) | {"prompt_logprobs": 1}, len(prompt)
-        answer = await self._asked(prompt, fields, [continuation])
+        answer = await self._complete(prompt, fields, [continuation])
         choice = answer.only_choice(self.address)
         rows = (choice.prompt_logprobs or [])[prompt_length:]
         try:
@@ -310,11 +322,11 @@ class RemoteEngine:
             logprobs = tuple(top[id].logprob for top, id in zip(tops, continuation, strict=True))
             choices = tuple(next(id for id, entry in top.items() if entry.rank == 1) for top in tops)
         except (KeyError, ValueError, StopIteration):
-            raise nonsense(self.address, "prompt log-probabilities that do not fit the prompt") from None
+            raise nonsense(self.address, "prompt log-probabilities that do not match the prompt") from None
         return Verification(logprobs, self._checked(choices), self._token_of(choice))
 
     async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
-        """The same by SGLang's own path."""
+        """Score a continuation with SGLang's `/generate`."""
         conversation = self._conversation(prompt)
         body = conversation.body(prompt, generate_fields(len(prompt)), [continuation], "input_ids")
         found, headers = await self._wire.ask(f"{self.address.root}/generate", body, conversation.headers)
@@ -325,7 +337,7 @@ class RemoteEngine:
         logprobs = tuple(logprob for logprob, _, _ in rows if logprob is not None) if count else ()
         choices = tuple(top[0][1] for top in tops if top) if count else ()
         if len(logprobs) != count or len(choices) != count:
-            raise nonsense(self.address, "log-probabilities that do not fit the prompt")
+            raise nonsense(self.address, "log-probabilities that do not match the prompt")
         self._note(prompt, Usage())
         own, *_ = self._checked(answer.output_ids)
         return Verification(logprobs, self._checked(choices), own, cached=meta.cached_tokens or 0)
@@ -333,7 +345,7 @@ class RemoteEngine:
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(checked_ids(self.address, ids, self.tokenizer.num_ids))
 
-    async def _asked(
+    async def _complete(
         self, prompt: TokenBuffer, fields: Mapping[str, Any], furthers: Sequence[Sequence[int]]
     ) -> Completion:
         conversation = self._conversation(prompt)
@@ -345,11 +357,11 @@ class RemoteEngine:
         return one_token_fields(self._server.model, num_logprobs, extended=self._server.extended)
 
     def _token_of(self, choice: Choice) -> int:
-        """The only token of an answer; the end of the text where nothing was written."""
-        written = _Pieces(self.address, self._server, self.tokenizer).of(choice, whole=True)
-        if ids := written or self._last_ids(choice.finish_reason):
+        """Return the only token of a choice; the end token if the text is empty."""
+        generated = _ChunkReader(self.address, self._server, self.tokenizer).read(choice, is_last=True)
+        if ids := generated or self._last_ids(choice.finish_reason):
             return ids[0]
-        raise nonsense(self.address, "nothing where a token was asked for")
+        raise nonsense(self.address, "no token where one was requested")
 
     def _conversation(self, prompt: TokenBuffer) -> Conversation:
         if prompt not in self._conversations:
@@ -364,17 +376,17 @@ class RemoteEngine:
         self._metrics.cached_tokens += usage.cached
 
     async def forget(self) -> None:
-        """See `Engine.forget`. Requests from now on carry a new salt where the server divides its prefixes by one."""
+        """See `Engine.forget`. Later requests have a new cache salt, if the server supports one."""
         if self._server.takes_salt:
             self._cache_salt = uuid.uuid4().hex
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections of the running event loop."""
         await self._wire.aclose()
 
 
-class _Pieces:
-    """The ids of what a server writes, piece by piece."""
+class _ChunkReader:
+    """Converts the chunks of one response to token ids."""
 
     def __init__(self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer) -> None:
         self._address = address
@@ -382,21 +394,25 @@ class _Pieces:
         self._tokenizer = tokenizer
         self._held = ""
 
-    def of(self, choice: Choice, *, whole: bool = False) -> Sequence[int]:
-        """Those of the next piece. Of text the beginning of what may be a tag is held back, unless it is `whole`."""
+    def read(self, choice: Choice, *, is_last: bool = False) -> Sequence[int]:
+        """Return the ids of the next chunk.
+
+        If the server returns text, the start of a possible tag is held back, unless `is_last` is set.
+        """
         if self._server.gives_ids:
             if choice.token_ids is None:
-                raise nonsense(self._address, "text without token ids, although it gave them before")
+                raise nonsense(self._address, "text without token ids, although it returned them before")
             return checked_ids(self._address, choice.token_ids, self._tokenizer.num_ids)
-        text, self._held = self._held + choice.text.encode("utf-8", "replace").decode(), ""  # JSON has half characters
+        # The text of a JSON string can have lone surrogates, which cannot be encoded.
+        text, self._held = self._held + choice.text.encode("utf-8", "replace").decode(), ""
         start = text.rfind("<", -MAX_TAG)
-        if start >= 0 and ">" not in text[start:] and not whole and choice.finish_reason is None:
+        if start >= 0 and ">" not in text[start:] and not is_last and choice.finish_reason is None:
             text, self._held = text[:start], text[start:]
         return self._tokenizer.encode(text)
 
 
 def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:
-    """What ends the text among these ids, and how many belong to it."""
+    """Feed ids to the watch. Return why the text ends, or None, and the number of ids that belong to it."""
     for count, id in enumerate(ids, 1):
         if (end := watch.feed(id)) is not None:
             return end, count
@@ -404,7 +420,7 @@ def _fed(watch: StopWatch, ids: Sequence[int]) -> tuple[Any, int]:
 
 
 def _with_metrics(chunk: Chunk, event: Completion) -> Chunk:
-    """A chunk with what the server says of its call."""
+    """Return the chunk with the metrics that the server reports."""
     assert event.metrics is not None
     speculation = event.metrics.speculative_decoding
     if speculation is not None:

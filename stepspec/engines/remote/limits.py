@@ -1,6 +1,6 @@
-"""Bounds on what a server can make us read, keep and wait for: bytes, values, nesting, and seconds.
+"""Limits on the responses of a server: bytes, JSON values, nesting and seconds.
 
-Responses are asked for without compression and refused with it, so that what is counted is what is kept.
+Requests ask for no compression, and compressed responses are rejected, so the counted bytes are the bytes in memory.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from stepspec.engines.remote.problems import nonsense, not_json, too_slow
 T = TypeVar("T")
 
 MAX_EVENT_BYTES = 1 << 20
-"""Of one event of a stream, comments before it included; short lines take many times their size in memory."""
+"""Maximum size of one event with the comments before it. Short lines use many times their size in memory."""
 MAX_VALUES = 4_000_000
-"""Of one JSON text, by its brackets and commas: `[[],[],` takes 20 times its size in memory."""
+"""Maximum number of brackets and commas in a JSON text. `[[],[],` uses 20 times its size in memory."""
 
 
 class BoundedTransport(httpx.AsyncBaseTransport):
-    """Another transport, with responses that begin in time, are not compressed and have a largest size.
+    """Wraps a transport with limits on the time to the response and on its size, and rejects compression.
 
     Raises:
-        EngineError: (from a request, or while its response is read) the server does not keep to that.
+        EngineError: a response exceeds a limit; raised by the request, or while the response is read.
     """
 
     def __init__(self, inner: httpx.AsyncBaseTransport, address: Address) -> None:
@@ -33,7 +33,7 @@ class BoundedTransport(httpx.AsyncBaseTransport):
         self._address = address
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Sends a request; see `httpx.AsyncBaseTransport`."""
+        """Send a request, see `httpx.AsyncBaseTransport`."""
         request.headers["Accept-Encoding"] = "identity"
         seconds = self._address.first_token_s
         try:
@@ -44,14 +44,14 @@ class BoundedTransport(httpx.AsyncBaseTransport):
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":
             await response.aclose()
-            raise nonsense(self._address, f"content-encoding {encoding[:40]!r}, although it was asked for none")
+            raise nonsense(self._address, f"content-encoding {encoding[:40]!r}, although none was requested")
         assert isinstance(response.stream, httpx.AsyncByteStream)
         events = "text/event-stream" in response.headers.get("content-type", "")
         response.stream = _BoundedStream(response.stream, self._address, events=events)
         return response
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._inner.aclose()
 
 
@@ -79,15 +79,15 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 
 class _OpenEvent:
-    """How long the event at the end of a stream is so far; an event ends with a blank line."""
+    """Counts the bytes of the last, incomplete event of a stream. A blank line ends an event."""
 
     def __init__(self) -> None:
         self._length = 0
         self._end = b""
 
     def length_with(self, block: bytes) -> int:
-        """Bytes since the last blank line, after a further block."""
-        if self._end == b"\r" and block.startswith(b"\n"):  # one line end in two blocks
+        """Add a block and return the number of bytes since the last blank line."""
+        if self._end == b"\r" and block.startswith(b"\n"):  # a line ending split across two blocks
             block = block[1:]
         lines = self._end + block
         self._end = lines[-1:]
@@ -98,7 +98,7 @@ class _OpenEvent:
 
 
 class TokenDeadline:
-    """Seconds that a stream may still take to its next token. What the reader takes itself is not counted."""
+    """Deadline for the next token of a stream. Time that the reader spends between waits does not count."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -106,14 +106,14 @@ class TokenDeadline:
         self._left = address.first_token_s
 
     def token_came(self) -> None:
-        """Begins the wait for the next token."""
+        """Restart the deadline for the next token."""
         self._first, self._left = False, self._address.timeout
 
     async def wait(self, work: Awaitable[T]) -> T:
-        """Waits for something, but no longer than a token may take.
+        """Wait for something until the deadline.
 
         Raises:
-            EngineError: it takes longer.
+            EngineError: the deadline passed.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -128,10 +128,10 @@ class TokenDeadline:
 
 
 async def read_whole(address: Address, response: httpx.Response) -> bytes:
-    """The body of a response.
+    """Read the body of a response.
 
     Raises:
-        EngineError: it is too large, or does not come in time.
+        EngineError: the body is too large, or too slow.
     """
     try:
         async with asyncio.timeout(address.timeout):
@@ -141,10 +141,10 @@ async def read_whole(address: Address, response: httpx.Response) -> bytes:
 
 
 def read_json(address: Address, response: httpx.Response, text: bytes) -> Any:
-    """What a response, or one event of it, says.
+    """Parse the JSON of a response, or of one event of it.
 
     Raises:
-        EngineError: it is not JSON, or nobody could need so much of it.
+        EngineError: the text is not JSON, has too many values, or is nested too deeply.
     """
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise nonsense(address, f"JSON of more than {MAX_VALUES:,} values")

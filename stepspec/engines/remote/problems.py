@@ -1,4 +1,4 @@
-"""What goes wrong between us and a server, as sentences that name the server and say what to do."""
+"""Exceptions for failures of a server. Each message has the server's address and what to do."""
 
 import json
 from typing import Any
@@ -17,70 +17,72 @@ CONTEXT_WORDS = (
 )
 MAX_QUOTED = 200
 MAX_READ = 65_536
-"""Bytes of an error's body in which its message is looked for."""
+"""Maximum number of bytes of an error response in which to search for its message."""
 
 
 class RejectedError(EngineError):
-    """The server says that the call is wrong."""
+    """The server rejected the request as invalid."""
 
 
 def unreachable(address: Address, error: Exception) -> EngineError:
-    """Of an error below HTTP."""
+    """Create the exception for an error of the connection."""
     where, reason = address.base, str(error) or type(error).__name__
     if "CERTIFICATE" in reason.upper() or "SSL" in reason.upper():
-        said = f"No TLS connection to {where}: {reason}. Name its certificates in SSL_CERT_FILE, or use http://."
+        message = f"No TLS connection to {where}: {reason}. Set SSL_CERT_FILE to its certificates, or use http://."
     elif isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        said = f"Nothing answers at {where} ({reason}). Is the server running, and are host and port right?"
+        message = f"Nothing answers at {where} ({reason}). Check that the server is running, and its host and port."
     else:
-        said = f"{where} broke off the connection in the middle of an answer ({reason}). See its log."
-    return EngineError(said)
+        message = f"{where} closed the connection during a response ({reason}). See the server's log."
+    return EngineError(message)
 
 
 def too_slow(address: Address, seconds: float, *, first: bool) -> EngineError:
-    """Of an answer that did not come, or did not go on, in time."""
+    """Create the exception for a response that did not start or continue in time."""
     option = "first_token_timeout" if first and address.first_token_timeout is not None else "timeout"
     return EngineError(
-        f"{address.base} sent no token for {seconds:g} s (keep-alives are none). Raise {option}=SECONDS in its "
-        "address if it is slow."
+        f"{address.base} sent no token for {seconds:g} s (keep-alives do not count). If the server is slow, raise "
+        f"{option}=SECONDS in its address."
     )
 
 
 def refused(address: Address, status: int, body: bytes | str) -> StepSpecError:
-    """Of an answer with an error status; its body, or what `message_in` found in it."""
-    where, said = address.base, body if isinstance(body, str) else _message(body)
+    """Create the exception for an error status. `body` is the response body, or the message from `message_in`."""
+    where, message = address.base, body if isinstance(body, str) else _message(body)
     if status in (401, 403):
         name = address.key_env or " or ".join(KEYS)
-        return EngineError(f"{where} refuses the key ({status}: {said}). Put the right one into {name}.")
+        return EngineError(f"{where} rejected the API key ({status}: {message}). Set the right key in {name}.")
     if status == 404:
         return EngineError(
-            f"{where} does not have this model or path (404: {said}). The address ends in /v1, and the model's name "
-            "follows after '#'."
+            f"{where} does not have this model or path (404: {message}). The address must end in /v1, followed by '#' "
+            "and the model's name."
         )
-    if status in (400, 413, 422) and any(words in said.lower() for words in CONTEXT_WORDS):
-        return ContextError(f"The prompt does not fit the context of the model at {where}: {said}")
+    if status in (400, 413, 422) and any(words in message.lower() for words in CONTEXT_WORDS):
+        return ContextError(f"The prompt does not fit the context of the model at {where}: {message}")
     if status == 429 or status >= 500:
-        return EngineError(f"{where} failed or is overloaded ({status}: {said}). See its log.")
-    return RejectedError(f"{where} refused the call ({status}: {said}).")
+        return EngineError(f"{where} failed or is overloaded ({status}: {message}). See the server's log.")
+    return RejectedError(f"{where} rejected the request ({status}: {message}).")
 
 
 def not_json(address: Address, content_type: str, body: bytes) -> EngineError:
-    """Of an answer that should be JSON and is not."""
+    """Create the exception for a response that is not JSON."""
     start = body[:60].decode("utf-8", "replace")
     if "html" in content_type.lower() or start.lstrip().startswith("<"):
-        return EngineError(
-            f"{address.base} answered with a web page. Is the address right? That of an API mostly ends in /v1."
-        )
-    return EngineError(f"{address.base} answered with JSON that cannot be read (it begins {start!r}). See its log.")
+        return EngineError(f"{address.base} answered with a web page. Check the address: it usually ends in /v1.")
+    return EngineError(
+        f"{address.base} answered with JSON that cannot be read (it starts with {start!r}). See the server's log."
+    )
 
 
 def nonsense(address: Address, what: str) -> EngineError:
-    """Of an answer that is JSON and still makes no sense."""
-    what = _quoted(what)  # which may quote what the server wrote
-    return EngineError(f"{address.base} answered with {what}. Is it an OpenAI-compatible server? See its log.")
+    """Create the exception for a response that is not valid; `what` describes the response."""
+    what = _quoted(what)  # it may quote text from the server
+    return EngineError(
+        f"{address.base} answered with {what}. Check that it is an OpenAI-compatible server, and see its log."
+    )
 
 
 def _message(body: bytes) -> str:
-    """What the server says, in any of the usual forms; one line of printable text."""
+    """Return the message in an error response, in any of the usual formats, as one line of printable text."""
     body = body[:MAX_READ]
     try:
         message = message_in(json.loads(body))
@@ -90,14 +92,14 @@ def _message(body: bytes) -> str:
 
 
 def message_in(found: Any) -> str:
-    """The message of an error in decoded JSON; empty if there is none."""
+    """Return the error message in decoded JSON; "" if there is none."""
     while isinstance(found, dict):
         found = found.get("error", found.get("message", found.get("detail")))
     return _quoted(found) if isinstance(found, str) else ""
 
 
 def _quoted(text: str) -> str:
-    """The beginning of a text, without line ends and what else would move a terminal's cursor."""
+    """Return the start of a text without line breaks and control characters."""
     text = " ".join(text[: 2 * MAX_QUOTED].split())
     text = "".join(char if char.isprintable() else "\ufffd" for char in text)
     return text.rstrip(".") if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."

@@ -1,4 +1,4 @@
-"""What a server can do, found out by asking it, once, before anything is timed."""
+"""Detection of a server's features by test requests, once, when the engine is loaded."""
 
 import json
 from collections.abc import Mapping
@@ -27,81 +27,80 @@ from stepspec.engines.remote.problems import nonsense, refused, unreachable
 from stepspec.errors import EngineError, ModelError, StepSpecError, unknown_name
 
 FIRST_CALLS_S = 120.0
-"""A server may compile something when it is asked a thing for the first time."""
+"""Minimum timeout of the test requests, in seconds. A server may compile code at its first requests."""
 
 TRIAL_IDS = [5, 6, 7]
 TRIAL_TEXT = "1 2 3"
 MOST_LOGPROBS = (20, 5)
-"""Numbers of log-probabilities that are asked for: vLLM's most, and OpenAI's."""
+"""Numbers of log-probabilities to try: the maximum of vLLM, then of OpenAI."""
 
 ScoreRoute = Literal["prompt_logprobs", "generate"]
-"""How a server scores a continuation: vLLM's field of that name, which reads the whole prompt again; or SGLang's
+"""How a server scores a continuation: vLLM's field `prompt_logprobs`, which reads the whole prompt again, or SGLang's
 `/generate`, which does not."""
 
-
 SchemaField = Literal["structured_outputs", "json_schema"]
-"""Where a server looks for the schema of a text: vLLM in the one, SGLang and llama.cpp in the other."""
+"""The request field for a JSON schema: `structured_outputs` in vLLM, `json_schema` in SGLang and llama.cpp."""
 
 TRIAL_SCHEMA = '{"enum": ["stepspec"]}'
 TRIAL_VALUE = '"stepspec"'
-"""The only text that the schema allows."""
+"""The only text that matches the schema."""
 MAX_NAMED = 20
-"""Models that a message lists."""
+"""Maximum number of models that an error message lists."""
 A = TypeVar("A", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Server:
-    """One model as its server offers it."""
+    """One model on a server, with the features that the server supports for it."""
 
     model: str
     folder: str
-    """Where its weights and tokenizer are, as far as the server says; else the model's name."""
+    """Folder or Hub name of the weights and tokenizer, if the server reports it; else the model's name."""
     kind: str
-    """The server's name and version, where it tells them."""
+    """The server's name and version, if it reports them."""
     max_context: int | None
     extended: bool
-    """Whether it takes fields that OpenAI's own API does not know; others than that ignore what they do not know."""
+    """Whether the server supports fields beyond OpenAI's API. Other servers may ignore unknown fields."""
     takes_ids: bool
     gives_ids: bool
     num_logprobs: int
-    """Most likely tokens whose log-probabilities it gives; 0 if none."""
+    """Maximum number of top tokens with log-probabilities; 0 if the server returns none."""
     several_prompts: bool
-    """Whether one call may have several prompts."""
+    """Whether one call can have several prompts."""
     scores: ScoreRoute | None
     schema_field: SchemaField | None
     speculation: str | None
-    """How it drafts tokens by itself, "none" if it does not; None where it does not say."""
+    """The server's built-in speculation; "none" if there is none, None if unknown."""
     takes_salt: bool
-    """Whether calls with a new `cache_salt` find no earlier prefix."""
+    """Whether calls with a new `cache_salt` do not match earlier prefixes."""
 
     @classmethod
     def found(cls, address: Address) -> "Server":
-        """Asks the server.
+        """Detect the features of the server at an address.
 
         Raises:
             ModelError: there is no such server or model, or it does not complete text.
         """
-        asking = LoopThread("asks a server")  # of its own, since a loop may be running here
+        thread = LoopThread("asks a server")  # a separate thread, since the caller's may run an event loop
         try:
-            return asking.run(cls._found(address))
+            return thread.run(cls._detect(address))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ModelError(str(unreachable(address, error))) from error
         except StepSpecError as error:
             raise error if isinstance(error, ModelError) else ModelError(str(error)) from error
         finally:
-            asking.close()
+            thread.close()
 
     @classmethod
-    async def _found(cls, address: Address) -> "Server":
+    async def _detect(cls, address: Address) -> "Server":
         if address.first_token_timeout is None:
             address = replace(address, first_token_timeout=max(address.timeout, FIRST_CALLS_S))
-        one_call_each = httpx.Limits(max_keepalive_connections=0)  # some servers drop a connection after an error
-        connections = httpx.AsyncHTTPTransport(verify=address.uses_tls, limits=one_call_each)
+        no_reuse = httpx.Limits(max_keepalive_connections=0)  # some servers close a connection after an error
+        connections = httpx.AsyncHTTPTransport(verify=address.uses_tls, limits=no_reuse)
         timeout = httpx.Timeout(None, connect=CONNECT_S)
         bounded = BoundedTransport(connections, address)
         async with httpx.AsyncClient(transport=bounded, timeout=timeout, headers=address.headers()) as client:
-            return await _Asking(address, client).server()
+            return await _Detector(address, client).server()
 
 
 class _Trial(NamedTuple):
@@ -120,7 +119,7 @@ class _Reply(NamedTuple):
 
 
 @dataclass
-class _Asking:
+class _Detector:
     address: Address
     client: httpx.AsyncClient
 
@@ -145,26 +144,26 @@ class _Asking:
         )
 
     async def _model_card(self) -> ModelCard:
-        """What the server says of the model."""
+        """Return the server's description of the model."""
         reply = await self._get(f"{self.address.base}/models")
         status = reply.response.status_code
         if not reply.response.is_success:
             if self.address.model is not None and status not in (401, 403):
-                return ModelCard(id=self.address.model)  # some do not list them
+                return ModelCard(id=self.address.model)  # some servers do not list their models
             raise refused(self.address, status, reply.body)
-        named = {card.id: card for card in validated(ModelList, self.address, self._json(reply), "list of models").data}
+        by_id = {card.id: card for card in validated(ModelList, self.address, self._json(reply), "list of models").data}
         wanted = self.address.model
-        if wanted is None and len(named) == 1:
-            return next(iter(named.values()))
+        if wanted is None and len(by_id) == 1:
+            return next(iter(by_id.values()))
         if wanted is None:
-            names = ", ".join([*islice(named, MAX_NAMED), *(["..."] if len(named) > MAX_NAMED else [])])
-            raise ModelError(f"{self.address.base} has {len(named)} models; write one behind '#': {names}")
-        if wanted not in named:
-            raise ModelError(f"At {self.address.base}: {unknown_name('model', wanted, named)}")
-        return named[wanted]
+            names = ", ".join([*islice(by_id, MAX_NAMED), *(["..."] if len(by_id) > MAX_NAMED else [])])
+            raise ModelError(f"{self.address.base} has {len(by_id)} models; add one after '#': {names}")
+        if wanted not in by_id:
+            raise ModelError(f"At {self.address.base}: {unknown_name('model', wanted, by_id)}")
+        return by_id[wanted]
 
     async def _trial(self, model: str) -> tuple[_Trial, Choice]:
-        """The most demanding call that it serves, and its answer."""
+        """Return the first test call in `TRIALS` that the server supports, and its choice."""
         refusal: StepSpecError | None = None
         for trial in TRIALS:
             fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": trial.prompt}
@@ -177,36 +176,36 @@ class _Asking:
                 raise refused(self.address, status, reply.body)
             answer = Completion.read(self.address, self._json(reply))
             num_read = answer.usage.prompt_tokens if answer.usage else 0
-            if trial.prompt is TRIAL_TEXT or num_read in (0, len(TRIAL_IDS)):  # else it took ids for something else
+            if trial.prompt is TRIAL_TEXT or num_read in (0, len(TRIAL_IDS)):  # else it misread the ids
                 return trial, answer.only_choice(self.address)
-        raise refusal or EngineError(f"{self.address.base} completes neither ids nor text.")
+        raise refusal or EngineError(f"{self.address.base} accepts neither token ids nor text as a prompt.")
 
     async def _takes_several(self, model: str, trial: "_Trial") -> bool:
         fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": [trial.prompt] * 2}
-        answer = await self._tried(Completion, self._completions, fields)
+        answer = await self._try_post(Completion, self._completions, fields)
         return answer is not None and sorted(choice.index for choice in answer.choices) == [0, 1]
 
     async def _score_route(self, model: str) -> ScoreRoute | None:
         fields = {"model": model, "prompt": TRIAL_IDS, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
-        answer = await self._tried(Completion, self._completions, fields)
+        answer = await self._try_post(Completion, self._completions, fields)
         if answer and len(answer.choices) == 1 and len(answer.choices[0].prompt_logprobs or ()) == len(TRIAL_IDS):
             return "prompt_logprobs"
         fields = generate_fields(1) | {"input_ids": TRIAL_IDS}
-        scored = await self._tried(Generated, f"{self.address.root}/generate", fields)
+        scored = await self._try_post(Generated, f"{self.address.root}/generate", fields)
         meta = scored.meta_info if scored else GenerateMeta()
         return "generate" if meta.input_token_logprobs and meta.input_top_logprobs else None
 
     async def _schema_field(self, model: str, trial: "_Trial") -> SchemaField | None:
-        """The field that has an effect: others than that are ignored, or refused."""
+        """Return the first field that constrains the text. Servers ignore or reject other fields."""
         for field in get_args(SchemaField):
             fields = {"model": model, "prompt": trial.prompt, "max_tokens": 16, "temperature": 0}
-            answer = await self._tried(Completion, self._completions, fields | schema_fields(field, TRIAL_SCHEMA))
+            answer = await self._try_post(Completion, self._completions, fields | schema_fields(field, TRIAL_SCHEMA))
             if answer and answer.choices and answer.choices[0].text.strip() == TRIAL_VALUE:
                 return field
         return None
 
     async def _speculation(self) -> str | None:
-        """Whether vLLM has counters of drafted tokens, which are there only if it was started to draft some."""
+        """Detect speculation from vLLM's metrics, which count drafted tokens only if speculation is on."""
         try:
             reply = await self._get(f"{self.address.root}/metrics")
         except EngineError:
@@ -216,7 +215,7 @@ class _Asking:
         return "as its server was started" if b"vllm:spec_decode_num_drafts" in reply.body else "none"
 
     async def _kind(self, card: ModelCard) -> str:
-        """Who serves, and its version where that is told."""
+        """Return the server's name, and its version if it reports it."""
         name = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(str(card.owned_by), "")
         try:
             reply = await self._get(f"{self.address.root}/version")
@@ -229,8 +228,8 @@ class _Asking:
     def _completions(self) -> str:
         return f"{self.address.base}/completions"
 
-    async def _tried(self, kind: type[A], url: str, fields: Mapping[str, Any]) -> A | None:
-        """An answer to a call that some servers refuse, or answer with something else."""
+    async def _try_post(self, kind: type[A], url: str, fields: Mapping[str, Any]) -> A | None:
+        """Return the response to a call; None if the server rejects it or responds in another format."""
         try:
             reply = await self._post(url, fields)
             return kind.model_validate(self._json(reply)) if reply.response.is_success else None
@@ -243,14 +242,14 @@ class _Asking:
     async def _post(self, url: str, fields: Mapping[str, Any]) -> _Reply:
         return await self._read(self.client.stream("POST", url, json=fields))
 
-    async def _read(self, sent: AbstractAsyncContextManager[httpx.Response]) -> _Reply:
-        async with sent as response:
+    async def _read(self, request: AbstractAsyncContextManager[httpx.Response]) -> _Reply:
+        async with request as response:
             return _Reply(response, await read_whole(self.address, response))
 
     def _json(self, reply: _Reply) -> Any:
         found = read_json(self.address, *reply)
         if not isinstance(found, dict):
-            raise nonsense(self.address, "JSON that is no object")
+            raise nonsense(self.address, "JSON that is not an object")
         return found
 
 
@@ -259,7 +258,7 @@ class _Version(BaseModel):
 
 
 def one_token_fields(model: str, num_logprobs: int, *, extended: bool) -> dict[str, Any]:
-    """A call for the most likely next token."""
+    """Return the fields of a call for the argmax next token."""
     fields: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
     if num_logprobs:
         fields["logprobs"] = num_logprobs
@@ -269,13 +268,13 @@ def one_token_fields(model: str, num_logprobs: int, *, extended: bool) -> dict[s
 
 
 def schema_fields(field: SchemaField, schema: str) -> dict[str, Any]:
-    """What holds a call to a schema."""
+    """Return the field that constrains a call to a JSON schema."""
     form = json.loads(schema)
     return {"structured_outputs": {"json": form}} if field == "structured_outputs" else {"json_schema": form}
 
 
 def generate_fields(start: int) -> dict[str, Any]:
-    """A call of SGLang's `/generate` that scores its `input_ids` from position `start` on."""
+    """Return the fields of a call to SGLang's `/generate` that scores `input_ids` from position `start` on."""
     return {
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
         "return_logprob": True,

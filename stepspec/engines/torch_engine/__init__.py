@@ -1,4 +1,4 @@
-"""Our PyTorch engine: Hugging Face models, a slot cache, token-level speculation. Full-attention models only."""
+"""The PyTorch engine: Hugging Face models, a slot cache, token-level speculation. Full-attention models only."""
 
 from stepspec.base.extras import from_extra
 

@@ -1,10 +1,11 @@
-"""What computes a model's hidden states over the slot cache: the model's own modules, or the same layers fused.
+"""Hidden states of a model over the slot cache, from the model's own modules or from fused layers.
 
-Fused, the layers of the Llama family (Llama, Mistral, Qwen2, Qwen3) take one product for queries, keys and values, one
-for gate and up, and no module calls; rows are flat, [B * T, W], so that a product is a single operation, which adds a
-residual besides. Of a Qwen3 with two layers of width 96 a token takes 0.29 ms in place of 0.74 on a CPU core. The
-weights are the model's own: its parameters become views of the joined ones, so nothing is held twice but what
-`stepspec.engines.torch_engine.matrix` holds twice on purpose.
+Fused layers exist for the Llama family: Llama, Mistral, Qwen2, Qwen3. They use one product for queries, keys and
+values, one for gate and up, and no module calls. Rows are flat, [B * T, W], so a product is a single operation that
+also adds the residual. A token of a Qwen3 with two layers of width 96 takes 0.29 ms on a CPU core, instead of 0.74 ms.
+
+Fused layers share the model's weights: its parameters become views of the joined weights. Only the packed weights of
+`stepspec.engines.torch_engine.matrix` are stored twice.
 """
 
 import copy
@@ -24,26 +25,33 @@ from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.matrix import Matrix, packing_pays
 
 FUSED = {"llama", "mistral", "qwen2", "qwen3"}
-STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # the others' frequencies depend on the length of the text
+STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # other types change their frequencies with the text's length
 
 
 class Body(Protocol):
-    """A model between its ids and its head."""
+    """A model without its head: from ids to hidden states."""
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
-        """Hidden states [B, T, W] of ids [B, T] at positions [B, T], read into the cache.
+        """Read ids into the cache and return their hidden states.
 
-        `mask` is a bool [B, 1, T, S], true where a position is seen; None sees everything.
+        Args:
+            ids: [B, T].
+            positions: position ids of the ids, [B, T].
+            mask: bool [B, 1, T, S], true where a position is visible; None makes all visible.
+            cache: the cache, after `SlotCache.begin`.
+
+        Returns:
+            Hidden states [B, T, W].
         """
         ...
 
     def first_layers(self, num_layers: int) -> "Body":
-        """The same without its later layers."""
+        """Return the same body with only its first `num_layers` layers."""
         ...
 
 
 def make_body(network: PreTrainedModel) -> Body:
-    """The network's layers, fused where that is known how."""
+    """Return the network's layers, fused if `is_fusible` allows it."""
     return FusedBody(network) if is_fusible(network) else ModuleBody(network)
 
 
@@ -54,7 +62,7 @@ class ModuleBody:
         self._body: Any = network.base_model
 
     def first_layers(self, num_layers: int) -> "ModuleBody":
-        """The same without its later layers."""
+        """Return the same body with only its first `num_layers` layers."""
         short = copy.copy(self)
         short._body = _shortened(self._body, num_layers)
         return short
@@ -66,12 +74,12 @@ class ModuleBody:
 
 
 def sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
-    """A copy over the same weights, with a configuration of its own."""
+    """Return a copy of the network that shares its weights but has its own configuration."""
     return copy.deepcopy(network, {id(parameter): parameter for parameter in network.parameters()})
 
 
 def _shortened(body: Any, num_layers: int) -> Any:
-    """The same modules without the later layers."""
+    """Return a copy of the modules with only their first `num_layers` layers."""
     short = copy.copy(body)
     depth = body.config.num_hidden_layers
     layers = {name: part for name, part in body.named_children() if isinstance(part, ModuleList) and len(part) == depth}
@@ -82,12 +90,12 @@ def _shortened(body: Any, num_layers: int) -> Any:
 
 
 def make_head(network: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """From hidden states [.., W] to logits [.., V]: where layers are fused the last product and nothing else."""
+    """Return a function from hidden states [.., W] to logits [.., V]; for fused layers it is the last product alone."""
     return FusedHead(network) if is_fusible(network) else Head(network)
 
 
 class FusedHead:
-    """The last product."""
+    """The output projection of a network with fused layers."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         head: Any = network.get_output_embeddings()
@@ -98,62 +106,65 @@ class FusedHead:
 
 
 class PartialHead:
-    """Logits of some ids; those of all others are -inf, so that a draw never takes them.
+    """Logits of a draft vocabulary. All other ids get -inf, so they are never sampled.
 
     Args:
-        network: its head's rows are copied, if it is a product alone, so that a pass reads no others.
-        ids: [N].
+        network: if its head is a product alone, the head's rows for `ids` are copied, so a pass reads only those.
+        ids: ids of the draft vocabulary, [N].
     """
 
     def __init__(self, network: PreTrainedModel, ids: Tensor) -> None:
         head: Any = network.get_output_embeddings()
         self._ids = ids
         self._vocab_size = len(head.weight)
-        self._whole, self._matrix = None, None
+        self._full_head, self._matrix = None, None
         if is_fusible(network):
             weight = head.weight.detach()[self._ids]
             bias = None if head.bias is None else head.bias.detach()[self._ids]
             self._matrix = Matrix(weight.T, bias, packed=packing_pays(weight, _size(network)))
         else:
-            self._whole = Head(network)
+            self._full_head = Head(network)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         rows = hidden.flatten(0, -2)
         if self._matrix is not None:
-            some = self._matrix.product(rows)
+            subset = self._matrix.product(rows)
         else:
-            assert self._whole is not None
-            some = self._whole(rows[None])[0].index_select(-1, self._ids)
-        logits = some.new_full((len(rows), self._vocab_size), -torch.inf).index_copy_(1, self._ids, some)
+            assert self._full_head is not None
+            subset = self._full_head(rows[None])[0].index_select(-1, self._ids)
+        logits = subset.new_full((len(rows), self._vocab_size), -torch.inf).index_copy_(1, self._ids, subset)
         return logits.unflatten(0, hidden.shape[:-1])
 
 
 class Head:
-    """What the network makes of hidden states [.., W]: logits [.., V], with whatever comes after the last product."""
+    """The network's own head, from hidden states [.., W] to logits [.., V], with all that follows the last product."""
 
     def __init__(self, network: PreTrainedModel) -> None:
         self._headed = copy.copy(network)
-        self._headed._modules = network._modules | {network.base_model_prefix: _Given(network.base_model)}
+        self._headed._modules = network._modules | {network.base_model_prefix: _PassThrough(network.base_model)}
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._headed(inputs_embeds=hidden).logits
 
 
-class _Given(torch.nn.Module):
-    """A body that has already been run; so has the decoder inside it, which some networks call by itself."""
+class _PassThrough(torch.nn.Module):
+    """A body that returns its `inputs_embeds` as hidden states.
+
+    The decoder inside a body is replaced too, because some networks call it directly.
+    """
 
     def __init__(self, body: torch.nn.Module) -> None:
         super().__init__()
         for name, part in body.named_children():
             if isinstance(part, PreTrainedModel):
-                self.add_module(name, _Given(part))
+                self.add_module(name, _PassThrough(part))
 
     def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> "_HiddenStates":
         return _HiddenStates(last_hidden_state=inputs_embeds)
 
 
 class _HiddenStates(BaseModelOutputWithPastAndCrossAttentions):
-    """Hidden states alone. Whatever else bodies of some family give, router logits for one, is None."""
+    """A body's output with hidden states only. Every other attribute, such as router logits, is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -161,7 +172,7 @@ class _HiddenStates(BaseModelOutputWithPastAndCrossAttentions):
 
 
 def is_fusible(network: PreTrainedModel) -> bool:
-    """Whether the network is one that `FusedBody` computes; that it does is checked when the model is loaded."""
+    """Return whether `FusedBody` supports the network. Loading the model checks that the logits agree."""
     text = network.config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
     return (
@@ -175,7 +186,7 @@ def is_fusible(network: PreTrainedModel) -> bool:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The weights of one layer, those of parallel products joined."""
+    """The weights of one layer; parallel products have joined weights."""
 
     attention_norm: Tensor  # [W]
     qkv: Matrix  # [W, (H + 2 H_kv) D]
@@ -206,7 +217,7 @@ class FusedBody:
         self._attend = attend_in_runs
 
     def first_layers(self, num_layers: int) -> "FusedBody":
-        """The same without its later layers."""
+        """Return the same body with only its first `num_layers` layers."""
         short = copy.copy(self)
         short._layers = self._layers[:num_layers]
         return short
@@ -251,13 +262,13 @@ class FusedBody:
         return normed(x, self._norm).view(batch, length, -1)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, the first half of the sines negative, [B, T, 1, D] each (arXiv:2104.09864)."""
+        """Return cosines and sines, [B, T, 1, D] each; the first half of the sines is negated (arXiv:2104.09864)."""
         angles = positions[..., None, None] * self._frequencies
         return (angles.cos() * self._scale).to(self._norm.dtype), (angles.sin() * self._signs).to(self._norm.dtype)
 
 
 class RmsNorm:
-    """Root mean square normalisation of the last dimension (arXiv:1910.07467)."""
+    """Root mean square normalization of the last dimension (arXiv:1910.07467)."""
 
     def __init__(self, epsilon: float, device: torch.device) -> None:
         self._epsilon = epsilon
@@ -268,24 +279,24 @@ class RmsNorm:
             if weight.ndim == 1:
                 return rms_norm(x, weight.shape, weight, self._epsilon)
             return rms_norm(x, x.shape[-1:], None, self._epsilon) * weight
-        # Half of the operations that torch's own takes on a CPU, which are too small to take longer than their launch.
+        # Half the operations of torch's rms_norm on a CPU: at these sizes each operation costs its launch.
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return (x * torch.addcmul(self._epsilons, norm, norm, value=1 / x.shape[-1]).rsqrt_()).mul_(weight)
 
 
 def _size(network: PreTrainedModel) -> int:
-    """Its parameters."""
+    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _joined(*products: torch.nn.Linear, packed: bool) -> Matrix:
-    """The products' weights side by side, and their biases; the products keep views of them."""
+    """Join the weights and the biases of several products into one matrix; the products keep views of it."""
     names = ["weight"] if products[0].bias is None else ["weight", "bias"]
     joined: dict[str, Tensor] = {}
     for name in names:
         parameters = [getattr(product, name) for product in products]
         joined[name] = torch.cat([parameter.detach() for parameter in parameters])
-        # Transposed, a product over several rows takes down to half the time there, and one over a single row as long.
+        # On a CPU, a transposed weight cuts the time of a product by up to half; a single row takes as long as before.
         if name == "weight" and joined[name].device.type == "cpu" and joined[name].dtype == torch.float32:
             joined[name] = joined[name].T.contiguous().T
         for parameter, part in zip(parameters, joined[name].split([len(each) for each in parameters]), strict=True):

@@ -1,7 +1,7 @@
-"""Keys and values of many sequences, one preallocated slot each; rollback is arithmetic on a length.
+"""Keys and values of many sequences, one preallocated slot each.
 
-Knows positions, not tokens. Anything beyond a slot's length is stale: masks hide it and the next pass overwrites it,
-so rejecting tokens, rejecting a step and removing a judge's probe are all `lengths[slot] = shorter`.
+The cache knows positions, not tokens. Data beyond a slot's length is stale: masks hide it and the next pass overwrites
+it. To reject tokens, reject a step or remove a judge's probe, set `lengths[slot]` to the shorter length.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ FIRST_CAPACITY = 256
 
 
 class SlotCache:
-    """The cache of one model, in the form that transformers' attention layers write to (`update`).
+    """The cache of one model, with the interface that transformers' attention layers write to (`update`).
 
-    Per layer, keys and values of shape [slots, H_kv, capacity, D]; slots and capacity double when more is needed.
-    A pass is announced with `begin`; within it every layer's new keys and values go to the announced positions.
+    Keys and values of a layer have shape [slots, H_kv, capacity, D]; slots and capacity double when more is needed.
+    Call `begin` before each pass; every layer then writes its new keys and values to the positions given there.
     """
 
     is_compileable = False
     is_initialized = True
-    """Asked by transformers for what it does with the first part of a text alone, and we do with none."""
+    """Transformers reads these for its own handling of prefill, which the engine does not use."""
 
     def __init__(self) -> None:
         self.lengths: list[int] = []
@@ -33,15 +33,19 @@ class SlotCache:
         self._positions: Tensor | None = None  # where the pass writes, [B, T]
         self._span = 0
         self.runs: Sequence[tuple[int, int]] = ()
-        """What the pass may make of rows that are of different lengths (`attention.runs_of_like_length`)."""
+        """Runs of rows that attention handles together in this pass; see `attention.runs_of_like_length`."""
 
     def begin(
         self, slots: Sequence[int] | Tensor, positions: Tensor, span: int, runs: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Announces a pass that writes to `positions` [B, T] of `slots` and reads the first `span` positions.
+        """Prepare a pass that writes to `positions` of `slots` and reads the first `span` positions.
 
-        Slots given as numbers make a pass of its own; of a single one the pass then writes the last of the span. Slots
-        given as a tensor [B] make a pass that can be captured and replayed with others; `reserve` must have made room.
+        Args:
+            slots: slot indices; a tensor [B] for a pass that can be captured. For a tensor, call `reserve` first; a
+                list reserves room automatically.
+            positions: where the pass writes, [B, T]. For a list of one slot, they must be the last of the span.
+            span: how many positions of each slot the pass may read.
+            runs: what `attention.runs_of_like_length` returns for the rows.
         """
         self._slots, self._positions, self._span, self.runs = slots, positions, span, runs
         if not isinstance(slots, Tensor):
@@ -51,7 +55,7 @@ class SlotCache:
             self._rows = slots[:, None]
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Makes room for so many slots of so many positions; what they hold is kept."""
+        """Make room for `num_slots` slots of `length` positions each. Contents are preserved."""
         if num_slots <= len(self.lengths) and length <= self.capacity:
             return
         self.lengths += [0] * (num_slots - len(self.lengths))
@@ -62,7 +66,7 @@ class SlotCache:
                 store[layer] = _grown(tensor, num_slots, self.capacity)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Stores a layer's new keys and values [B, H_kv, T, D]; returns all that the pass may see, [B, H_kv, S, D]."""
+        """Store a layer's new keys and values [B, H_kv, T, D]; return all that the pass may read, [B, H_kv, S, D]."""
         if layer_idx == len(self._keys):
             self._keys.append(self._empty_like(keys))
             self._values.append(self._empty_like(values))
@@ -75,7 +79,7 @@ class SlotCache:
         slots, span = self._slots, self._span
         if not isinstance(slots, Tensor):
             first, count = slots[0], len(slots)
-            if count == 1:  # plain slices: a third of the time of an indexed write on a CPU
+            if count == 1:  # on a CPU, plain slices take a third of the time of an indexed write
                 row = store[first : first + 1, :, :span]
                 row[:, :, span - new.shape[2] :] = new
                 return row
@@ -86,7 +90,7 @@ class SlotCache:
         return store[self._rows[:, 0], :, :span]
 
     def copy_slot(self, source: int, target: int, length: int) -> None:
-        """Gives another slot the first `length` positions of one."""
+        """Copy the first `length` positions of slot `source` to slot `target`."""
         assert length <= self.lengths[source]
         self.reserve(target + 1, length)
         for tensor in (*self._keys, *self._values):
@@ -94,43 +98,43 @@ class SlotCache:
         self.lengths[target] = length
 
     def swap_slots(self, first: int, second: int) -> None:
-        """Exchanges what two slots hold."""
+        """Exchange the contents of two slots."""
         self.reserve(max(first, second) + 1, 0)
         lengths = self.lengths[first], self.lengths[second]
         for tensor in (*self._keys, *self._values):
-            kept = tensor[first, :, : lengths[0]].clone()
+            saved = tensor[first, :, : lengths[0]].clone()
             tensor[first, :, : lengths[1]] = tensor[second, :, : lengths[1]]
-            tensor[second, :, : lengths[0]] = kept
+            tensor[second, :, : lengths[0]] = saved
         self.lengths[second], self.lengths[first] = lengths
 
     @property
     def position_bytes(self) -> int:
-        """What the keys and values of one position of a slot take, in all layers that have been written to."""
+        """Bytes of the keys and values of one position of a slot, over all layers that have been written to."""
         stores = (*self._keys, *self._values)
         return sum(tensor.shape[1] * tensor.shape[3] * tensor.itemsize for tensor in stores)
 
     @property
     def num_bytes(self) -> int:
-        """What is allocated."""
+        """Bytes allocated."""
         return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Asked by transformers to number positions; ours are always given."""
+        """Return 0: transformers numbers positions from here, but the engine always passes its own."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Asked by transformers to build masks; ours are always given."""
+        """Return sizes for transformers' masks, which are not used: the engine always passes its own."""
         return self._span, 0
 
     def check(self) -> None:
-        """Asserts that every slot's length lies within what is allocated."""
+        """Assert that every slot's length is within the capacity."""
         assert all(0 <= length <= max(self.capacity, 1) for length in self.lengths), self.lengths
         for store in (self._keys, self._values):
             assert all(tensor.shape[2] == self.capacity for tensor in store)
 
 
 def _grown(tensor: Tensor, num_slots: int, capacity: int) -> Tensor:
-    """The tensor with room for at least so many slots and exactly that capacity, contents kept."""
+    """Return the tensor with at least `num_slots` slots and exactly `capacity` positions. Contents are preserved."""
     slots, heads, length, size = tensor.shape
     if slots >= num_slots and length == capacity:
         return tensor

@@ -1,4 +1,4 @@
-"""Calls of the torch engine on their way: what was asked, and how the answer gets back to the caller's event loop."""
+"""Calls in progress in the torch engine: the request, and how its result returns to the caller's event loop."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from stepspec.errors import EngineError
 
 @dataclass(eq=False, kw_only=True)
 class Call(ABC):
-    """What calls of both kinds have: a prompt, a slot once they are admitted, and ids that are still to be read."""
+    """A call of either kind: its prompt, its slot once admitted, and the ids that the model has not read yet."""
 
     prompt: TokenBuffer
     prompt_length: int
@@ -31,30 +31,30 @@ class Call(ABC):
 
     @property
     def keep(self) -> list[int]:
-        """Whose logits are wanted, counted from the prompt's last id; of the pass that reads it and all behind."""
+        """Columns whose logits the call needs from its last pass; column 0 is the prompt's last id."""
         return [0]
 
     @property
     def branches(self) -> list[int]:
-        """Lengths of the branches that are read last."""
+        """Lengths of the branches at the end of the pending ids."""
         return []
 
     @property
     def num_beyond(self) -> int:
-        """How many ids are read beyond the prompt; -1 if all but its last one are."""
+        """How many ids to read beyond the prompt; -1 to leave out the prompt's last id."""
         return 0
 
     @property
     def num_read(self) -> int:
-        """How many of the ids up to the last pending one have been read."""
+        """How many ids the model has read, out of the prompt and the ids beyond it."""
         return self.prompt_length + self.num_beyond - len(self.pending)
 
     @abstractmethod
     def fail(self, error: EngineError) -> None:
-        """Tells the caller that the call has failed."""
+        """Report the error to the caller."""
 
-    def _later(self, function: object, *arguments: object) -> None:
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody listens
+    def _call_soon(self, function: object, *arguments: object) -> None:
+        with suppress(RuntimeError):  # the caller's loop is closed
             self.loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
 
@@ -71,10 +71,10 @@ class Generation(Call):
 
     @property
     def starts(self) -> bool:
-        """Whether the pass over the prompt gives the first token.
+        """Whether the pass over the prompt yields the first token.
 
-        Where tokens are drafted and drawn a round gives it, as all others: a prompt that is held already has no such
-        pass, and what a seed writes must not depend on that.
+        If tokens are both drafted and sampled, a round yields the first token, like every other. A cached prompt has no
+        pass of its own, and the text of a seed must not depend on the cache.
         """
         return self.row.sampling.temperature == 0 or self.row.drafting.drafter == "none"
 
@@ -88,11 +88,11 @@ class Generation(Call):
 
     @property
     def problem(self) -> str | None:
-        """Why the call cannot go on, or its text is not what was asked for."""
+        """Why the call fails: its text no longer conforms to its constraint. None if all is well."""
         return self.row.constraint and self.row.constraint.problem
 
     def send(self) -> None:
-        """Sends what is new since the last chunk; the costs go with the last one."""
+        """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
         ids = tuple(row.generated[self.num_sent :])
         self.num_sent += len(ids)
@@ -101,10 +101,10 @@ class Generation(Call):
             done = self.metrics
             counts = done.target_passes, done.drafted, done.accepted, done.cached_tokens
             chunk = Chunk(ids, row.end, self.queue_s, *counts, done)
-        self._later(self.chunks.put_nowait, chunk)
+        self._call_soon(self.chunks.put_nowait, chunk)
 
     def fail(self, error: EngineError) -> None:
-        self._later(self.chunks.put_nowait, error)
+        self._call_soon(self.chunks.put_nowait, error)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -133,16 +133,16 @@ class Scoring(Call):
         return [*range(trunk + 1), *ends]
 
     def settle(self, logits: torch.Tensor) -> None:
-        """Answers with what the logits [n + 1 + number of probes, V] of `keep` say."""
+        """Set the result from the logits [n + 1 + number of probes, V] of the columns in `keep`."""
         verification = read_verification(logits.float().log_softmax(-1), self)
-        self._later(self._settle, verification)
+        self._call_soon(self._settle, verification)
 
     def _settle(self, verification: Verification) -> None:
         if not self.outcome.done():
             self.outcome.set_result(verification)
 
     def fail(self, error: EngineError) -> None:
-        self._later(self._fail, error)
+        self._call_soon(self._fail, error)
 
     def _fail(self, error: EngineError) -> None:
         if not self.outcome.done():
@@ -150,20 +150,20 @@ class Scoring(Call):
 
 
 def read_verification(logprobs: torch.Tensor, call: Scoring) -> Verification:
-    """Reads a verification from log-probabilities [n + 1 + number of probes, V]."""
+    """Return the verification that log-probabilities [n + 1 + number of probes, V] describe."""
     count = len(call.continuation)
-    body = logprobs[:count]
-    chosen = body.gather(1, torch.tensor([call.continuation], device=body.device).T)[:, 0] if count else body[:, 0]
-    own = logprobs.argmax(-1).tolist()
+    trunk = logprobs[:count]
+    chosen = trunk.gather(1, torch.tensor([call.continuation], device=trunk.device).T)[:, 0] if count else trunk[:, 0]
+    argmax = logprobs.argmax(-1).tolist()
     labels = [
         tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
     ]
     return Verification(
         logprobs=tuple(chosen.tolist()),
-        choices=tuple(own[:count]),
-        next_choice=own[count],
+        choices=tuple(argmax[:count]),
+        next_choice=argmax[count],
         probe_logprobs=tuple(labels),
-        probe_choices=tuple(own[count + 1 :]),
+        probe_choices=tuple(argmax[count + 1 :]),
         queue_s=call.queue_s,
         passes=call.metrics.target_passes,
         cached=call.metrics.cached_tokens,
@@ -171,9 +171,11 @@ def read_verification(logprobs: torch.Tensor, call: Scoring) -> Verification:
 
 
 def engine_error(name: str, error: Exception) -> EngineError:
-    """What went wrong in a pass of the model called `name`, as an error of ours."""
+    """Return an `EngineError` for an exception in a pass of the model called `name`."""
     if isinstance(error, torch.OutOfMemoryError):
-        return EngineError(f"The GPU ran out of memory while {name} worked. Lower the concurrency or the context.")
+        return EngineError(
+            f"The GPU ran out of memory while running {name}. Reduce the concurrency or the context length."
+        )
     failure = EngineError(f"{name} failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure

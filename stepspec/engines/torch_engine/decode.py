@@ -1,11 +1,11 @@
 """One round of generation for several rows: draft, verify in one pass, accept (arXiv:2211.17192, algorithm 1).
 
-The last emitted token of a row is not in the cache yet: a pass of the target reads it together with the drafted
-tokens, and its logits give the distribution at each drafted position and one beyond. A row's random numbers are its
-own, so what it emits does not depend on the rows it shares a pass with.
+The last emitted token of a row is not in the cache yet. A pass of the target reads it together with the drafted
+tokens; the logits give the distribution at each drafted position and one beyond. Each row has its own random numbers,
+so its tokens do not depend on the other rows of the pass.
 
-`verify_and_accept` is a function of tensors alone. What a device has to be told about a round goes there in one copy,
-and what came of it comes back in one.
+`verify_and_accept` is a function of tensors only. The inputs of a round go to the device in one copy, and the results
+come back in one copy.
 """
 
 import time
@@ -29,35 +29,40 @@ from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 def verify_and_accept(
     target: CausalModel, positions: Positions, last: Tensor, counts: Tensor, draft: Draft, how: Samplers
 ) -> tuple[Tensor, Tensor]:
-    """One pass of the target over each row's last token and its drafted ones, and what is emitted because of it.
+    """Run one pass of the target over each row's last token and its drafted tokens, and accept or reject these.
 
     Args:
-        target: reads at `positions`.
-        positions: of the last token of each row.
-        last: [B].
+        target: the target model.
+        positions: positions of each row's last token.
+        last: each row's last token, [B].
         counts: `draft.counts`, [B].
-        draft: up to K tokens a row.
-        how: how the rows draw.
+        draft: up to K tokens per row.
+        how: sampling settings of the rows.
 
     Returns:
-        [B, K + 2]: how many drafted tokens are kept, then the drafted tokens with, behind those kept, the one that
-        follows them; and the hidden states [B, W] that one was drawn from.
+        The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
+        tokens; columns 1 to n + 1 are these tokens and the one that follows. The hidden states gave that last one.
     """
     tokens = draft.tokens
     hidden = target.read(positions, torch.cat([last[:, None], tokens], 1))
     seen, partial = sampling.seen_along(how, tokens), target.vocabulary is not None
     logits = sampling.edited(target.logits(hidden), how, seen, partial=partial)  # [B, K + 1, V]
     num_kept, following = decide(logits, draft, counts, positions.starts + 1, how)
-    place = num_kept[:, None]
-    emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, place, following[:, None])
-    row_hidden = hidden.gather(1, place[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
-    return torch.cat([place, emitted], 1), row_hidden
+    index = num_kept[:, None]
+    emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, index, following[:, None])
+    row_hidden = hidden.gather(1, index[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
+    return torch.cat([index, emitted], 1), row_hidden
 
 
 def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> tuple[Tensor, Tensor]:
-    """How many drafted tokens are kept and what follows them, [B] each, from logits [B, K + 1, V].
+    """Return how many drafted tokens each row accepts and which token follows them, [B] each.
 
-    `first` [B] are the positions of the first drafted tokens.
+    Args:
+        logits: [B, K + 1, V].
+        draft: K tokens per row.
+        counts: how many of them each row has, [B].
+        first: positions of the first drafted tokens, [B].
+        how: sampling settings of the rows.
     """
     override = sampling.overrides(logits, draft.tokens, how)
     if how.temperature is None:
@@ -81,7 +86,7 @@ class Rounds:
         filler: BatchRow | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`filler` is a row that nobody waits for; with it rounds are filled up to a few sizes."""
+        """`filler` is a dummy row. If given, it pads rounds to powers of two, so that they have few sizes."""
         self._target = target
         self._metrics = metrics
         self._clock = clock
@@ -93,12 +98,12 @@ class Rounds:
         self._pacers: dict[Drafter, Pacer] = {}
 
     def forget(self) -> None:
-        """Forgets what texts have taught about drafters; what rounds cost stays."""
+        """Drop what was learned from texts about drafters; the costs of rounds are preserved."""
         for pacer in self._pacers.values():
             pacer.forget()
 
     def start(self, rows: Sequence[BatchRow], logits: Tensor) -> None:
-        """Emits each row's first token, from logits [B, V] that the pass over its prompt has shown."""
+        """Emit each row's first token, from logits [B, V] of the pass over its prompt."""
         draft = Draft.empty(len(rows), logits.device)
         how = self._constrained(self._samplers(rows), rows, draft)
         firsts = torch.tensor([row.length for row in rows]).to(logits.device)
@@ -111,15 +116,15 @@ class Rounds:
                 each.generated += 1
 
     def run(self, rows: Sequence[BatchRow], drafter: Drafter | None = None) -> None:
-        """Advances every row by at least one token, and by as many as it drafts and one more if that goes well."""
-        target, alive, rows = self._target, rows, self._full(rows)
+        """Advance every row by at least one token, and by up to one more than the number it drafts."""
+        target, alive, rows = self._target, rows, self._padded(rows)
         how = self._samplers(rows)
         pacer = self._pacer(alive, drafter)
         wanted = self._wanted(alive, rows, pacer)
         started = self._clock()
-        reading, drafting, draft = Timing(), Timing(), None
+        catching_up, drafting, draft = Timing(), Timing(), None
         if drafter is not None and any(wanted):
-            with self._watch.time("draft", [row.metrics for row in alive]) as reading:
+            with self._watch.time("draft", [row.metrics for row in alive]) as catching_up:
                 drafter.catch_up(rows)
             with self._watch.time("draft", [row.metrics for row in alive]) as drafting:
                 draft = drafter.propose(rows, wanted, how)
@@ -129,14 +134,16 @@ class Rounds:
             draft = draft.narrowed(pacer.worth_verifying(alive, found, bucket(len(rows))))
         how = self._constrained(how, rows, draft)
         num_tokens = draft.tokens.shape[1]
-        assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), "prompts are read before"
+        assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), (
+            "each prompt is read before its first round"
+        )
         table = [
             (row.slot.index, row.length - 1, row.last, count) for row, count in zip(rows, draft.counts, strict=True)
         ]
-        positions, (last, counted) = graph_inputs(target, table, num_tokens + 1)
+        positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
-            shown = draft._replace(counts=(), passes=0)  # of no interest to the device, and different every time
-            outcome, hidden = self._verify(target, positions, last, counted, shown, how)
+            device_draft = draft._replace(counts=(), passes=0)  # both vary by round; a captured pass must not see them
+            outcome, hidden = self._verify(target, positions, last, counts, device_draft, how)
             outcomes = outcome.tolist()
         self._watch.settle()
         if pacer is not None:
@@ -145,9 +152,9 @@ class Rounds:
                 found=found,
                 drafted=draft.counts[: len(alive)],
                 accepted=[num_kept for num_kept, *_ in outcomes[: len(alive)]],
-                catch_up_s=reading.seconds,
+                catch_up_s=catching_up.seconds,
                 draft_s=drafting.seconds,
-                verify_s=self._clock() - started - reading.seconds - drafting.seconds,
+                verify_s=self._clock() - started - catching_up.seconds - drafting.seconds,
             )
             pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
@@ -163,12 +170,12 @@ class Rounds:
         if drafter is not None:
             drafter.observe(alive, hidden)
 
-    def _full(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
-        """The rows with as many times the filler as makes them a power of two, if there is a filler."""
+    def _padded(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
+        """Return the rows, padded with the filler to a power of two if there is a filler."""
         return rows if self._filler is None else [*rows, *[self._filler] * (bucket(len(rows)) - len(rows))]
 
     def _pacer(self, alive: Sequence[BatchRow], drafter: Drafter | None) -> Pacer | None:
-        """What chooses for the drafter, if any row leaves open how many tokens to draft."""
+        """Return the drafter's pacer; None without a drafter, or if every row fixes how many tokens to draft."""
         if drafter is None or all(row.drafting.num_tokens is not None for row in alive):
             return None
         if drafter not in self._pacers:
@@ -176,13 +183,13 @@ class Rounds:
         return self._pacers[drafter]
 
     def _wanted(self, alive: Sequence[BatchRow], rows: Sequence[BatchRow], pacer: Pacer | None) -> list[int]:
-        """How many tokens to draft for each row, of which the first ones are alive."""
+        """Return how many tokens to draft for each row. `rows` is `alive` followed by fillers."""
         free = [row for row in alive if row.drafting.num_tokens is None]
         chosen = pacer.count(free, bucket(len(rows))) if pacer is not None else 0
         return [row.num_wanted(chosen) for row in rows]
 
     def _samplers(self, rows: Sequence[BatchRow]) -> Samplers:
-        """How the rows draw; made anew when other rows come together, or when a penalty looks at what was written."""
+        """Return the rows' sampling settings. They are rebuilt if the rows change or a penalty depends on the text."""
         if self._how is None or self._how.seen is not None or self._rows != list(rows):
             self._rows = list(rows)
             self._how = sampling.samplers(
@@ -196,7 +203,7 @@ class Rounds:
         return self._how
 
     def _constrained(self, how: Samplers, rows: Sequence[BatchRow], draft: Draft) -> Samplers:
-        """The same with what the rows' constraints allow, if there are any: only then is a draft looked at."""
+        """Return `how` with the tokens that the rows' constraints allow. Without constraints the draft is not read."""
         constraints = [row.constraint for row in rows]
         if not any(constraints):
             return how
@@ -204,7 +211,7 @@ class Rounds:
         return how._replace(allowed=allowed)
 
     def _seen(self, row: BatchRow) -> Tensor:
-        """Which tokens the row's text has, [V]; what is new since the last time is added."""
+        """Return which tokens the row's text contains, bool [V], updated with the tokens since the last call."""
         if row.seen is None:
             row.seen = torch.zeros(self._target.vocab_size, dtype=torch.bool, device=self._target.device)
         new = row.ids_from(row.num_seen)

@@ -1,7 +1,7 @@
 """The torch engine: an unmodified Hugging Face model behind the `Engine` protocol.
 
-One thread owns the model and the caches; this is its face to any number of event loops. It knows token ids, not
-steps, judges or policies.
+One thread owns the model and the caches. `TorchEngine` is its interface to any number of event loops. The engine works
+on token ids; it does not know steps, judges or policies.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ from stepspec.errors import EngineError, ModelError
 MAX_SLOTS = 64
 
 Task = Call | Callable[[Scheduler], None]
-"""What the engine's thread is given: a call to serve, or something to do between two turns."""
+"""Input of the engine's thread: a call to serve, or a function to run between two turns."""
 
 TARGET_SHARE, DRAFT_SHARE = 0.6, 0.25
-"""Of the free device memory: for the caches of target and drafter, and for that of the draft where it works alone."""
+"""Shares of the free device memory: for the caches of target and drafter, and for the draft's own engine."""
 
 
 class TorchEngine:
-    """Serves one model. With a `drafter`, `generate` can speculate on tokens inside a call, exactly."""
+    """An engine that serves one model. With a `drafter`, `generate` can speculate on tokens, exactly."""
 
     abilities = EVERYTHING
     own_speculation = "none"
@@ -69,10 +69,18 @@ class TorchEngine:
         heads: MedusaHeads | None = None,
         budget: int | None = None,
     ) -> None:
-        """`budget`: bytes of device memory for the caches; None takes most of what is free.
+        """Start the engine's thread.
+
+        Args:
+            model: the model to serve.
+            tokenizer: its tokenizer.
+            drafter: a draft model with the same vocabulary, for token-level speculation.
+            weights: hash of the model's weights, for results.
+            heads: Medusa heads of the model.
+            budget: bytes of device memory for the caches; None uses most of the free memory.
 
         Raises:
-            ModelError: that is too little.
+            ModelError: the budget is too small.
         """
         self.name = model.name
         self.tokenizer = tokenizer
@@ -93,10 +101,16 @@ class TorchEngine:
     def load(
         cls, name: str, device: str | None = None, dtype: torch.dtype | None = None, title: str | None = None
     ) -> "TorchEngine":
-        """Loads a model by hub name or folder; results call it by `title`, else by its own name.
+        """Load a model and start an engine for it.
+
+        Args:
+            name: hub name or folder.
+            device: a torch device; the default is CUDA if there is a GPU, else the CPU.
+            dtype: of the weights; the default is float32 on a CPU, else bfloat16.
+            title: the model's name in results; the default is the hub name or the folder's name.
 
         Raises:
-            ModelError: it cannot be loaded, or the engine cannot serve it.
+            ModelError: the model cannot be loaded, or the engine does not support it.
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         network = load_network(name, device, dtype)
@@ -108,10 +122,12 @@ class TorchEngine:
         return cls(model, tokenizer, weights=weights_hash(name), heads=heads)
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
-        """The same model with `draft`'s as its token-level drafter; ends this engine, not the draft.
+        """Return an engine for the same model with `draft`'s model as its token-level drafter.
+
+        This engine is closed; `draft` keeps running.
 
         Raises:
-            ModelError: the two do not share one vocabulary.
+            ModelError: the two models do not share one vocabulary.
         """
         if not self.tokenizer.same_vocabulary(draft.tokenizer):
             raise ModelError(
@@ -127,7 +143,7 @@ class TorchEngine:
         return TorchEngine(self._model, self.tokenizer, drafter, self._weights, self._heads, budget)
 
     def _make_room(self, budget: int | None) -> None:
-        """Settles how many texts of which length there is room for; before the first call."""
+        """Choose the number and the size of slots by the free memory. Call it before the first call."""
         models = [self._model] if self._drafter is None else [self._model, self._drafter]
         room = room_for(models, MAX_SLOTS, budget)
         self.max_context = room.max_context
@@ -138,25 +154,25 @@ class TorchEngine:
         self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots)
 
     def describe(self) -> dict[str, str | None]:
-        """What results say of the model."""
+        """Return how results describe the model: `name`, `weights` (a hash), `dtype`, `device`."""
         dtype = str(self._model.network.dtype).removeprefix("torch.")
         return {"name": self.name, "weights": self._weights, "dtype": dtype, "device": str(self._model.device)}
 
     def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-        """Target and draft with transformers' own layers and attention, over the same weights: for comparison."""
+        """Return target and draft with transformers' own layers and attention, sharing the weights, for comparison."""
         return self._model.as_it_was(), self._drafter.as_it_was() if self._drafter else None
 
     def bytes_per_pass(self, context: float) -> float:
-        """What a pass over one token reads after so many positions."""
+        """Return the bytes that a pass over one token reads after `context` positions."""
         return self._model.read_bytes + context * self._model.position_bytes
 
     @property
     def drafters(self) -> list[DrafterName]:
-        """What can draft tokens for this model."""
+        """Names of the drafters that this engine can use."""
         return self._drafters.available()
 
     def metrics(self) -> Metrics:
-        """What the engine has done so far, all calls together."""
+        """Return the metrics of all calls so far."""
         memory = {"weights": self._model.weight_bytes, "cache": self._model.cache.num_bytes}
         if self._drafter is not None:
             memory |= {"draft weights": self._drafter.weight_bytes, "draft cache": self._drafter.cache.num_bytes}
@@ -176,7 +192,7 @@ class TorchEngine:
         check_room(self, prompt_length, 1)
         check_ids(self.name, self._model.vocab_size, prompt, hint, sampling.named_ids)
         if drafting.drafter == "engine":
-            drafting = Drafting()  # by itself this engine drafts nothing
+            drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
         constraint = None
         if json_schema is not None:
@@ -213,10 +229,10 @@ class TorchEngine:
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
     ) -> Verification:
-        """See `Engine.verify`; scores are given in any case, as they cost nothing here."""
+        """See `Engine.verify`. The result always includes the log-probabilities, as they cost nothing here."""
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
-        asked = (ids for probe in probes for ids in (probe.ids, probe.labels))
-        check_ids(self.name, self._model.vocab_size, prompt, continuation, *asked)
+        probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
+        check_ids(self.name, self._model.vocab_size, prompt, continuation, *probe_ids)
         loop = asyncio.get_running_loop()
         call = Scoring(
             prompt=prompt,
@@ -234,7 +250,7 @@ class TorchEngine:
             call.cancelled = True
 
     async def check_schema(self, json_schema: str) -> None:
-        """See `Engine.check_schema`; takes a second at the first time."""
+        """See `Engine.check_schema`. The first call takes about a second."""
         await asyncio.to_thread(self._grammars.grammar, json_schema)
 
     async def forget(self) -> None:
@@ -251,7 +267,7 @@ class TorchEngine:
         await asyncio.shield(asyncio.wrap_future(done))
 
     async def aclose(self) -> None:
-        """Ends the thread; calls still running fail."""
+        """Stop the engine's thread. Calls in progress fail."""
         self._close()
         await asyncio.to_thread(self._thread.join)
 
@@ -262,7 +278,7 @@ class TorchEngine:
             self._tasks.put(task)
 
     def _close(self) -> None:
-        """Lets no further call in; the thread ends after its round."""
+        """Reject further calls. The thread ends after its current turn."""
         with self._closing:
             self._closed = True
             self._tasks.put(None)
@@ -270,21 +286,21 @@ class TorchEngine:
     def _closed_error(self) -> EngineError:
         return EngineError(f"The engine of {self.name} was closed.")
 
-    # What follows runs in the engine's own thread.
+    # The methods below run in the engine's thread.
 
     @torch.inference_mode()
     def _work(self) -> None:
         if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
             torch.set_num_threads(1)
-        first = self._tasks.get()  # until then it may still be settled how much there is room for
+        first = self._tasks.get()  # `_make_room` may still change the slots until the first task arrives
         scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()
         try:
             if first is not None:
-                _hand(first, scheduler)
+                _dispatch(first, scheduler)
                 while self._take_tasks(scheduler):
                     scheduler.turn()
-        except Exception as error:  # a mistake of ours: no caller is left waiting for ever
+        except Exception as error:  # a bug in the engine: fail all calls, so that no caller waits forever
             failure = engine_error(self.name, error)
         self._close()
         while self._take_tasks(scheduler):
@@ -292,7 +308,7 @@ class TorchEngine:
         scheduler.fail_all(failure)
 
     def _take_tasks(self, scheduler: Scheduler) -> bool:
-        """Hands what is new to the scheduler, sleeping if it has nothing else to do; False when closed."""
+        """Pass new tasks to the scheduler; block while it is idle. Return False once the engine is closed."""
         while True:
             try:
                 task = self._tasks.get(block=scheduler.idle)
@@ -300,10 +316,10 @@ class TorchEngine:
                 return True
             if task is None:
                 return False
-            _hand(task, scheduler)
+            _dispatch(task, scheduler)
 
 
-def _hand(task: Task, scheduler: Scheduler) -> None:
+def _dispatch(task: Task, scheduler: Scheduler) -> None:
     if isinstance(task, Call):
         scheduler.add(task)
     else:

@@ -1,8 +1,8 @@
-"""The shapes in which rounds run: as they come where every pass is launched by itself, in steps where it is captured.
+"""CUDA graphs: captured passes, and inputs padded to the few shapes that graphs are captured for.
 
-A CUDA device replays a captured pass faster than a host can launch one, but only a pass of just the same shape. So the
-rows of a round are filled up to a power of two with a row that nobody waits for, and passes see a whole bucket of
-positions, the rest behind the mask. On a CPU neither would pay.
+A CUDA device replays a captured pass faster than the host can launch one, but only a pass of exactly the same shape. So
+the rows of a round are padded to a power of two with a dummy row, and passes read a whole bucket of positions, with the
+mask hiding the rest. On a CPU passes run in their own shapes, because neither would pay there.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ Result = TypeVar("Result")
 
 
 def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int) -> tuple[Positions, Tensor]:
-    """Where rows stand, and what else a device is told about them, in one copy.
+    """Copy the positions of the rows and further numbers to the device, in one copy.
 
     Args:
-        model: whose cache the rows are in.
-        rows: of each its slot, the position of the first id that is read, and further numbers.
-        beyond: ids that are read from there on, by this pass or by those that follow.
+        model: the model whose cache holds the rows.
+        rows: for each row, its slot, the position of the first id to read, and F further numbers.
+        beyond: how many ids to read from that position on, in this pass and the following ones.
 
     Returns:
         The positions of a pass that reads the first id, and the further numbers, [F, B].
@@ -44,19 +44,19 @@ def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int)
 
 
 def bucket(size: int) -> int:
-    """The next power of two."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << (size - 1).bit_length()
 
 
 def captured(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """The function, on a CUDA device captured; what it gives then lies where its next call puts it."""
+    """Return the function, captured if the device is CUDA. The next call then overwrites its results."""
     return Captured(function) if device.type == "cuda" else function
 
 
 class Captured:
-    """A function of tensors that is captured once for every shape of its arguments, and replayed from then on.
+    """A function of tensors that is captured once for each shape of its arguments, then replayed.
 
-    Results lie where the next call of the same shape overwrites them.
+    The next call of the same shape overwrites the results.
     """
 
     def __init__(self, function: Callable[..., Result]) -> None:
@@ -70,8 +70,8 @@ class Captured:
         if key not in self._graphs:
             self._graphs[key] = self._capture(leaves, structure)
         graph, inputs, results = self._graphs[key]
-        for place, tensor in zip(inputs, tensors, strict=True):
-            place.copy_(tensor)
+        for graph_input, tensor in zip(inputs, tensors, strict=True):
+            graph_input.copy_(tensor)
         graph.replay()
         return results
 
@@ -80,7 +80,7 @@ class Captured:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(2):  # what is made at the first run must not be made inside the graph
+            for _ in range(2):  # warm up: allocations of the first run must not happen inside the graph
                 self._function(*tree_unflatten(fixed, structure))
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

@@ -1,8 +1,8 @@
-"""Products of rows with a weight, by whichever of PyTorch's libraries is the faster one on this machine.
+"""Products of rows with a weight, computed by MKL or oneDNN, whichever is faster on this machine.
 
-On a CPU in float32 PyTorch multiplies with MKL, which takes its slower paths on processors that are not Intel's: five
-rows by 192 x 1,024 numbers 69 microseconds on an AMD EPYC, where oneDNN takes 19 with the weight in a layout of its
-own. So where a trial shows that this pays, small models hold their weights in that layout as well.
+On a CPU in float32 PyTorch multiplies with MKL, which takes slower paths on processors from other makers than Intel.
+Five rows times 192 x 1,024 numbers take 69 microseconds on an AMD EPYC; oneDNN takes 19 with the weight in its own
+layout. If a trial shows a clear gain, small models store their weights in that layout as well.
 """
 
 import time
@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 SMALL_MODEL = 100_000_000
-"""Parameters below which weights may be held twice, and below which a CPU runs faster on one thread: the threads'
-meetings cost more than the arithmetic."""
+"""Number of parameters below which a model is small. Its weights may be stored twice, and a CPU runs it faster on one
+thread, because synchronizing threads costs more than the arithmetic."""
 
 FEW_PRODUCTS = 300_000
-"""Multiplications below which calling oneDNN takes longer than MKL takes for them."""
+"""Multiplications below which a call of oneDNN takes longer than MKL."""
 
 GAIN = 1.5
-"""A clear one, so that a machine does not take one way today and the other tomorrow: they round differently."""
+"""Speedup that oneDNN must reach. It is large so that a machine always chooses the same library, because the two round
+differently."""
 
 
 class Matrix:
-    """A weight [in, out], and perhaps a bias [out]."""
+    """A weight [in, out] with an optional bias [out]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = False) -> None:
         self._weight = weight
@@ -33,13 +34,13 @@ class Matrix:
         self._packed = _packed(weight) if packed else None
 
     def product(self, x: Tensor) -> Tensor:
-        """Of rows [N, in]; [N, out]."""
+        """Return the product of rows [N, in], [N, out]."""
         if self._packed is not None and len(x) * self._weight.numel() >= FEW_PRODUCTS:
             return _packed_product(x, self._packed, self._bias)
         return torch.mm(x, self._weight) if self._bias is None else torch.addmm(self._bias, x, self._weight)
 
     def add_product(self, total: Tensor, x: Tensor) -> None:
-        """Adds it to a total [N, out] in its place."""
+        """Add the product of rows [N, in] to `total` [N, out], in place."""
         if self._packed is not None and len(x) * self._weight.numel() >= FEW_PRODUCTS:
             total += _packed_product(x, self._packed, self._bias)
             return
@@ -49,7 +50,7 @@ class Matrix:
 
 
 def packing_pays(weight: Tensor, num_parameters: int) -> bool:
-    """Whether weights like this one, of a model of that size, had better be held in oneDNN's layout too."""
+    """Return whether to store weights like this one in oneDNN's layout too, for a model of `num_parameters`."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or num_parameters >= SMALL_MODEL:
         return False
     return _onednn_is_faster()
@@ -58,7 +59,7 @@ def packing_pays(weight: Tensor, num_parameters: int) -> bool:
 @lru_cache(maxsize=1)
 @torch.inference_mode()
 def _onednn_is_faster() -> bool:
-    """Tried once, on one thread, with 16 rows."""
+    """Return whether oneDNN is faster, by a trial on one thread with 16 rows. The trial runs once."""
     operations: Any = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(operations, "_linear_pointwise"):
         return False
@@ -73,7 +74,7 @@ def _onednn_is_faster() -> bool:
 
 
 def _packed(weight: Tensor) -> Tensor:
-    """A weight [in, out] in oneDNN's layout; 16 rows, of which the layout may depend, are as good a guess as any."""
+    """Return a weight [in, out] in oneDNN's layout. The layout may depend on the number of rows; 16 is a guess."""
     operations: Any = torch.ops.mkldnn
     return operations._reorder_linear_weight(weight.T, 16)
 
@@ -84,7 +85,7 @@ def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The shortest of several times."""
+    """Return the shortest time of 20 runs, in seconds."""
     times: list[float] = []
     for _ in range(20):
         started = time.perf_counter()

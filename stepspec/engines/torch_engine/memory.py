@@ -1,4 +1,4 @@
-"""How many texts of which length a device has room for."""
+"""How many slots of what length fit into a device's memory."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,32 +9,37 @@ from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError
 
 SHARE = 0.85
-"""Of what is free beside the weights that caches may take; the rest is for passes and graphs."""
+"""Share of the memory left by the weights that the caches may use. The rest is for passes and graphs."""
 
 LEAST_CONTEXT = 2048
 LEAST_SLOTS = 2
-"""One for a text, and one for rows that only fill a batch up."""
+"""One for a text, and one for the dummy row that pads batches."""
 
 GIB = 1 << 30
 
 
 class Room(NamedTuple):
-    """What caches are made for."""
+    """Size of the caches: number of slots, and positions per slot."""
 
     num_slots: int
     max_context: int
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """What is free on a CUDA device; None elsewhere, where caches grow as they are used."""
+    """Return the free bytes of a CUDA device; None on other devices, where caches grow on demand."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) -> Room:
-    """Room for the caches of models that work together; the budget defaults to most of what is free.
+    """Return the size of the caches for models that run together.
+
+    Args:
+        models: the target, and its draft model if there is one.
+        max_slots: upper limit on the slots.
+        budget: bytes for the caches; None is most of the free memory.
 
     Raises:
-        ModelError: not even a short text fits.
+        ModelError: not even two short texts fit.
     """
     max_context = min(model.max_context for model in models)
     free = free_bytes(models[0].device)
@@ -45,7 +50,14 @@ def room_for(models: Sequence[CausalModel], max_slots: int, budget: int | None) 
 
 
 def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, name: str) -> Room:
-    """As many slots as fit; if fewer than two of the whole context do, two of a shorter one.
+    """Return as many slots of the full context as fit; if fewer than two fit, two slots of a shorter context.
+
+    Args:
+        usable: bytes for the caches.
+        position_bytes: bytes of one position of a slot, over all models.
+        max_slots: upper limit on the slots.
+        max_context: the models' context, in positions.
+        name: the model's name in errors.
 
     Raises:
         ModelError: two slots of `LEAST_CONTEXT` positions, or of the model's context if that is shorter, do not fit.
@@ -58,7 +70,7 @@ def fitting(usable: int, position_bytes: int, max_slots: int, max_context: int, 
     if context < least:
         needed = LEAST_SLOTS * least * position_bytes
         raise ModelError(
-            f"The cache of {name} needs {needed / GIB:.1f} GiB of device memory for texts of {least} tokens, and "
-            f"{usable / GIB:.1f} GiB are free. Free more, or choose a smaller model or draft."
+            f"The cache of {name} needs {needed / GIB:.1f} GiB of device memory for texts of {least} tokens, but only "
+            f"{usable / GIB:.1f} GiB is available. Free device memory, or choose a smaller model or draft."
         )
     return Room(LEAST_SLOTS, context)

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM behind one primitive, `extend`: prefill, decode, verification and step scoring alike."""
+"""A Hugging Face causal LM with one primitive, `extend`, for prefill, decode, verification and step scoring."""
 
 import inspect
 from collections.abc import Sequence
@@ -19,42 +19,42 @@ from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.errors import ModelError, UsageError, reason_of
 
 CALL_BYTES = 120_000
-"""Keys and values of a layer that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
+"""Bytes of keys and values that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""How far off a model's own logits those over our cache may be, as a share of their spread, by what it computes in."""
+"""By dtype: how far logits over the slot cache may deviate from the model's own, as a share of their spread."""
 
 NUM_TRIALS = 8
-"""Texts that a network in 16 bits is tried on at most."""
+"""Maximum number of texts that a network in 16 bits is checked on."""
 
-PIECE = 512
-"""Ids of prompts that one pass reads; a step to be judged is read whole, however long."""
+PREFILL_CHUNK = 512
+"""Prompt ids that one pass reads. A step to be judged is always read in one pass."""
 
 
 class Positions(NamedTuple):
-    """Where the rows of a pass stand in a cache."""
+    """The positions of a pass's rows in a cache."""
 
-    slots: Sequence[int] | Tensor  # a tensor [B] in frames that are captured
-    starts: Tensor  # position of the first id that the pass reads, [B]
-    span: int  # positions that a pass over one id may see; a framed pass sees as many however long it is
-    runs: Sequence[tuple[int, int]] = ()  # `attention.runs_of_like_length` of the rows
+    slots: Sequence[int] | Tensor  # a tensor [B] in captured passes
+    starts: Tensor  # position of the first id to read, [B]
+    span: int  # positions that a pass over one id may read; in captured passes, the same for any number of ids
+    runs: Sequence[tuple[int, int]] = ()  # what `attention.runs_of_like_length` returns for the rows
 
     def further(self, count: int) -> "Positions":
-        """Behind so many ids."""
+        """Return the positions after `count` further ids."""
         return self._replace(starts=self.starts + count, span=self.span_of(count + 1))
 
     def span_of(self, width: int) -> int:
-        """Positions that a pass over so many ids may see."""
+        """Return how many positions a pass over `width` ids may read."""
         return self.span if isinstance(self.slots, Tensor) else self.span + width - 1
 
 
 class CausalModel:
-    """An unmodified Hugging Face model with a slot cache. `cache.lengths[slot]` is what has been read there.
+    """An unmodified Hugging Face model with a slot cache. `cache.lengths[slot]` is the number of ids read into a slot.
 
     Args:
         network: the model.
-        name: what errors call it.
-        vocabulary: the ids that it scores; None for all. The logits of all others are -inf.
+        name: the model's name in errors.
+        vocabulary: the ids that the model scores; None for all. All other logits are -inf.
     """
 
     def __init__(self, network: PreTrainedModel, name: str, vocabulary: Sequence[int] | None = None) -> None:
@@ -68,7 +68,7 @@ class CausalModel:
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
         self.cache = SlotCache()
         self.position_bytes = 1
-        """What the keys and values of one position take; known once some have been written."""
+        """Bytes of the keys and values of one position; set after the first pass."""
         self._reproduce()
         self.vocabulary = vocabulary
         if vocabulary is not None:
@@ -78,13 +78,13 @@ class CausalModel:
         self.uses_graphs = self.device.type == "cuda"
 
     def _reproduce(self) -> None:
-        """Puts our attention and layers in the place of the network's own.
+        """Replace the network's attention and layers with the engine's, and check that the logits stay the same.
 
         Raises:
-            ModelError: together with our cache they do not give the network's own logits.
+            ModelError: the network does not run, or the logits over the slot cache differ from its own.
         """
         network, deviation, failure = self.network, torch.inf, None
-        usual: Any = network.config._attn_implementation
+        own_attention: Any = network.config._attn_implementation
         trials = _trials(network)
         try:
             references = [_own_logits(network, ids) for ids in trials]
@@ -101,7 +101,7 @@ class CausalModel:
         except Exception as error:
             failure = error
         if not reached or deviation > TOLERANCE[network.dtype]:
-            network.set_attn_implementation(usual)
+            network.set_attn_implementation(own_attention)
             reason = _difference(network, trials[0], references[0], reached) or _failure(failure, deviation)
             raise ModelError(
                 f"The torch engine does not reproduce {self.name}: {reason}. "
@@ -110,16 +110,16 @@ class CausalModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take."""
+        """Bytes of the weights."""
         return sum(parameter.nbytes for parameter in self.network.parameters())
 
     def runs_of(self, lengths: Sequence[int]) -> Sequence[tuple[int, int]]:
-        """What attention had better make of rows that are so many positions long."""
+        """Return the runs in which to attend to rows of these lengths; see `runs_of_like_length`."""
         return runs_of_like_length(lengths, CALL_BYTES * self.num_layers / self.position_bytes)
 
     @property
     def read_bytes(self) -> int:
-        """What of the weights every pass reads: not the embeddings that it looks up, nor rows that are not scored."""
+        """Bytes of the weights that every pass reads: not embeddings that are looked up, nor head rows not scored."""
         embeddings: Any
         head: Any
         embeddings, head = self.network.get_input_embeddings(), self.network.get_output_embeddings()
@@ -129,20 +129,22 @@ class CausalModel:
         return self.weight_bytes - looked_up
 
     def with_own_cache(self) -> "CausalModel":
-        """The same weights for another use, with a cache of its own."""
+        """Return a model with the same weights and a separate cache."""
         return self._twin(cache=SlotCache())
 
     def as_it_was(self) -> PreTrainedModel:
-        """The network with transformers' own attention, over the same weights, as they lie in memory here."""
+        """Return the network with transformers' own attention, sharing the weights and their memory layout."""
         network = sharing_weights(self.network)
         network.set_attn_implementation("sdpa")
         return network
 
     def first_layers(self, num_layers: int) -> "CausalModel":
-        """The model without its later layers, over the same cache: what it reads, the whole model overwrites.
+        """Return the model with only its first `num_layers` layers, over the same cache.
+
+        The full model overwrites what the short one writes to the cache.
 
         Raises:
-            UsageError: the model has no more layers than that.
+            UsageError: `num_layers` is less than 1, or not less than the model's number of layers.
         """
         if not 0 < num_layers < self.num_layers:
             raise UsageError(
@@ -156,9 +158,15 @@ class CausalModel:
         return twin
 
     def read(self, positions: Positions, ids: Tensor, branches: Tensor | None = None) -> Tensor:
-        """Hidden states [B, T, W] of ids [B, T], read into a cache whose lengths stay what they are.
+        """Read ids into the cache, without changing `cache.lengths`.
 
-        `branches` is what `_branch_columns` makes of branches.
+        Args:
+            positions: where the rows are in the cache.
+            ids: [B, T].
+            branches: what `_branch_columns` returns, [2, B, T]; None without branches.
+
+        Returns:
+            Hidden states [B, T, W].
         """
         slots, starts, _, runs = positions
         width = ids.shape[1]
@@ -174,7 +182,7 @@ class CausalModel:
             position_ids = cells - shifts
             of_key = numbers.new_zeros(len(ids), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
             mask = mask & ((of_key == 0) | (of_key == numbers[:, :, None]))
-        position_ids = position_ids.clamp(max=self.max_context - 1)  # padding may lie beyond the last one
+        position_ids = position_ids.clamp(max=self.max_context - 1)  # padding may be beyond the context
         return self._body(ids, position_ids, None if mask is None else mask[:, None], self.cache)
 
     def extend(
@@ -185,27 +193,27 @@ class CausalModel:
         keep: Sequence[Sequence[int]] | None = None,
         branches: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Reads further ids into slots, in one pass, and advances their lengths.
+        """Read further ids into slots in one pass, and advance the slots' lengths.
 
         Args:
             slots: one slot per row.
-            ids: B rows of ids, ragged; row b goes to the positions after what its slot holds.
-            keep: columns of each row whose logits are wanted; all of them by default.
-            branches: for each row the lengths of its trailing branches: each sees what stands before the row's first
-                branch and itself, and its positions count from there.
+            ids: B rows of ids, ragged; row b goes to the positions after the contents of its slot.
+            keep: for each row, the columns whose logits to return; all by default.
+            branches: for each row, the lengths of its trailing branches. A branch sees itself and the ids before the
+                row's first branch; its positions continue from there.
 
         Returns:
-            For each row the logits of its columns, [C, V].
+            For each row, the logits of its columns, [C, V].
         """
         starts = [self.cache_length(slot) for slot in slots]
         width = max(map(len, ids))
         padded = [[*row, *[0] * (width - len(row))] for row in ids]
         inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
-        columns_of = None
+        branch_columns = None
         if branches is not None and any(map(sum, branches)):
-            columns_of = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
+            branch_columns = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
         positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
-        hidden = self.read(positions, inputs[:, 1:], columns_of)
+        hidden = self.read(positions, inputs[:, 1:], branch_columns)
         for slot, start, row in zip(slots, starts, ids, strict=True):
             self.cache.lengths[slot] = start + len(row)
         columns = [range(len(row)) for row in ids] if keep is None else keep
@@ -215,20 +223,25 @@ class CausalModel:
         return self.logits(hidden).flatten(0, 1).split([len(row) for row in columns])
 
     def cache_length(self, slot: int) -> int:
-        """How many positions the slot holds; a slot never used holds none."""
+        """Return the number of positions that the slot holds; 0 if it was never used."""
         return self.cache.lengths[slot] if slot < len(self.cache.lengths) else 0
 
     def rollback(self, slot: int, length: int) -> None:
-        """Forgets everything from position `length` on."""
+        """Drop everything from position `length` on."""
         assert length <= self.cache_length(slot)
         if slot < len(self.cache.lengths):
             self.cache.lengths[slot] = length
 
     @torch.inference_mode()
     def _deviation(self, ids: list[int], reference: Tensor) -> float:
-        """How far off the model's own logits [V] ours are, whatever its configuration says; a share of their spread.
+        """Return how far logits over the slot cache deviate from the model's own, as a share of their spread.
 
-        Read in pieces, in rows of unlike lengths, after a rollback, and on a branch beside another.
+        The ids are read in several passes, in rows of different lengths, after a rollback, and on a branch beside
+        another.
+
+        Args:
+            ids: a text.
+            reference: the model's own logits after it, [V].
         """
         self.rollback(0, 0)
         self.rollback(1, 0)
@@ -239,31 +252,31 @@ class CausalModel:
         self.rollback(0, 5)
         beside = self.extend([0], [[*ids[:2], *ids[5:]]], branches=[[2, 3]])
         ends = torch.stack([each[-1] for each in (*ragged, *alone, *beside)]).float()  # [4, V]
-        spread = (reference - reference.mean()).norm()  # relative to it, as a small model's logits are small
+        spread = (reference - reference.mean()).norm()  # the measure is relative, as a small model's logits are small
         return float(((ends - reference).norm(dim=-1) / spread).nan_to_num(torch.inf).max())
 
 
 def _difference(network: PreTrainedModel, ids: list[int], reference: Tensor, reached: bool) -> str | None:
-    """What sets a network apart from those that the engine reproduces; None if that is not known.
+    """Return why the engine does not reproduce a network; None if the cause is unknown.
 
     Args:
-        network: with its own attention.
-        ids: of a trial.
-        reference: what `_own_logits` gave for it.
-        reached: whether the network takes the attention that it is given.
+        network: the network with its own attention.
+        ids: ids of a trial text.
+        reference: what `_own_logits` returned for these ids, [T, V].
+        reached: whether the network accepted the engine's attention implementation.
     """
     shorter = _own_logits(network, ids[:-3])
     if (shorter[-1] - reference[-4]).norm() > TOLERANCE[network.dtype] * reference[-4].norm():
-        return "what it makes of a token depends on those that follow"
+        return "its logits for a token depend on later tokens"
     if not reached:
-        return "its attention is code of its own, outside of transformers' attention interface"
+        return "it does not use transformers' attention interface"
     if "position_ids" not in inspect.signature(network.base_model.forward).parameters:
-        return "it numbers the positions of a text by itself"
+        return "it does not take position_ids as an input"
     return None
 
 
 def _failure(error: Exception | None, deviation: float) -> str:
-    """What was seen of a network that the engine does not reproduce."""
+    """Return how a network that the engine does not reproduce failed: by its error, or by its deviation."""
     if isinstance(error, UnsupportedAttentionError):
         return str(error)
     if error is not None:
@@ -272,7 +285,7 @@ def _failure(error: Exception | None, deviation: float) -> str:
 
 
 def _max_context(config: Any) -> int:
-    """The longest text a model takes, as far as its position encoding does not change with the text's length."""
+    """Return the longest text, in tokens, up to which the position encoding does not depend on the length."""
     text = config.get_text_config()
     longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -282,8 +295,15 @@ def _max_context(config: Any) -> int:
 
 
 def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[int]], width: int) -> Tensor:
-    """For rows of these lengths whose last columns are branches: which branch each column is of, 0 for none, and how
-    many columns of earlier branches stand before it; [2, B, T]."""
+    """Return the branch number of each column, and how far to shift its position; [2, B, T].
+
+    Branches are numbered from 1; 0 is no branch. The shift is the number of columns of earlier branches.
+
+    Args:
+        lengths: length of each row.
+        branches: for each row, the lengths of its trailing branches.
+        width: T, the padded length of all rows.
+    """
     numbers, shifts = ([[0] * width for _ in lengths] for _ in range(2))
     for row, (length, row_branches) in enumerate(zip(lengths, branches, strict=True)):
         trunk = column = length - sum(row_branches)
@@ -295,10 +315,10 @@ def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[int]], w
 
 
 def _trials(network: PreTrainedModel) -> list[list[int]]:
-    """Texts of a few tokens each to try a network on: one that it reproduces in 16 bits is enough.
+    """Return short texts to check a network on. The check passes if the logits agree on one of them.
 
-    On some texts, such as tokens that training never showed it, rounding to 16 bits alone turns a network's logits into
-    others, its own as well. What is wrong in a model's layers shows on every text.
+    On some texts, such as tokens never seen in training, rounding to 16 bits alone changes a network's logits a lot. An
+    error in the layers shows on every text.
     """
     vocab_size = int(network.config.get_text_config().vocab_size)
     num_texts = 1 if network.dtype == torch.float32 else NUM_TRIALS
@@ -308,15 +328,15 @@ def _trials(network: PreTrainedModel) -> list[list[int]]:
 
 @torch.inference_mode()
 def _own_logits(network: PreTrainedModel, ids: list[int]) -> Tensor:
-    """The model's own logits after each of T ids, without a cache of ours; [T, V]."""
+    """Return the model's own logits after each of T ids, [T, V], without the slot cache."""
     return network(input_ids=torch.tensor([ids], device=network.device), use_cache=False).logits[0].float()
 
 
 def refuse_unsupported(config: Any, name: str) -> None:
-    """Only full attention can be rolled back by a length.
+    """Reject models without full attention, because only full attention allows rollback by a length.
 
     Raises:
-        ModelError: the configuration says that some layers slide, chunk, recur or are an encoder's.
+        ModelError: the configuration has sliding, chunked or recurrent layers, soft-capped scores or an encoder.
     """
     text = config.get_text_config()
     layers = set(getattr(text, "layer_types", None) or [])
@@ -327,27 +347,27 @@ def refuse_unsupported(config: Any, name: str) -> None:
     elif layers - {"full_attention"}:
         reason = f"it has layers of type {', '.join(sorted(layers - {'full_attention'}))}"
     elif not layers and sliding:
-        reason = f"its attention slides over a window of {text.sliding_window} tokens"
+        reason = f"it uses sliding-window attention with a window of {text.sliding_window} tokens"
     elif getattr(text, "attn_logit_softcapping", None):
         reason = "its attention scores are soft-capped"
     elif not getattr(text, "num_attention_heads", None):
         reason = "it has no attention layers"
     if reason:
         raise ModelError(
-            f"The torch engine cannot serve {name}: {reason}, and only decoders of full attention can be rolled back. "
+            f"The torch engine cannot serve {name}: {reason}, and only decoders with full attention are supported. "
             "Serve it with vLLM or another server instead."
         )
 
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-"""What of a configuration makes a model large. No more weights can be on disk than there are bits."""
+"""Configuration fields that make a model large. A weight takes at least one bit on disk, which limits them."""
 
 
 def _check_weights(folder: Path, config: Any) -> None:
-    """Whether a folder's weights may be read, and are as many as its configuration makes room for.
+    """Check that a folder's weights are safe to read and that the configuration matches their size.
 
     Raises:
-        ModelError: they are pickles, which can run code; or the configuration describes a far larger model.
+        ModelError: the weights are pickles, which can run code, or the configuration describes a far larger model.
     """
     files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
     pickles = [file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern)]
@@ -357,28 +377,28 @@ def _check_weights(folder: Path, config: Any) -> None:
             "Convert them to safetensors."
         )
     if not files:
-        return  # on the hub, or missing, which loading reports
-    text, most = config.get_text_config(), sum(file.stat().st_size for file in files) * 8
+        return  # on the hub, or missing; loading reports missing weights
+    text, max_size = config.get_text_config(), sum(file.stat().st_size for file in files) * 8
     sizes = {name: getattr(text, name, None) for name in SIZES}
     for name, size in sizes.items():
-        if size is not None and not (isinstance(size, int) and 1 <= size <= most):
+        if size is not None and not (isinstance(size, int) and 1 <= size <= max_size):
             raise ModelError(
-                f"The configuration of {str(folder)!r} has {name} = {size!r}; its weights do not fit that."
+                f"The configuration of {str(folder)!r} has {name} = {size!r}, which does not match its weights."
             )
     if (sizes["num_hidden_layers"] or 0) > (num_tensors := sum(map(_num_tensors, files))):
         raise ModelError(
             f"The configuration of {str(folder)!r} has num_hidden_layers = {sizes['num_hidden_layers']}, but its "
-            f"weights are {num_tensors} tensors."
+            f"weights have only {num_tensors} tensors."
         )
     for name in ("vocab_size", "num_hidden_layers"):
-        if (sizes[name] or 0) * (sizes["hidden_size"] or 0) > most:
+        if (sizes[name] or 0) * (sizes["hidden_size"] or 0) > max_size:
             raise ModelError(
-                f"The configuration of {str(folder)!r} has {name} = {sizes[name]}; its weights do not fit that."
+                f"The configuration of {str(folder)!r} has {name} = {sizes[name]}, which does not match its weights."
             )
 
 
 def _num_tensors(file: Path) -> int:
-    """Tensors of a file of weights, by its header."""
+    """Return the number of tensors in a safetensors file, read from its header."""
     try:
         with safe_open(file, "pt") as tensors:
             return len(tensors.keys())
@@ -387,13 +407,18 @@ def _num_tensors(file: Path) -> int:
 
 
 def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A causal LM by hub name or folder, never running code that comes with it.
+    """Load a causal LM by hub name or folder. Code that comes with the model never runs.
+
+    Args:
+        name: hub name or folder.
+        device: a torch device.
+        dtype: of the weights; the default is float32 on a CPU, else bfloat16.
 
     Raises:
-        ModelError: there is no such model, or it is not a causal LM.
+        ModelError: there is no such model, it is not a causal LM, or the engine does not support it.
     """
     transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()  # a library draws no bars on its caller's stderr
+    transformers_logging.disable_progress_bar()  # a library must not write to its caller's stderr
     if dtype is None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
     options = loading_options(name)
@@ -407,9 +432,9 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
         network, report = loaded
     except ModelError:
         raise
-    except Exception as error:  # a configuration with any values in it fails in any way
+    except Exception as error:  # a bad configuration can fail with any exception
         place = "folder" if Path(name).exists() else "hub name or folder"
         raise ModelError(f"Cannot load {name!r} as a causal language model ({place}): {reason_of(error)}.") from error
-    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+    if missing := sorted(report["missing_keys"]):  # transformers would initialize them randomly
         raise ModelError(f"The weights of {name!r} are incomplete: {len(missing)} are missing, such as {missing[0]}.")
     return network.to(device)

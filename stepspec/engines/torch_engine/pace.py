@@ -1,8 +1,9 @@
 """How many tokens to draft: one more while alpha^(k + 1) > c * S(k) (arXiv:2211.17192, section 3.4).
 
-alpha is the probability that a drafted token is accepted, and a round that drafts k of them emits S(k) = 1 + alpha + ..
-+ alpha^k tokens. c is what one more costs, drafting and verifying it, as a share of the round so far. Both are measured
-in every round. Where drafting does not pay it rests, but for trials that cost a small share of the time.
+alpha is the probability that a drafted token is accepted. A round that drafts k tokens emits
+S(k) = 1 + alpha + .. + alpha^k tokens. c is the cost of drafting and verifying one more, as a share of the round so
+far. Both are measured in every round. If drafting does not pay, it pauses, except for trials that cost a small share of
+the time.
 """
 
 import weakref
@@ -17,89 +18,89 @@ from stepspec.engines.torch_engine.row import BatchRow
 MAX_TOKENS = 16
 
 PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.7, 12.0
-"""The acceptance that is assumed of a drafter before it has drafted, and the number of tokens this counts for. With a
-larger weight a useless drafter is found out later; with a smaller one a good one is given up after one bad guess."""
+"""Assumed acceptance of a new drafter, and the number of tokens that it counts for. A larger weight detects a useless
+drafter later; a smaller one drops a good drafter after one bad guess."""
 
 ROW_MEMORY, DRAFTER_MEMORY = 32.0, 500.0
-"""Rounds after which an observation counts for 1/e: acceptance changes within a text, and from one text to the next."""
+"""Rounds after which an observation counts for 1/e. Acceptance changes within a text and from text to text."""
 
 WINDOW = 16
-"""Latest timings of a kind, of which the median counts: half of them may be spikes."""
+"""Number of latest timings of a kind to take the median of. The median tolerates spikes in up to half of them."""
 
 FIRST_TIMINGS, TRIAL_TOKENS = 3, 2
-"""Timings of a kind before their median is used, and tokens that a trial drafts. One token would say little of what
-verifying costs, and many are expensive."""
+"""Timings of a kind before their median is used, and tokens that a trial drafts. One token would show little about the
+cost of verifying, and many are expensive."""
 
 TRIAL_SHARE, FIRST_REST = 0.01, 8.0
-"""Share of the time that trials may cost, and rounds without drafting before the first of them. At first trials come
-sooner than their share allows, at twice the distance every time, so that wrong first timings are corrected soon."""
+"""Share of the time that trials may cost, and rounds without drafting before the first trial. The first trials come
+sooner than the share allows, to correct wrong first timings early; the pause between them doubles each time."""
 
 LONGEST_RUN = 32
-"""Rounds with drafting after which there is one without, to measure what that costs by now."""
+"""Consecutive rounds with drafting before one without, which measures the current cost of a plain round."""
 
 MARGIN = 1.05
-"""How many times its cost a drafted token has to be worth: costs and acceptance are estimates, and a tie is no gain."""
+"""Factor by which the gain of a drafted token must exceed its cost, because costs and acceptance are estimates."""
 
 
 @dataclass
 class Share:
-    """How often something succeeds, by exponentially weighted counts."""
+    """A success rate from exponentially weighted counts."""
 
     successes: float = 0.0
     tries: float = 0.0
 
     def note(self, successes: float, tries: float, memory: float, least: float = 0.0) -> None:
-        """Takes a round's counts. Earlier ones fade within `memory` rounds, but not to fewer than `least` tries."""
-        kept = max(1 - 1 / memory, min(1.0, least / self.tries)) if self.tries else 1.0
-        self.successes = kept * self.successes + successes
-        self.tries = kept * self.tries + tries
+        """Add a round's counts. Earlier counts decay within `memory` rounds, but not below `least` tries."""
+        decay = max(1 - 1 / memory, min(1.0, least / self.tries)) if self.tries else 1.0
+        self.successes = decay * self.successes + successes
+        self.tries = decay * self.tries + tries
 
     def estimate(self, prior: float, weight: float) -> float:
-        """The share, if `prior` counts for `weight` tries."""
+        """Return the success rate, with `prior` counted as `weight` tries."""
         return (self.successes + weight * prior) / (self.tries + weight)
 
 
 @dataclass(frozen=True)
 class Round:
-    """What came of a round: token counts of each row, and seconds."""
+    """The results of a round: token counts of each row, and seconds."""
 
-    num_asked: int  # tokens a row that a drafter was asked for; 0 if it was not
-    found: Sequence[int]
-    drafted: Sequence[int]  # of those found the ones that were verified
+    num_asked: int  # tokens per row requested from the drafter; 0 if it was not called
+    found: Sequence[int]  # tokens that the drafter returned
+    drafted: Sequence[int]  # tokens of these that were verified
     accepted: Sequence[int]
-    catch_up_s: float  # of the drafter, reading what was written while it was not asked
+    catch_up_s: float  # the drafter reads what was written while it was not called
     draft_s: float
     verify_s: float  # all other time
 
 
 class Costs:
-    """Seconds of the latest rounds of about so many rows: medians, so that spikes and wrong first timings pass."""
+    """Costs of the latest rounds with about the same number of rows, in seconds. Medians absorb spikes."""
 
     def __init__(self, *, by_token: bool) -> None:
-        """`by_token`: whether drafting two tokens takes twice as long as drafting one; else it takes as long."""
+        """`by_token`: whether the time to draft is proportional to the number of tokens; else it is constant."""
         self._by_token = by_token
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._wide: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._draft: deque[float] = deque(maxlen=WINDOW)
         self.plain_s = 0.0
-        """A round without drafting. None is slower than one that verifies more."""
+        """Time of a round without drafting. It is at most the time of a round that verifies drafted tokens."""
         self.draft_s = 0.0
-        """Drafting a token for every row; tokens of any number where they are not drafted one by one."""
+        """Time to draft one token for every row; without `by_token`, time to draft any number of tokens."""
         self.wide_s = 0.0
-        """What each drafted token adds to the time of verifying; 0 before that is known."""
+        """Time that each drafted token adds to verification; 0 until it has been measured."""
 
     @property
     def lacks_rounds(self) -> bool:
-        """Whether rounds were too few to know what they cost. Rows that always draft may leave none without drafts."""
+        """Whether there are too few rounds to know their cost. Rounds with drafts count, as there may be no others."""
         return len(self._plain) + len(self._wide) < FIRST_TIMINGS
 
     @property
     def lacks_drafts(self) -> bool:
-        """Whether drafts were too few to know what they cost."""
+        """Whether there are too few drafts to know their cost."""
         return len(self._draft) < FIRST_TIMINGS
 
     def note(self, done: Round) -> None:
-        """Takes what a round has taken."""
+        """Add the timings of a round."""
         if done.num_asked:
             self._draft.append(done.draft_s / done.num_asked if self._by_token else done.draft_s)
             self.draft_s = median(self._draft)
@@ -113,15 +114,15 @@ class Costs:
             self.wide_s = max(0.0, median([(seconds - plain_s) / count for count, seconds in self._wide]))
 
     def loss_s(self, done: Round) -> float:
-        """What a round has cost beyond what its tokens would have cost without drafting; less than 0 if it paid."""
+        """Return the seconds that a round took longer than its tokens would without drafting; negative if it paid."""
         drafting = self.draft_s * (done.num_asked if self._by_token else 1)
         gained = sum(done.accepted) / len(done.accepted)
         return done.catch_up_s + drafting + self.wide_s * max(done.drafted) - self.plain_s * gained
 
     def best_count(self, acceptances: Sequence[float], coverage: float) -> int:
-        """The number of tokens to ask a drafter for that finds some in that share of the rows."""
-        some = 1 - (1 - coverage) ** len(acceptances)  # of the rounds verify drafted tokens
-        token_s = some * self.wide_s + (self.draft_s if self._by_token else 0.0)
+        """Return how many tokens to request from a drafter that finds tokens for a share `coverage` of the rows."""
+        share = 1 - (1 - coverage) ** len(acceptances)  # share of rounds with at least one draft to verify
+        token_s = share * self.wide_s + (self.draft_s if self._by_token else 0.0)
         extra_s = 0.0 if self._by_token else self.draft_s
         return best_count(acceptances, [MAX_TOKENS] * len(acceptances), self.plain_s, token_s, extra_s, coverage)
 
@@ -134,14 +135,14 @@ def best_count(
     extra_s: float = 0.0,
     coverage: float = 1.0,
 ) -> int:
-    """The number of drafted tokens with which rows emit the most tokens a second; 0 if drafting does not pay.
+    """Return the number of drafted tokens that maximizes emitted tokens per second; 0 if drafting does not pay.
 
     Args:
-        acceptances: of each row.
-        limits: the most that each row can draft.
+        acceptances: acceptance probability of each row.
+        limits: maximum number of tokens that each row can draft.
         plain_s: seconds of a round without drafting.
         token_s: seconds that each drafted token adds.
-        extra_s: seconds that drafting adds, however many tokens.
+        extra_s: seconds that drafting adds, for any number of tokens.
         coverage: probability that a row gets a draft.
     """
     tokens, seconds = float(len(acceptances)), plain_s + MARGIN * extra_s
@@ -158,7 +159,7 @@ def best_count(
 
 
 class Pacer:
-    """Chooses for the calls of one drafter, by each call's acceptance and by what rounds of its load cost."""
+    """Chooses how many tokens one drafter drafts, from each row's acceptance and the costs of rounds of that load."""
 
     def __init__(self, *, by_token: bool = True) -> None:
         """`by_token`: see `Costs`."""
@@ -166,7 +167,7 @@ class Pacer:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what texts have taught: acceptance, and what followed from it. What rounds cost stays."""
+        """Drop what was learned from texts: acceptance and the state of trials. The costs of rounds are preserved."""
         self._seen = Share(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = Share(1.0, 1.0)
         self._rows: weakref.WeakKeyDictionary[BatchRow, Share] = weakref.WeakKeyDictionary()
@@ -174,13 +175,13 @@ class Pacer:
         self._trial = False
 
     def acceptance(self, row: BatchRow) -> float:
-        """The acceptance that is expected of a row: its own, as far as it is known, else that of all rows."""
+        """Return the expected acceptance of a row: its own, with the acceptance of all rows as the prior."""
         seen = self._seen.successes / self._seen.tries
         own = self._rows.get(row)
         return seen if own is None else own.estimate(seen, PRIOR_WEIGHT)
 
     def count(self, rows: Sequence[BatchRow], load: int) -> int:
-        """How many tokens the rows of the next round draft. `load` is about how many rows share the round."""
+        """Return how many tokens each row of the next round drafts. `load` is the rough number of rows in the round."""
         costs = self._costs[load]
         self._trial = False
         if costs.lacks_rounds:
@@ -198,9 +199,14 @@ class Pacer:
         return TRIAL_TOKENS if self._trial else 0
 
     def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
-        """Of so many tokens drafted for each row, the first how many pay the pass that verifies them; of a trial all.
+        """Return how many of the drafted tokens to verify; all of them in a trial.
 
-        What looks tokens up often finds some for a few rows only, and then the pass is wider for all.
+        Lookup drafters often find tokens for only a few rows, but the verifying pass gets wider for every row.
+
+        Args:
+            rows: rows of the round.
+            counts: number of tokens drafted for each row.
+            load: rough number of rows in the round.
         """
         if self._trial:
             return max(counts)
@@ -208,7 +214,7 @@ class Pacer:
         return best_count([self.acceptance(row) for row in rows], counts, costs.plain_s, costs.wide_s)
 
     def note(self, rows: Sequence[BatchRow], load: int, done: Round) -> None:
-        """Takes what came of a round of that load."""
+        """Add the results of a round with that load."""
         costs = self._costs[load]
         costs.note(done)
         self._learn(rows, done)
@@ -218,7 +224,7 @@ class Pacer:
                 self._rest, self._early_rest = min(self._rest, self._early_rest), 2 * self._early_rest
 
     def _learn(self, rows: Sequence[BatchRow], done: Round) -> None:
-        """Takes how many tokens were found and accepted. Those behind the first rejected one were not tried."""
+        """Add how many tokens were found and accepted. Tokens after the first rejected one do not count as tries."""
         if done.num_asked:
             self._found.note(sum(map(bool, done.found)) / len(rows), 1.0, ROW_MEMORY)
         for row, num_drafted, num_accepted in zip(rows, done.drafted, done.accepted, strict=True):

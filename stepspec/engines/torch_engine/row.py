@@ -1,4 +1,4 @@
-"""A generation in progress, as the engine's thread keeps it."""
+"""The state of a generation in progress, owned by the engine's thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ from stepspec.engines.torch_engine.constraint import Constraint
 from stepspec.engines.torch_engine.slots import Slot
 
 
-@dataclass(eq=False)  # a row is itself, whatever its fields say
+@dataclass(eq=False)  # rows are compared by identity
 class BatchRow:
-    """A generation in progress. `prompt_length` ids of the buffer came before what is in `generated`."""
+    """A generation in progress. Its text is the buffer's first `prompt_length` ids, then `generated`."""
 
     buffer: TokenBuffer
     prompt_length: int
@@ -25,33 +25,33 @@ class BatchRow:
     constraint: Constraint | None = None
     generated: list[int] = field(default_factory=list)
     end: ChunkEnd | None = None
-    slot: Slot = field(init=False)  # once the call is admitted
-    seen: Tensor | None = None  # bool [V], which tokens the text has, up to `num_seen`; if a penalty asks
+    slot: Slot = field(init=False)  # set when the call is admitted
+    seen: Tensor | None = None  # bool [V], the tokens in the first `num_seen` ids; set if there is a penalty
     num_seen: int = 0
     metrics: Metrics = field(default_factory=Metrics)
 
     @property
     def length(self) -> int:
-        """Tokens of the text so far."""
+        """Number of tokens of the text so far."""
         return self.prompt_length + len(self.generated)
 
     def num_wanted(self, chosen: int) -> int:
-        """How many tokens to draft: as many as were `chosen` if the call leaves that open."""
+        """Return how many tokens to draft: the call's own number if it sets one, else `chosen`."""
         fixed = self.drafting.num_tokens
         return min(chosen if fixed is None else fixed, self.watch.remaining - 1)
 
     @property
     def last(self) -> int:
-        """The newest token, which no cache has read yet."""
+        """The newest token. It is not in any cache yet."""
         return self.ids_from(self.length - 1)[0]
 
     def ids_from(self, position: int) -> list[int]:
-        """The row's ids from a position of its text on."""
+        """Return the ids of the row's text from `position` on."""
         beyond = max(0, position - self.prompt_length)
         return self.buffer.since(position, self.prompt_length) + self.generated[beyond:]
 
     def emit(self, tokens: Sequence[int], num_drafted: int) -> int:
-        """Takes new tokens up to the one that ends the generation; says how many of the first `num_drafted` it took."""
+        """Append tokens up to the one that ends the text; return how many of the first `num_drafted` were appended."""
         before = len(self.generated)
         for token in tokens:
             self.generated.append(token)

@@ -1,9 +1,11 @@
 """Distributions over the next token, and the exact rule that accepts drafted tokens (arXiv:2211.17192, section 2.3).
 
-`acceptance` and `residual` are the whole of the rule: a token drafted from q is kept with probability
-`acceptance(p, q)` of that token, otherwise a token is drawn from `residual(p, q)`, and the outcome has distribution p:
-`q * a + (1 - sum(q * a)) * residual == p`. Distributions are float32. Everything is a function of tensors, for all rows
-of a batch together and without reading a value, so that a device never waits for the host.
+`acceptance` and `residual` define the rule. A token drafted from q is accepted with probability a = `acceptance(p, q)`;
+otherwise a token is sampled from `residual(p, q)`. The outcome has distribution p:
+`q * a + (1 - sum(q * a)) * residual == p`.
+
+Distributions are float32. All functions take tensors for all rows of a batch and read no values back, so a device never
+waits for the host.
 """
 
 import hashlib
@@ -16,42 +18,42 @@ from torch import Tensor
 from stepspec.engines.protocol import Drafting, Sampling
 
 DRAFT, ACCEPT, RESAMPLE = range(3)
-"""What a random number is for; no two purposes share one."""
+"""Purposes of random numbers. Different purposes never share a number."""
 
 
 class Filters(NamedTuple):
-    """Which tokens B rows leave out, as tensors [B]."""
+    """Truncation settings of B rows, as tensors [B]."""
 
     top_p: Tensor
-    top_k: Tensor  # V where a row asks for none
+    top_k: Tensor  # V for a row without top-k
     min_p: Tensor
 
 
 class Samplers(NamedTuple):
-    """How each of B rows draws, as tensors [B]. What no row asks for is None and costs nothing."""
+    """Sampling settings of B rows, as tensors [B]. A setting that no row uses is None and costs nothing."""
 
-    keys: Tensor  # int64, from the seed
+    keys: Tensor  # int64, derived from the seeds
     temperature: Tensor | None = None  # None: every row is greedy
     filters: Filters | None = None
     penalty: Tensor | None = None
     bias: Tensor | None = None  # [B, V]; -inf where a token is not allowed
-    allowed: Tensor | None = None  # bool [B, K + 1, V], which tokens may stand at the K + 1 positions of a round
-    seen: Tensor | None = None  # bool [B, V], the tokens of each row's text; there if `penalty` is
+    allowed: Tensor | None = None  # bool [B, K + 1, V], tokens allowed at the K + 1 positions of a round
+    seen: Tensor | None = None  # bool [B, V], the tokens in each row's text; set if `penalty` is
     tolerance: Tensor | None = None
 
 
 def samplers(
     rows: Sequence[Sampling], vocab_size: int, device: torch.device, draftings: Sequence[Drafting] = ()
 ) -> Samplers:
-    """The rows' settings side by side."""
+    """Return the rows' settings as tensors. The caller sets `seen` and `allowed`."""
 
     def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
     keys = column([seed_key(row.seed) for row in rows], torch.int64)
-    penalised = any(row.repetition_penalty != 1 for row in rows)
+    penalized = any(row.repetition_penalty != 1 for row in rows)
     edited = any(row.logit_bias or row.allowed is not None for row in rows)
-    penalty = column([row.repetition_penalty for row in rows]) if penalised else None
+    penalty = column([row.repetition_penalty for row in rows]) if penalized else None
     bias = torch.stack([_bias(row, vocab_size, device) for row in rows]) if edited else None
     tolerances = [drafting.tolerance for drafting in draftings]
     how = Samplers(
@@ -73,7 +75,7 @@ def samplers(
 
 
 def _bias(row: Sampling, vocab_size: int, device: torch.device) -> Tensor:
-    """What is added to a row's logits, [V]."""
+    """Return the bias to add to a row's logits, [V]."""
     bias = torch.zeros(vocab_size, device=device)
     if row.allowed is not None:
         bias.fill_(-torch.inf)[sorted(row.allowed)] = 0
@@ -83,9 +85,11 @@ def _bias(row: Sampling, vocab_size: int, device: torch.device) -> Tensor:
 
 
 def seen_along(how: Samplers, after: Tensor) -> Tensor | None:
-    """Which tokens stand before each of K + 1 positions, bool [B, K + 1, V]; None if no row asks.
+    """Return which tokens occur before each of K + 1 positions, bool [B, K + 1, V]; None if `how.seen` is None.
 
-    The first position follows the rows' texts, and `after` [B, K] stands between it and the others.
+    Args:
+        how: sampling settings of the rows.
+        after: the K tokens that follow each row's text, [B, K]. The first position is before all of them.
     """
     if how.seen is None:
         return None
@@ -94,29 +98,38 @@ def seen_along(how: Samplers, after: Tensor) -> Tensor | None:
 
 
 def edited(logits: Tensor, how: Samplers, seen: Tensor | None, *, partial: bool = False) -> Tensor:
-    """Logits [B, T, V] in float32 after the repetition penalty (arXiv:1909.05858) for what was seen, the bias, and
-    what is allowed. `partial`: whether the model scores a draft vocabulary alone."""
+    """Apply the repetition penalty (arXiv:1909.05858), the bias and the mask of allowed tokens, in this order.
+
+    Args:
+        logits: [B, T, V].
+        how: sampling settings of the rows.
+        seen: tokens that get the penalty, bool, broadcast to [B, T, V].
+        partial: whether the model scores a draft vocabulary only.
+
+    Returns:
+        Logits [B, T, V] in float32.
+    """
     logits = logits.float()
     if how.penalty is not None and seen is not None:
         penalty = how.penalty[:, None, None]
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
-    limited = _limited(logits, how)
-    if not partial or limited is logits:
-        return limited
+    masked = _masked(logits, how)
+    if not partial or masked is logits:
+        return masked
     # If a draft vocabulary has none of the allowed tokens, sample among those by their bias alone.
-    none_left = limited.isneginf().all(-1, keepdim=True)
-    return torch.where(none_left, _limited(torch.zeros_like(logits), how), limited)
+    none_left = masked.isneginf().all(-1, keepdim=True)
+    return torch.where(none_left, _masked(torch.zeros_like(logits), how), masked)
 
 
-def _limited(logits: Tensor, how: Samplers) -> Tensor:
-    """After the bias and what is allowed."""
+def _masked(logits: Tensor, how: Samplers) -> Tensor:
+    """Apply the bias, and set tokens that are not allowed to -inf."""
     if how.bias is not None:
         logits = logits + how.bias[:, None]
     return logits if how.allowed is None else logits.masked_fill(~how.allowed, -torch.inf)
 
 
 def distributions(logits: Tensor, how: Samplers) -> Tensor:
-    """The rows' distributions from logits [B, T, V]: temperature, then top-k, top-p and min-p; greedy is one-hot."""
+    """Return distributions [B, T, V] from logits: temperature, then top-k, top-p and min-p. Greedy rows are one-hot."""
     if how.temperature is None:
         return _one_hot(logits.argmax(-1), logits.shape[-1])
     temperature = how.temperature[:, None, None]
@@ -128,8 +141,10 @@ def distributions(logits: Tensor, how: Samplers) -> Tensor:
 
 
 def _filtered(probs: Tensor, filters: Filters) -> Tensor:
-    """The k most likely tokens; of these the fewest whose share reaches top_p (arXiv:1904.09751); of these the ones
-    at least min_p times as likely as the first (arXiv:2407.01082); renormalised."""
+    """Truncate distributions by top-k, then top-p (arXiv:1904.09751), then min-p (arXiv:2407.01082), and renormalize.
+
+    Top-p applies to the share among the k most likely tokens; min-p is relative to the most likely token.
+    """
     top_p, top_k, min_p = (each[:, None, None] for each in filters)
     ordered, order = probs.sort(dim=-1, descending=True)
     ordered = ordered * (torch.arange(probs.shape[-1], device=probs.device) < top_k)
@@ -140,21 +155,29 @@ def _filtered(probs: Tensor, filters: Filters) -> Tensor:
 
 
 def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """Probability that each token is accepted when drafted: min(1, p / q), and 1 where q is 0; [..., V]."""
+    """Return the probability that each drafted token is accepted: min(1, p / q), and 1 if q is 0; [..., V]."""
     return torch.where(p < q, p / q.clamp(min=torch.finfo(q.dtype).tiny), 1.0)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Distribution of the token that replaces a rejected one: max(p - q, 0), normalized; p where nothing is left."""
+    """Return the distribution of the token that replaces a rejected one: max(p - q, 0), normalized; p if that is 0."""
     left = (p - q).clamp(min=0)
     mass = left.sum(-1, keepdim=True)
     return torch.where(mass > 0, left / mass.clamp(min=torch.finfo(p.dtype).tiny), p)
 
 
 def overrides(logits: Tensor, drafted: Tensor, how: Samplers) -> Tensor | None:
-    """Which drafted tokens are kept whatever the exact rule says, bool [B, K]; None if none is.
+    """Return which drafted tokens typical acceptance accepts regardless of the exact rule, bool [B, K].
 
-    Typical acceptance (arXiv:2401.10774, section 2.3.1), by the distributions of logits [B, K + 1, V] at temperature 1.
+    Typical acceptance (arXiv:2401.10774, section 2.3.1) uses the distributions at temperature 1.
+
+    Args:
+        logits: [B, K + 1, V].
+        drafted: drafted tokens, [B, K].
+        how: sampling settings of the rows.
+
+    Returns:
+        The mask; None if no row has a tolerance, or nothing was drafted.
     """
     if drafted.shape[1] == 0 or how.tolerance is None:
         return None
@@ -175,61 +198,78 @@ def accept(
     resample_noise: Tensor,
     override: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """How many of its drafted tokens each row keeps, [B], and the token that follows them, [B].
+    """Return how many drafted tokens each row accepts, [B], and the token that follows them, [B].
 
     Args:
         p: the target's distributions at each drafted position and one beyond, [B, K + 1, V].
-        q: the distributions that the tokens were drafted from, [B, K, V].
-        drafted: [B, K].
+        q: the distributions that the tokens were sampled from, [B, K, V].
+        drafted: drafted tokens, [B, K].
         counts: how many of them each row has, [B].
-        accept_noise: uniform in [0, 1), [B, K].
-        resample_noise: uniform in [0, 1) for each position, [B, K + 1].
-        override: which tokens are kept whatever the rule says, bool [B, K].
+        accept_noise: uniform random numbers in [0, 1), [B, K].
+        resample_noise: uniform random numbers in [0, 1), one for each position, [B, K + 1].
+        override: tokens to accept regardless of the rule, bool [B, K].
     """
     width, vocab_size = drafted.shape[1], p.shape[-1]
     column = drafted[..., None]
     p_drafted, q_drafted = p[:, :width].gather(-1, column)[..., 0], q.gather(-1, column)[..., 0]
-    # u * q < p, strictly, so that a token the target never writes is not accepted even at u = 0.
-    num_kept = leading(_overruled(accept_noise * q_drafted < p_drafted, override), counts)
-    place = num_kept[:, None, None].expand(-1, 1, vocab_size)
-    distribution, instead = p.gather(1, place)[:, 0], q.gather(1, place.clamp(max=width - 1))[:, 0]
-    distribution = torch.where((num_kept == counts)[:, None], distribution, residual(distribution, instead))
+    # The strict u * q < p never accepts a token of probability 0, even at u = 0.
+    num_kept = leading(_with_override(accept_noise * q_drafted < p_drafted, override), counts)
+    index = num_kept[:, None, None].expand(-1, 1, vocab_size)
+    p_next, q_next = p.gather(1, index)[:, 0], q.gather(1, index.clamp(max=width - 1))[:, 0]
+    distribution = torch.where((num_kept == counts)[:, None], p_next, residual(p_next, q_next))
     return num_kept, draw(distribution, resample_noise.gather(1, num_kept[:, None])[:, 0])
 
 
 def accept_choices(
     choices: Tensor, drafted: Tensor, counts: Tensor, override: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The same where tokens were not drawn but certain: what agrees with the target's own `choices` [B, K + 1].
+    """Accept drafted tokens that agree with the target's own choices; for drafts without distributions.
 
-    The choices are the most likely tokens, or samples from the target's distributions. A token x is then kept with
-    probability p(x), as the rule has it for a one-hot q, and the text is the one that the target writes alone.
+    The choices are the argmax tokens, or samples from the target's distributions. A token x is accepted with
+    probability p(x), which is the exact rule for a one-hot q. The text is the same as without drafting.
+
+    Args:
+        choices: the target's token at each drafted position and one beyond, [B, K + 1].
+        drafted: drafted tokens, [B, K].
+        counts: how many of them each row has, [B].
+        override: tokens to accept regardless of the rule, bool [B, K].
+
+    Returns:
+        How many drafted tokens each row accepts, [B], and the token that follows them, [B].
     """
-    num_kept = leading(_overruled(choices[:, : drafted.shape[1]] == drafted, override), counts)
+    num_kept = leading(_with_override(choices[:, : drafted.shape[1]] == drafted, override), counts)
     return num_kept, choices.gather(1, num_kept[:, None])[:, 0]
 
 
-def _overruled(kept: Tensor, override: Tensor | None) -> Tensor:
-    return kept if override is None else override | kept
+def _with_override(accepted: Tensor, override: Tensor | None) -> Tensor:
+    return accepted if override is None else override | accepted
 
 
 def leading(kept: Tensor, counts: Tensor) -> Tensor:
-    """How many of a row's first `counts` are true before the first that is not; [B, K] and [B] to [B]."""
+    """Return how many of each row's first `counts` [B] values of `kept` [B, K] are true before the first false; [B]."""
     kept = kept & (torch.arange(kept.shape[1], device=kept.device) < counts[:, None])
     return kept.long().cumprod(1).sum(1)
 
 
 def draw(distribution: Tensor, noise: Tensor) -> Tensor:
-    """A token from each distribution [.., V], by one uniform number each, [..]: the first of a larger cumulative mass.
+    """Sample a token from each distribution [.., V], given one uniform random number each, [..].
 
-    In float64, where a sum over any vocabulary is exact to far below what a float32 distribution says.
+    The result is the first token whose cumulative probability exceeds the number. Sums are float64, so their error is
+    far below the precision of a float32 distribution.
     """
     mass = distribution.double().cumsum(-1)
     return (mass <= noise[..., None] * mass[..., -1:]).sum(-1)
 
 
 def choose(logits: Tensor, positions: Tensor, how: Samplers, purpose: int) -> tuple[Tensor, Tensor | None]:
-    """A token for every position [B, T] from logits [B, T, V], and their distributions unless all is greedy."""
+    """Return a token for each position [B, T], and the distributions [B, T, V]; None for these if all rows are greedy.
+
+    Args:
+        logits: [B, T, V].
+        positions: positions of the tokens in the rows' texts, [B, T].
+        how: sampling settings of the rows.
+        purpose: `DRAFT`, `ACCEPT` or `RESAMPLE`.
+    """
     if how.temperature is None:
         return logits.argmax(-1), None
     distribution = distributions(logits, how)
@@ -237,22 +277,22 @@ def choose(logits: Tensor, positions: Tensor, how: Samplers, purpose: int) -> tu
 
 
 def uniform(keys: Tensor, positions: Tensor, purpose: int) -> Tensor:
-    """Numbers in [0, 1), float64, one for each position [B, ..] of rows with these keys [B].
+    """Return random numbers in [0, 1), float64, one for each position [B, ..] of rows with keys [B].
 
-    Counter-based (SplitMix64 of key, position and purpose), so that a row's numbers depend on its seed and on the place
-    in its text, and neither on its batch-mates nor on how many passes came before.
+    The numbers are counter-based: SplitMix64 of key, position and purpose. They depend only on a row's seed and the
+    position in its text, not on the other rows of the batch or on the number of earlier passes.
     """
     keys = keys.view(-1, *[1] * (positions.dim() - 1))
     return (_shifted(_mixed(_mixed(keys + positions * 4 + purpose) + keys), 11)).double() * 2.0**-53
 
 
 def seed_key(seed: int) -> int:
-    """A seed's key, any 64 bits."""
+    """Return the key of a seed, as a signed 64-bit integer."""
     return int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big", signed=True)
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """SplitMix64's output function on int64, whose products wrap (Steele, Lea, Flood, OOPSLA 2014)."""
+    """Apply SplitMix64's output function to int64, with wrapping products (Steele, Lea, Flood, OOPSLA 2014)."""
     x = x + -0x61C8864680B583EB  # the golden ratio, as signed 64 bits
     x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15
@@ -260,7 +300,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right of int64."""
+    """Shift int64 right logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,7 +1,7 @@
-"""What the engine's thread does, turn by turn: takes calls in, reads a piece of prompts and steps, runs a round.
+"""The scheduler of the engine's thread. Each turn admits calls, reads a chunk of prompts and steps, and runs a round.
 
-Calls join and leave between turns. Long prompts are read in pieces, so that they hold up those who generate by one
-piece at a time; pieces of many calls, prompts and steps to be judged alike, share a pass.
+Calls join and leave between turns. Long prompts are read in chunks, so they delay generating calls by one chunk at a
+time. Chunks of several calls share a pass, both prompts and steps to be judged.
 """
 
 import time
@@ -17,21 +17,21 @@ from stepspec.engines.stops import StopWatch
 from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
 from stepspec.engines.torch_engine.decode import Rounds
 from stepspec.engines.torch_engine.drafters import Drafter, Drafters
-from stepspec.engines.torch_engine.model import PIECE, CausalModel
+from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 from stepspec.engines.torch_engine.stopwatch import Stopwatch
 from stepspec.errors import EngineError
 
 FLUSH_S = 0.05
-"""Seconds between two chunks of a call: often enough for an eye. All calls' chunks go together, as whatever the callers
-do with them holds up the next round."""
+"""Seconds between two chunks of a call, often enough for a reader. The chunks of all calls are sent together, because
+the callers' work on them delays the next round."""
 
 C = TypeVar("C", bound=Call)
 
 
 class Scheduler:
-    """The calls of one engine, in the order in which they came."""
+    """Schedules the calls of one engine, in order of arrival."""
 
     def __init__(self, model: CausalModel, drafters: Drafters, max_slots: int, metrics: Metrics) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Scheduler:
         self._flushed_at = 0.0
 
     def _filler(self) -> BatchRow:
-        """A row that is never asked for, in a slot of its own."""
+        """Return a dummy row with its own slot, to pad batches."""
         buffer = TokenBuffer([0])
         row = BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
         slot = self._slots.acquire(buffer)
@@ -60,25 +60,25 @@ class Scheduler:
         return not (self._waiting or self._reading or self._running)
 
     def add(self, call: Call) -> None:
-        """Takes a new call in."""
+        """Add a new call."""
         self._waiting.append(call)
 
     def turn(self) -> None:
-        """Advances every call that can be advanced."""
+        """Advance every call that can advance."""
         self._drop_cancelled()
         self._admit()
         self._read()
         self._decode()
 
     def forget(self) -> None:
-        """Drops what is kept of calls that have ended, and what they have taught about drafters."""
+        """Drop cached data of calls that have ended, and what was learned from them about drafters."""
         self._drop_cancelled()
         self._slots.forget()
         self._drafters.forget()
         self._rounds.forget()
 
     def fail_all(self, error: EngineError) -> None:
-        """Lets no caller wait for ever."""
+        """Fail all calls, so that no caller waits forever."""
         for call in [*self._waiting, *self._reading, *self._running]:
             call.fail(error)
 
@@ -88,7 +88,7 @@ class Scheduler:
             self._leave(call)
 
     def _admit(self) -> None:
-        """Gives slots to waiting calls, first come, first served."""
+        """Give slots to waiting calls, first come, first served."""
         while self._waiting:
             call = self._waiting[0]
             slot = self._slots.acquire(call.prompt)
@@ -109,45 +109,45 @@ class Scheduler:
             self._reading.append(call)
 
     def _read(self) -> None:
-        """One pass over the next pieces of what calls have to read; those read whole generate or are answered."""
+        """Run one pass over the next chunks to read. Fully read calls start to generate or get their result."""
         calls = self._next_readers()
         if calls:
-            self._together(calls, self._read_pieces)
+            self._run_or_fail(calls, self._read_chunks)
         for call in [call for call in self._reading if isinstance(call, Generation) and not call.pending]:
             self._reading.remove(call)
             self._running.append(call)
 
     def _next_readers(self) -> list[Call]:
-        """The calls whose next pieces share a pass: in their order, as long as no more than half of it is padding."""
+        """Return the calls whose next chunks share a pass, in order of arrival, with at most half of it padding."""
         readers: list[Call] = []
         total = widest = 0
         for call in self._reading:
-            piece = self._piece(call)
-            total, widest = total + piece, max(widest, piece)
-            if readers and (total > PIECE or widest * (len(readers) + 1) > 2 * total):
+            size = self._chunk_size(call)
+            total, widest = total + size, max(widest, size)
+            if readers and (total > PREFILL_CHUNK or widest * (len(readers) + 1) > 2 * total):
                 break
-            if piece:
+            if size:
                 readers.append(call)
         return readers
 
-    def _piece(self, call: Call) -> int:
-        """How many of its pending ids a call reads next: a piece of the prompt, or all the rest."""
-        of_prompt = len(call.pending) - call.num_beyond
-        return PIECE if of_prompt > PIECE else len(call.pending)
+    def _chunk_size(self, call: Call) -> int:
+        """Return how many pending ids a call reads next: a chunk of the prompt, or all that is left."""
+        num_prompt = len(call.pending) - call.num_beyond
+        return PREFILL_CHUNK if num_prompt > PREFILL_CHUNK else len(call.pending)
 
-    def _read_pieces(self, calls: Sequence[Call]) -> None:
-        pieces = [call.pending[: self._piece(call)] for call in calls]
-        last = [len(piece) == len(call.pending) for call, piece in zip(calls, pieces, strict=True)]
+    def _read_chunks(self, calls: Sequence[Call]) -> None:
+        chunks = [call.pending[: self._chunk_size(call)] for call in calls]
+        last = [len(chunk) == len(call.pending) for call, chunk in zip(calls, chunks, strict=True)]
         keep = [
-            [len(piece) - 1 - call.num_beyond + column for column in call.keep] if end else []
-            for call, piece, end in zip(calls, pieces, last, strict=True)
+            [len(chunk) - 1 - call.num_beyond + column for column in call.keep] if end else []
+            for call, chunk, end in zip(calls, chunks, last, strict=True)
         ]
         for call in calls:
             self._model.rollback(slot_of(call).index, call.num_read)
         with self._watch.time("read", [call.metrics for call in calls]):
             logits = self._model.extend(
                 [slot_of(call).index for call in calls],
-                pieces,
+                chunks,
                 keep=keep,
                 branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
             )
@@ -156,8 +156,8 @@ class Scheduler:
         if starting:
             self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
         self._metrics.passes["read"] += 1
-        for call, piece in zip(calls, pieces, strict=True):
-            del call.pending[: len(piece)]
+        for call, chunk in zip(calls, chunks, strict=True):
+            del call.pending[: len(chunk)]
             call.metrics.passes["read"] += 1
         for call, rows in read:
             if isinstance(call, Scoring):
@@ -165,13 +165,13 @@ class Scheduler:
                 self._leave(call)
 
     def _decode(self) -> None:
-        """A round for every call that generates; calls with one drafter share its passes."""
+        """Run a round for every generating call. Calls with the same drafter share passes."""
         groups: dict[DrafterName, list[Generation]] = {}
         for call in self._running:
             if call.row.end is None:
                 groups.setdefault(call.row.drafting.drafter, []).append(call)
         for name, calls in groups.items():
-            self._together(calls, partial(self._run_round, self._drafters.get(name)))
+            self._run_or_fail(calls, partial(self._run_round, self._drafters.get(name)))
         now = time.perf_counter()
         flush = now - self._flushed_at > FLUSH_S
         if flush:
@@ -190,22 +190,22 @@ class Scheduler:
         self._slots.pack([call.row.slot for call in calls])
         self._rounds.run([call.row for call in calls], drafter)
 
-    def _together(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
-        """Does a piece of work for calls together; if it fails, for each alone, so that only the culprits fail."""
+    def _run_or_fail(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
+        """Run `work` for all calls. If it fails, run it for each call alone, so that only the faulty calls fail."""
         try:
             work(calls)
         except Exception as error:
             if len(calls) > 1:
                 for call in calls:
-                    self._together([call], work)
+                    self._run_or_fail([call], work)
             else:
                 self._leave(calls[0])
                 calls[0].fail(engine_error(self._model.name, error))
 
     def _leave(self, call: Call) -> None:
-        """Takes an admitted call out; its slot keeps what was read."""
+        """Remove an admitted call. Its slot keeps what was read."""
         if isinstance(call, Generation) and call in self._running:
-            last = self._running.pop()  # takes the place, so that no other call changes its own
+            last = self._running.pop()  # fills the gap, so that all other calls keep their index
             if last is not call:
                 self._running[self._running.index(call)] = last
         else:
@@ -222,6 +222,6 @@ class Scheduler:
 
 
 def slot_of(call: Call) -> Slot:
-    """The slot of an admitted call."""
+    """Return the slot of an admitted call."""
     assert call.slot is not None
     return call.slot

@@ -1,7 +1,7 @@
-"""Which sequence each slot of a cache holds, so that a call reads only what no slot has read.
+"""Prefix caching: which sequence each slot of a cache holds, so that a call reads only what no slot has read.
 
-A slot that is given back keeps what it holds until it is needed. A call on a text that a slot follows goes on there;
-a new text takes over, or copies, the longest prefix that any slot shares with it, id for id.
+A released slot keeps its contents until it is reused. A call on a text that a slot follows continues in that slot. A
+new text takes over or copies the longest prefix that any slot shares with it.
 """
 
 import weakref
@@ -13,15 +13,15 @@ from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.torch_engine.model import CausalModel
 
 LEAST_PREFIX = 16
-"""Shared ids that are worth a copy; fewer are read again in the same time."""
+"""Minimum number of shared ids to copy. Reading fewer again takes no longer than a copy."""
 
 
 @dataclass
 class Slot:
-    """One slot: the ids that it holds, the buffer it follows, and how many of the ids are known to be the buffer's.
+    """A slot: the ids that it holds, the buffer that it follows, and how many of the ids are known to match the buffer.
 
-    What was read after the buffer's end, a step being generated or judged, stays in `ids`. Once the buffer has grown
-    it is compared with what was committed, so a step that was accepted is never read again.
+    Ids read after the buffer's end, such as a step being generated or judged, stay in `ids`. When the buffer has grown,
+    they are compared with the committed ids, so an accepted step is never read again.
     """
 
     index: int
@@ -32,12 +32,12 @@ class Slot:
     last_used: int = 0
 
     def follows(self, buffer: TokenBuffer) -> bool:
-        """Whether it holds the beginning of this very buffer."""
+        """Return whether the slot holds a prefix of this buffer, compared by identity."""
         return self.buffer is not None and self.buffer() is buffer
 
     @property
     def wanted(self) -> bool:
-        """Whether the text that it holds may still be gone on with."""
+        """Whether the buffer that the slot follows still exists, so its text may continue."""
         return self.buffer is not None and self.buffer() is not None
 
 
@@ -50,17 +50,17 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, buffer: TokenBuffer) -> Slot | None:
-        """A slot for a call on the buffer, with as much of it as is held anywhere; None if all are busy."""
+        """Return a slot for a call on the buffer, with the longest prefix that any slot holds; None if all are busy."""
         idle = [slot for slot in self._slots if not slot.busy]
         if not idle:
             return None
-        slot = next((slot for slot in idle if slot.follows(buffer)), None) or self._opened(buffer, idle)
+        slot = next((slot for slot in idle if slot.follows(buffer)), None) or self._claim(buffer, idle)
         self._clock += 1
         slot.busy, slot.last_used = True, self._clock
         return slot
 
-    def _opened(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
-        """An idle slot made to follow a buffer that none of them follows."""
+    def _claim(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
+        """Make an idle slot follow a buffer that no idle slot follows, and return it."""
         ids = buffer.since(0)
         shared = {slot.index: _common_prefix(slot.ids, ids) for slot in self._slots if slot.ids}
         source = max(shared, key=lambda index: shared[index], default=None)
@@ -78,38 +78,38 @@ class SlotTable:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Gives the slot back; what it holds stays until the slot is needed."""
+        """Release the slot. Its contents stay until the slot is reused."""
         slot.busy = False
 
     def pack(self, slots: Sequence[Slot]) -> None:
-        """Puts slots side by side in this order, moving as few as it can.
+        """Move slots so that they are adjacent and in this order, with as few moves as possible.
 
-        A pass then sees them as one slice. Of slots that lie here and there every pass would have to gather the keys
-        and values, which costs more than to read them; moving a slot costs as much as one such pass, once.
+        A pass then reads them as one slice. With scattered slots, every pass would gather the keys and values, which
+        costs more than reading them. Moving a slot costs as much as one such pass, but only once.
         """
-        if self.model.uses_graphs:  # captured passes gather in any case
+        if self.model.uses_graphs:  # captured passes always gather
             return
-        first = Counter(slot.index - place for place, slot in enumerate(slots)).most_common(1)[0][0]
+        first = Counter(slot.index - offset for offset, slot in enumerate(slots)).most_common(1)[0][0]
         first = min(max(first, 0), len(self._slots) - len(slots))
-        for place, slot in enumerate(slots, first):
-            if slot.index != place:
-                self.model.cache.swap_slots(slot.index, place)
-                other = self._slots[place]
-                self._slots[place], self._slots[slot.index] = slot, other
-                other.index, slot.index = slot.index, place
+        for index, slot in enumerate(slots, first):
+            if slot.index != index:
+                self.model.cache.swap_slots(slot.index, index)
+                other = self._slots[index]
+                self._slots[index], self._slots[slot.index] = slot, other
+                other.index, slot.index = slot.index, index
 
     def forget(self) -> None:
-        """Drops what idle slots hold."""
+        """Drop the contents of idle slots."""
         for slot in self._slots:
             if not slot.busy:
                 self.model.rollback(slot.index, 0)
                 slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
 
     def unread(self, slot: Slot, buffer: TokenBuffer, prompt_length: int) -> list[int]:
-        """The buffer's first `prompt_length` ids that the slot has not read, the last of them in any case.
+        """Return which of the buffer's first `prompt_length` ids the slot has not read; always includes the last one.
 
-        Whatever disagrees with the buffer is rolled back. What the buffer holds beyond that length, because it grew
-        after the call was made, is no part of the call.
+        Contents that differ from the buffer are rolled back. Ids beyond `prompt_length` are ignored; they are there if
+        the buffer grew after the call was made.
         """
         new = buffer.since(slot.agreed, prompt_length)
         known = min(slot.agreed + _common_prefix(slot.ids[slot.agreed :], new), prompt_length - 1)
@@ -119,9 +119,9 @@ class SlotTable:
         return buffer.since(known, prompt_length)
 
     def remember(self, slot: Slot, buffer: TokenBuffer, prompt_length: int, beyond: Sequence[int]) -> None:
-        """Notes that the slot was given the buffer's first `prompt_length` ids and then `beyond`.
+        """Record that the slot's text is the buffer's first `prompt_length` ids, then `beyond`.
 
-        What was read after those is rolled back; what was not read yet is not counted as held.
+        Anything read after these ids is rolled back. Ids that were not read yet do not count as held.
         """
         slot.ids += [*buffer.since(len(slot.ids), prompt_length), *beyond]
         held = min(self.model.cache_length(slot.index), len(slot.ids))
@@ -130,14 +130,14 @@ class SlotTable:
         del slot.ids[held:]
 
     def check(self) -> None:
-        """Asserts that the cache holds what the slots say."""
+        """Assert that the cache lengths match the slots."""
         for slot in self._slots:
             assert slot.busy or self.model.cache_length(slot.index) == len(slot.ids), slot
             assert slot.agreed <= len(slot.ids), slot
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many leading ids are the same."""
+    """Return how many leading ids are equal."""
     length = min(len(first), len(second))
     if first[:length] == second[:length]:
         return length
@@ -145,5 +145,5 @@ def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def _reuse_order(slot: Slot) -> tuple[bool, int, int]:
-    """Slots whose text is gone first, then the least recently used, then low ones: an unused slot costs memory."""
+    """Sort slots without a live text first, then by last use, then by index, since a new slot costs memory."""
     return slot.wanted, slot.last_used, slot.index

@@ -1,4 +1,4 @@
-"""Seconds of passes, booked for the engine and for the calls that took part in them."""
+"""Times passes in seconds, and adds them to the metrics of the engine and of the calls in each pass."""
 
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -13,13 +13,13 @@ from stepspec.engines.metrics import Metrics, PassKind
 
 @dataclass
 class Timing:
-    """How long something took; 0 until the stopwatch has settled."""
+    """A measured time; 0 until it is recorded, on a CUDA device until `Stopwatch.settle`."""
 
     seconds: float = 0.0
 
 
 class Stopwatch:
-    """On a CUDA device seconds are the device's own, and known once it has been waited for."""
+    """Times passes. On a CUDA device, times come from CUDA events and are recorded after synchronization."""
 
     def __init__(self, total: Metrics, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self._total = total
@@ -29,7 +29,7 @@ class Stopwatch:
 
     @contextmanager
     def time(self, kind: PassKind, calls: Sequence[Metrics]) -> Generator[Timing]:
-        """Books what is done inside."""
+        """Time the body of the `with` block."""
         timing = Timing()
         if self._cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -40,15 +40,15 @@ class Stopwatch:
         else:
             started = self._clock()
             yield timing
-            self._book(kind, calls, timing, self._clock() - started)
+            self._record(kind, calls, timing, self._clock() - started)
 
     def settle(self) -> None:
-        """Books what was timed on a device that has been waited for since."""
+        """Record the pending times. Call it after the device has been synchronized."""
         for kind, calls, timing, begin, end in self._pending:
-            self._book(kind, calls, timing, begin.elapsed_time(end) / 1000)
+            self._record(kind, calls, timing, begin.elapsed_time(end) / 1000)
         self._pending.clear()
 
-    def _book(self, kind: PassKind, calls: Sequence[Metrics], timing: Timing, seconds: float) -> None:
+    def _record(self, kind: PassKind, calls: Sequence[Metrics], timing: Timing, seconds: float) -> None:
         timing.seconds = seconds
         for each in (self._total, *calls):
             each.seconds[kind] = each.seconds.get(kind, 0.0) + seconds

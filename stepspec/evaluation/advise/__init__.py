@@ -1,4 +1,4 @@
-"""`stepspec advise`: on the user's own prompts and hardware, whether speculation pays, and by which policy.
+"""`stepspec advise`: measures on your prompts and hardware whether speculation pays, and which policy is best.
 
 prompts = choose_prompts(Path("prompts.jsonl"), pair, limit=20)
 findings = await advise(pair, prompts, Plan(), Path("runs/mine"), Watcher(print, lambda row, done, total: None))

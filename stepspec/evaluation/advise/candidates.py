@@ -1,4 +1,4 @@
-"""The policies that are tried, each as the text of a policy file, so that what is advised is exactly what was run."""
+"""The policies to try, each as the text of a policy file, so that the advised policy is exactly the one that ran."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,72 +13,72 @@ from stepspec.loop.policy import load_policy
 STEP_LEVEL = ("stepspec", "specreason")
 
 WORTH_RUNNING = 1.05
-"""The predicted speedup from which on a drafter without a draft model is run; of those the best is."""
+"""Minimum predicted speedup to run a drafter without a draft model. Only the best of those runs."""
 
 
 @dataclass
 class Candidates:
-    """The policies to run, the target first, and why others are not."""
+    """The policies to run, with the target first, and the reasons why others are left out."""
 
     policies: dict[str, LoadedPolicy] = field(default_factory=dict[str, LoadedPolicy])
     left_out: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def baseline_of(pair: Pair) -> LoadedPolicy:
-    """The target alone, as far as its engine lets it be."""
+    """Return the baseline: the target alone, or as its engine serves it if the engine drafts by itself."""
     return load_policy("engine" if "engine" in pair.target.drafters else "target")
 
 
 def make_candidates(pair: Pair, trials: Sequence[Trial]) -> Candidates:
-    """What this pair can do and what may pay, by the trials of its drafters.
+    """Return the policies that this pair supports and that may pay, based on the trials of its drafters.
 
     Raises:
         UsageError: there is nothing to compare the target with.
     """
-    found = Candidates({"target": baseline_of(pair)})
-    _add_token_level(found, pair, trials)
-    _add_step_level(found, pair)
-    if len(found.policies) == 1 and not trials:
-        why = " ".join(found.left_out.values())
+    candidates = Candidates({"target": baseline_of(pair)})
+    _add_token_level(candidates, pair, trials)
+    _add_step_level(candidates, pair)
+    if len(candidates.policies) == 1 and not trials:
+        why = " ".join(candidates.left_out.values())
         raise UsageError(f"There is nothing to compare {pair.target.name} with. {why}")
-    return found
+    return candidates
 
 
-def _add_token_level(found: Candidates, pair: Pair, trials: Sequence[Trial]) -> None:
+def _add_token_level(candidates: Candidates, pair: Pair, trials: Sequence[Trial]) -> None:
     if "engine" in pair.target.drafters:
-        found.left_out["token-level"] = (
-            f"{pair.target.name} drafts tokens as its server or engine was started to, which cannot be changed from "
-            "here: compare token-level speculation by starting it both ways."
+        candidates.left_out["token-level"] = (
+            f"The server or engine of {pair.target.name} controls token-level drafting, so stepspec cannot change it. "
+            "To compare, start it with and without speculation."
         )
         return
     others = [trial for trial in trials if trial.drafter != "draft-model"]
     best = max(others, key=lambda trial: trial.predicted, default=None)
     for trial in trials:
-        # Whether the draft pays is what is asked here, so it is run in any case.
+        # The draft model always runs, because the user wants to know whether it pays.
         if trial.drafter == "draft-model" or (trial is best and trial.predicted >= WORTH_RUNNING):
-            found.policies[trial.drafter] = token_policy(trial.drafter, None)
+            candidates.policies[trial.drafter] = token_policy(trial.drafter, None)
             if trial.best_num_tokens:
                 fixed = token_policy(trial.drafter, trial.best_num_tokens)
-                found.policies[f"{trial.drafter}-{trial.best_num_tokens}"] = fixed
+                candidates.policies[f"{trial.drafter}-{trial.best_num_tokens}"] = fixed
         else:
-            found.left_out[trial.drafter] = (
+            candidates.left_out[trial.drafter] = (
                 f"By a trial on a few prompts it would give {times(trial.predicted)[0]} at best"
                 + ("." if trial is best or best is None else f", and {best.drafter} {times(best.predicted)[0]}.")
             )
 
 
-def _add_step_level(found: Candidates, pair: Pair) -> None:
+def _add_step_level(candidates: Candidates, pair: Pair) -> None:
     for name in STEP_LEVEL:
         if pair.draft is None:
-            found.left_out[name] = "Steps are proposed by a draft model, and none was named with --draft."
+            candidates.left_out[name] = "Step-level speculation needs a draft model; give one with --draft."
             continue
         policy, text = load_policy(name)
         try:
-            found.policies[name] = fit_policy(policy, pair)[0], text
+            candidates.policies[name] = fit_policy(policy, pair)[0], text
         except UsageError as error:
-            found.left_out[name] = str(error)
+            candidates.left_out[name] = str(error)
 
 
 def advised_text(text: str, comments: Sequence[str]) -> str:
-    """A policy's text with comments above it, a sentence a line."""
+    """Return a policy's text with comments above it, one sentence per line."""
     return "".join(f"# {line}\n" for line in comments) + "#\n" + text

@@ -1,4 +1,4 @@
-"""The record of all that `stepspec advise` measured, and of what it advises: the file that `--json` writes."""
+"""Pydantic models of the file that `stepspec advise --json` writes: all measurements and the advice."""
 
 from typing import Literal
 
@@ -12,18 +12,18 @@ Interval = tuple[float, float]
 
 
 class ModelCosts(Record):
-    """What a model takes with so many requests at once; medians of a few turns."""
+    """Costs of a model at one concurrency; medians over a few turns."""
 
     read_s: float | None
-    """Seconds of the engine for a token of a prompt; None where all prompts were known to the engine already."""
+    """Seconds of the engine per prompt token; None if the engine had cached all prompts."""
     write_s: float
-    """Seconds between two tokens of a request."""
+    """Seconds per generated token of a request."""
     pass_over_one: dict[int, float] = Field(default_factory=dict[int, float])
-    """What a pass takes that verifies so many tokens of each request, in passes over one; only of the target."""
+    """Cost of a pass by the number of tokens it verifies per request, relative to a pass over one. Target only."""
 
 
 class LoadCosts(Record):
-    """What both models take with so many requests at once."""
+    """Costs of both models at one concurrency."""
 
     concurrency: int
     target: ModelCosts
@@ -31,26 +31,26 @@ class LoadCosts(Record):
 
 
 class Trial(Record):
-    """What a drafter did on a few prompts with a fixed number of tokens, and what follows from that."""
+    """A drafter's results on a few prompts with a fixed number of tokens, and the speedup predicted from them."""
 
     drafter: DrafterName
     num_tokens: int
     acceptance: float
-    """Of a drafted token that was looked at, which are those up to the first refused one: alpha."""
+    """Acceptance rate (alpha) of checked draft tokens, which are those up to and including the first rejected one."""
     coverage: float
-    """Share of rounds in which it had something to propose."""
+    """Share of rounds in which it proposed tokens."""
     cost: float
-    """Of drafting a token, over the target's writing of one: c."""
+    """Cost of drafting a token relative to the target's generation of one (c)."""
     best_num_tokens: int
-    """With which the formula (`advise.formula`) gives the largest speedup; 0 if it gives none above 1."""
+    """Number of tokens with the largest speedup by `advise.formula`; 0 if no speedup is above 1."""
     predicted: float
-    """That speedup; 1 if nothing is drafted."""
+    """The speedup with `best_num_tokens`; 1 if that is 0."""
     ideal: float
-    """The speedup that the formula would give if every drafted token were accepted."""
+    """The speedup by the formula if every drafted token were accepted."""
 
 
 class Candidate(Record):
-    """A policy that was run, beside the target alone on the same prompts."""
+    """A policy that ran, compared with the target alone on the same prompts."""
 
     name: str
     kind: PolicyKind
@@ -58,81 +58,81 @@ class Candidate(Record):
     drafter: DrafterName
     num_tokens: int | Literal["auto"]
     speedup: float | None
-    """Of a request, by sums of wall seconds over the prompts that are finished under all policies."""
+    """Ratio of summed wall seconds per request, over the prompts that finished under all policies."""
     speedup_ci: Interval | None
     throughput: float | None
-    """Of all requests together, over the target's."""
+    """Throughput of all requests together, over the target's."""
     accuracy: float
-    """Share of right answers, or of those that agree with the target's own."""
+    """Share of answers that are right, or that agree with the target's own."""
     accuracy_ci: Interval
     accuracy_delta: float | None
     accuracy_delta_ci: Interval | None
     loss_upper: float | None
-    """One-sided 95% bound of the accuracy lost, corrected for how many such policies were tried; None where too many
-    answers were cut short to say."""
+    """One-sided 95% bound of the accuracy lost, corrected for the number of inexact policies. None if exact, or if too
+    many answers were cut short."""
     num_to_know: int | None
-    """Prompts by which the loss would be known to a point."""
+    """Number of prompts that would give an interval of ±1 point for the accuracy difference."""
     token_acceptance: float | None
-    """Of drafted tokens, those behind a refused one included."""
+    """Share of drafted tokens that were accepted; tokens after a rejected one count too."""
     step_acceptance: float | None
     length_ratio: float | None
     num_cut_short: int
-    """Answers that the limit of committed tokens ended."""
+    """Number of answers that the token limit cut off."""
     no_speed: str | None = None
-    """Why its speed does not count; see `stepspec.evaluation.records.PolicySummary`."""
+    """Reason why its speed does not count; see `stepspec.evaluation.records.PolicySummary`."""
     time_s: TimeRecord
 
 
 class Load(Record):
-    """What was found with so many requests at once."""
+    """The results at one concurrency."""
 
     costs: LoadCosts
     num_prompts: int
-    """Finished under all policies."""
+    """Prompts that finished under all policies."""
     num_failed: int
     prompt_tokens: Percentiles
     output_tokens: Percentiles
-    """Of the target alone."""
+    """Percentiles of answer lengths under the target alone."""
     reading_share: float | None
-    """Of the target's time that goes into reading prompts."""
+    """Share of the target's time spent on reading prompts."""
     candidates: list[Candidate]
-    """The target alone among them."""
+    """Includes the target alone."""
 
     def named(self, name: str) -> Candidate | None:
-        """The candidate of that name."""
+        """Return the candidate of that name; None if there is none."""
         return next((each for each in self.candidates if each.name == name), None)
 
 
 class Asked(Record):
-    """Which prompts were asked."""
+    """Counts of the prompts that were used, and how answers were graded."""
 
     num_rows: int
-    """Looked at."""
+    """Number of rows that were read."""
     num_asked: int
     num_too_long: int
     num_shortened: int
-    """Conversations of which only the last message of the user was asked."""
+    """Conversations of which only the user's last message was used."""
     graded: bool
-    """Whether answers were compared with right ones; else they were compared with another answer of the target's."""
+    """Whether answers were compared with right answers. If not, they were compared with the target's own answers."""
     why_not_graded: str | None
 
 
 class Memory(Record):
-    """Bytes of weights and caches after a few requests; None where an engine does not say."""
+    """Bytes of weights and caches after a few requests; None if an engine does not report them."""
 
     target_bytes: int | None
     draft_bytes: int | None
 
     @property
     def draft_overhead(self) -> float | None:
-        """What the draft takes over what the target takes."""
+        """The draft's memory over the target's; None if either is unknown."""
         if self.draft_bytes is None or not self.target_bytes:
             return None
         return self.draft_bytes / self.target_bytes
 
 
 class Measured(Record):
-    """What was measured before the policies were run, kept so that a run that was ended goes on where it was.
+    """Measurements from before the policies ran, stored so that an interrupted run can resume.
 
     In version 1 `max_tokens` counted rejected tokens too.
     """
@@ -147,7 +147,7 @@ class Measured(Record):
     trials: list[Trial]
     memory: Memory
     references: dict[str, str]
-    """By prompt, what answers are compared with; empty before the target is asked, or where there are golds."""
+    """The text to compare answers with, by prompt. Empty before the target is asked, or if there are right answers."""
 
 
 ReasonKind = Literal[
@@ -156,24 +156,24 @@ ReasonKind = Literal[
 
 
 class Reason(Record):
-    """Why the target alone is advised."""
+    """A reason why the target alone is advised."""
 
     kind: ReasonKind
     sentence: str
 
 
 class Advice(Record):
-    """What is advised with the fewest requests at once that were measured."""
+    """The advice for the lowest concurrency that was measured."""
 
     policy: str
     policy_text: str
-    """Of the policy as it was run."""
+    """The text of the policy as it ran."""
     speedup: float | None
     speedup_ci: Interval | None
     unproven: str | None
-    """A faster policy of which these prompts do not show whether it keeps the answers."""
+    """A faster policy for which these prompts do not show whether it preserves answers."""
     pays_up_to: int | None
-    """Requests at once up to which it pays, of the loads that were measured; None if it is the target alone."""
+    """The highest measured concurrency up to which the policy pays; None if it is the target alone."""
     reasons: list[Reason]
     sentences: list[str]
 
@@ -191,6 +191,6 @@ class Findings(Conditions):
     memory: Memory
     trials: list[Trial]
     left_out: dict[str, str]
-    """Policies that were not run, and why."""
+    """Policies that did not run, and why."""
     loads: list[Load]
     advice: Advice

@@ -1,4 +1,4 @@
-"""What of an experiment is kept before its policies are run, so that one that was ended goes on where it was."""
+"""Stores the measurements of an experiment before its policies run, so that an interrupted experiment can resume."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from stepspec.evaluation.advise.prompts import Prompts
 from stepspec.evaluation.running.folder import write_whole
 
 MEASURED = "measured.json"
-"""Beside the runs, one folder for each load."""
+"""File with the measurements, next to the folders of the runs (one for each load)."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the person who asks may choose. `loads` are the requests at once, from few to many."""
+    """The user's settings. `loads` are the concurrencies to measure, in ascending order."""
 
     loads: Sequence[int] = (1,)
     temperature: float = 0.0
@@ -27,55 +27,55 @@ class Plan:
 
 
 def refuse_strangers(folder: Path) -> None:
-    """Refuses a folder with files that are not an experiment's.
+    """Reject a folder with files but no experiment.
 
     Raises:
-        UsageError: it is one.
+        UsageError: the folder is a file, or has files but no experiment.
     """
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / MEASURED).is_file())):
         raise UsageError(f"{folder} is not empty and holds no experiment of advise; give another with --output.")
 
 
 def read_measured(folder: Path, pair: Pair, prompts: Prompts, plan: Plan) -> Measured | None:
-    """What an earlier start has measured.
+    """Return the measurements of an earlier start; None if there are none.
 
     Raises:
-        UsageError: that was another experiment, or the file is damaged.
+        UsageError: the folder holds another experiment, or the file is damaged.
     """
     file = folder / MEASURED
     if not file.is_file():
         return None
     try:
-        kept = Measured.model_validate_json(file.read_bytes())
+        stored = Measured.model_validate_json(file.read_bytes())
     except ValidationError as error:
         raise UsageError(f"{file} is damaged, or of another version; give another folder with --output.") from error
-    mine = identity(pair, prompts, plan)
-    different = [name for name, value in mine.items() if getattr(kept, name) != value]
-    if [costs.concurrency for costs in kept.costs] != list(plan.loads):
+    wanted = identity(pair, prompts, plan)
+    different = [name for name, value in wanted.items() if getattr(stored, name) != value]
+    if [costs.concurrency for costs in stored.costs] != list(plan.loads):
         different.append("concurrency")
     if different:
         raise UsageError(
             f"{folder} holds an experiment that differs in {', '.join(different)}; give another folder with --output, "
-            "or the same settings to go on with that one."
+            "or the same settings to resume that one."
         )
-    return kept
+    return stored
 
 
 def keep_measured(measured: Measured, folder: Path) -> None:
-    """Writes it, and makes the folder if need be.
+    """Write the measurements to the folder, and create the folder if needed.
 
     Raises:
-        StepSpecError: the disk refuses.
+        StepSpecError: the file cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / MEASURED, measured.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        raise StepSpecError(f"Cannot keep the runs in {folder}: {error.strerror}. Give another --output.") from error
+        raise StepSpecError(f"Cannot store the runs in {folder}: {error.strerror}. Give another --output.") from error
 
 
 def identity(pair: Pair, prompts: Prompts, plan: Plan) -> dict[str, str | float | int]:
-    """What has to agree for an experiment to go on."""
+    """Return the fields that must match for an experiment to resume."""
     return {
         "pair": pair.hash,
         "data_sha256": prompts.sha256,

@@ -1,4 +1,4 @@
-"""What the rows and the summary of a run say of each candidate, and of the prompts."""
+"""Computes the results at one load from the rows and the summary of a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,16 +10,16 @@ from stepspec.evaluation.stats import Paired, corrected_confidence
 from stepspec.loop.policy import Policy
 
 MANY_CUT_SHORT = 0.2
-"""Of the target's answers: with more of them cut short, that policies agree says little."""
+"""Share of the target's answers that are cut short, above which agreement between policies says little."""
 
 
 def make_load(
     costs: LoadCosts, run: RunRecord, policies: Mapping[str, Policy], summary: Summary, rows: Iterable[ResultRow]
 ) -> Load:
-    """What was found at one load.
+    """Return the results at one load.
 
     Raises:
-        StepSpecError: the target finished no prompt, so there is nothing to compare with.
+        StepSpecError: the target finished no prompt, so there is no baseline.
     """
     by_policy: dict[str, dict[str, ResultRow]] = {name: {} for name in run.policies}
     for row in rows:
@@ -27,8 +27,8 @@ def make_load(
     target = list(by_policy[BASELINE].values())
     if not target:
         raise StepSpecError(
-            f"With {costs.concurrency} at once the target finished none of the prompts, so there is nothing to compare "
-            "with; failures.jsonl among the runs says why. Mend that, and give another folder with --output."
+            f"The target finished none of the prompts at concurrency {costs.concurrency}, so there is no baseline. See "
+            "failures.jsonl in the run's folder for the reason. Fix it, and give another folder with --output."
         )
     many_cut_short = summary.policies[BASELINE].truncated > MANY_CUT_SHORT * len(target)
     losses = {} if many_cut_short else _losses(run, by_policy)
@@ -73,9 +73,9 @@ def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary
 
 
 def _losses(run: RunRecord, by_policy: Mapping[str, Mapping[str, ResultRow]]) -> dict[str, float]:
-    """Bounds of what the policies that are not exact lose, that hold together (Bonferroni)."""
+    """Return upper bounds of the inexact policies' accuracy losses that hold jointly (Bonferroni)."""
     inexact = [name for name, record in run.policies.items() if not record.exact]
-    # A prompt without a row is one that ended in an error, which is no right answer.
+    # A prompt without a row ended in an error and counts as not correct.
     ids = sorted(set[str]().union(*by_policy.values()))
     confidence = corrected_confidence(len(inexact))
     return {
@@ -89,10 +89,13 @@ def _scores(rows: Mapping[str, ResultRow], ids: Sequence[str]) -> list[list[floa
 
 
 def _reading_share(costs: LoadCosts, rows: Sequence[ResultRow]) -> float | None:
-    """By what reading and writing cost, as an engine that knew a prompt already has read it in no time."""
+    """Return the share of the target's time spent on reading prompts; None if unknown.
+
+    Computed from the costs per token, because an engine reads a cached prompt in no time.
+    """
     if costs.target.read_s is None or not rows:
         return None
-    # Prompts of requests at once are read one beside the other, while their tokens are written together.
+    # Concurrent prompts share the engine, so each takes `concurrency` times as long. Tokens are generated in one batch.
     reading = costs.concurrency * costs.target.read_s * sum(row.num_prompt_tokens for row in rows)
     writing = costs.target.write_s * sum(row.tokens.committed for row in rows)
     return reading / (reading + writing) if reading + writing else None

@@ -1,7 +1,7 @@
-"""Times both models on the user's prompts by calls to their engines: reading, writing, wide passes, and drafters.
+"""Times both models on the user's prompts by engine calls: reading, writing, wide passes, and drafters.
 
-Knows engines and token ids, no steps and no policies. Every turn takes other prompts, and figures are medians over
-turns, so that one disturbance of the machine does not count.
+This module uses engines and token ids, no steps and no policies. Every turn uses different prompts. Figures are medians
+over turns, so that a single disturbance of the machine has no effect.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from stepspec.evaluation.advise.findings import LoadCosts, ModelCosts, Trial
 
 TURNS = 5
 WRITTEN = 33
-"""Tokens written after each prompt to time one."""
+"""Tokens generated after each prompt to time one token."""
 WIDTHS = (1, 8, 64)
-"""Tokens of a continuation that are verified in one pass."""
+"""Numbers of continuation tokens to verify in one pass."""
 
 TRIED_PROMPTS, TRIED_TOKENS, TRIED_COUNT = 4, 64, 4
-"""Prompts by which a drafter is tried at least, tokens written after each, and tokens drafted a round."""
+"""Minimum number of prompts to try a drafter on, tokens generated after each, and tokens drafted per round."""
 
 T = TypeVar("T")
 Ids = list[int]
 
 
 async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int) -> LoadCosts:
-    """What both models take with so many requests at once.
+    """Measure the costs of both models at one concurrency.
 
     Args:
         pair: the models.
-        prompts: rendered texts, so that each model reads them by its own tokenizer.
-        concurrency: requests at once.
+        prompts: rendered texts, which each model encodes with its own tokenizer.
+        concurrency: number of concurrent requests.
     """
     target = await _model_costs(pair.target, prompts, concurrency, WIDTHS)
     draft = await _model_costs(pair.draft, prompts, concurrency, ()) if pair.draft else None
@@ -53,10 +53,10 @@ async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int) -> Lo
 
 
 async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int, widths: Sequence[int]) -> ModelCosts:
-    await engine.forget()  # what was asked before would be too easy otherwise
-    room = engine.max_context - max(WRITTEN, *WIDTHS)
-    texts = [ids for prompt in prompts if 1 < len(ids := engine.tokenizer.encode(prompt)) <= room]
-    if not texts:  # every prompt nearly fills the context: what a token costs can be seen after half of it as well
+    await engine.forget()  # cached prompts would be too cheap
+    max_length = engine.max_context - max(WRITTEN, *WIDTHS)
+    texts = [ids for prompt in prompts if 1 < len(ids := engine.tokenizer.encode(prompt)) <= max_length]
+    if not texts:  # every prompt nearly fills the context, so measure after half a context instead
         texts = [engine.tokenizer.encode(prompt)[: engine.max_context // 2] for prompt in prompts]
     await _turn(engine, _some(texts, 0, concurrency), widths)  # the first calls of their kind may compile or allocate
     turns = [await _turn(engine, _some(texts, 1 + turn, concurrency), widths) for turn in range(TURNS)]
@@ -73,8 +73,8 @@ async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int,
 
 
 def _some(texts: Sequence[Ids], turn: int, count: int) -> list[Ids]:
-    """Texts for a turn, others than in the turn before where there are enough."""
-    return [texts[(turn * count + place) % len(texts)] for place in range(count)]
+    """Return the texts for a turn, different from those of the turn before if there are enough."""
+    return [texts[(turn * count + index) % len(texts)] for index in range(count)]
 
 
 async def _turn(engine: Engine, texts: Sequence[Ids], widths: Sequence[int]) -> ModelCosts:
@@ -84,7 +84,7 @@ async def _turn(engine: Engine, texts: Sequence[Ids], widths: Sequence[int]) -> 
     one_s, _ = await _written(engine, buffers, 1)
     all_s, chunks = await _written(engine, buffers, WRITTEN)
     more = max(len(chunk.ids) for chunk in chunks) - 1
-    # A model that has nothing to say ends its text at once; what a call for one token takes is then all that is known.
+    # If the model ends every text after the first token, only the time of a call for one token is known.
     write_s = max((all_s - one_s) / more, 0.01 * one_s) if more else one_s
     passes = {width: await _verifying(engine, buffers, chunks, width) for width in widths}
     wider = {width: 1 + (seconds - passes[widths[0]]) / write_s for width, seconds in passes.items()}
@@ -92,7 +92,10 @@ async def _turn(engine: Engine, texts: Sequence[Ids], widths: Sequence[int]) -> 
 
 
 async def _reading(engine: Engine, texts: Sequence[Ids]) -> float | None:
-    """Seconds for a token of a prompt, by texts that begin in the middle, so that no engine has them already."""
+    """Return the seconds per prompt token; None if the engine cached the prompts.
+
+    The texts are rotated to begin in the middle, so that no engine has cached them.
+    """
     buffers = [TokenBuffer([*ids[len(ids) // 2 :], *ids[: len(ids) // 2]]) for ids in texts]
     cold_s, chunks = await _written(engine, buffers, 1)
     warm_s, _ = await _written(engine, buffers, 1)
@@ -105,7 +108,7 @@ async def _written(engine: Engine, buffers: Sequence[TokenBuffer], num_tokens: i
 
 
 async def _verifying(engine: Engine, buffers: Sequence[TokenBuffer], chunks: Sequence[Chunk], width: int) -> float:
-    """Seconds of a pass over so many tokens that may well follow."""
+    """Return the seconds of a pass that verifies `width` plausible continuation tokens."""
     calls = [
         engine.verify(buffer, _repeated(chunk.ids or tuple(buffer.since(0)), width), scores=False)
         for buffer, chunk in zip(buffers, chunks, strict=True)
@@ -114,19 +117,19 @@ async def _verifying(engine: Engine, buffers: Sequence[TokenBuffer], chunks: Seq
 
 
 def _repeated(ids: Sequence[int], count: int) -> Ids:
-    return [ids[place % len(ids)] for place in range(count)]
+    return [ids[index % len(ids)] for index in range(count)]
 
 
 async def _timed(calls: Sequence[Coroutine[Any, Any, T]]) -> tuple[float, list[T]]:
     started = time.perf_counter()
-    found = await side_by_side(*calls)
-    return time.perf_counter() - started, found
+    results = await side_by_side(*calls)
+    return time.perf_counter() - started, results
 
 
 async def try_drafters(
     pair: Pair, prompts: Sequence[str], costs: LoadCosts, sampling: Sampling, max_tokens: int
 ) -> list[Trial]:
-    """What each drafter of the target does on a few prompts, at the load that the costs are for."""
+    """Try each drafter of the target on a few prompts, at the concurrency of `costs`."""
     stop = Stop(min(TRIED_TOKENS, max_tokens))
     names: list[DrafterName] = [name for name in pair.target.drafters if name != "engine"]
     texts = [pair.target.tokenizer.encode(prompt) for prompt in prompts[: max(TRIED_PROMPTS, costs.concurrency)]]
@@ -136,31 +139,31 @@ async def try_drafters(
 async def _trial(
     engine: Engine, drafter: DrafterName, texts: Sequence[Ids], costs: LoadCosts, sampling: Sampling, stop: Stop
 ) -> Trial:
-    await engine.forget()  # what was asked before would be too easy otherwise
-    before, places = engine.metrics(), asyncio.Semaphore(costs.concurrency)
+    await engine.forget()  # cached prompts would be too cheap
+    before, slots = engine.metrics(), asyncio.Semaphore(costs.concurrency)
 
     async def write(ids: Ids) -> None:
-        async with places:
+        async with slots:
             drafting = Drafting(drafter, TRIED_COUNT)
             await collect(engine.generate(TokenBuffer(ids), sampling, stop, drafting))
 
     await side_by_side(*map(write, texts))
-    return _found(drafter, engine.metrics() - before, costs)
+    return _make_trial(drafter, engine.metrics() - before, costs)
 
 
-def _found(drafter: DrafterName, done: Metrics, costs: LoadCosts) -> Trial:
-    acceptance, coverage = done.acceptance or 0.0, done.drafts / done.rounds if done.rounds else 0.0
-    rounds_with_drafts = coverage * done.passes["verify"]
-    cost = done.seconds.get("draft", 0.0) / (TRIED_COUNT * rounds_with_drafts) if rounds_with_drafts else 0.0
-    taken = formula.Costs(cost / costs.target.write_s, costs.target.pass_over_one)
-    best, predicted = formula.best_num_tokens(acceptance, taken, coverage)
+def _make_trial(drafter: DrafterName, work: Metrics, costs: LoadCosts) -> Trial:
+    acceptance, coverage = work.acceptance or 0.0, work.drafts / work.rounds if work.rounds else 0.0
+    rounds_with_drafts = coverage * work.passes["verify"]
+    draft_s = work.seconds.get("draft", 0.0) / (TRIED_COUNT * rounds_with_drafts) if rounds_with_drafts else 0.0
+    relative = formula.Costs(draft_s / costs.target.write_s, costs.target.pass_over_one)
+    best, predicted = formula.best_num_tokens(acceptance, relative, coverage)
     return Trial(
         drafter=drafter,
         num_tokens=TRIED_COUNT,
         acceptance=acceptance,
         coverage=coverage,
-        cost=taken.drafting,
+        cost=relative.drafting,
         best_num_tokens=best,
         predicted=predicted,
-        ideal=formula.ideal_speedup(taken),
+        ideal=formula.ideal_speedup(relative),
     )

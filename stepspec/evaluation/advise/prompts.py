@@ -1,4 +1,4 @@
-"""Reads the user's own prompts: questions, prompts or conversations, with right answers or without."""
+"""Reads the user's own prompts: questions, prompts or conversations, with or without right answers."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ from stepspec.evaluation.running.data import DataRow, content_line, read_rows, t
 GOLD_KEYS = ("answer", "gold")
 
 LEAST_ROOM = 64
-"""Tokens that a prompt has to leave for its answer."""
+"""Minimum number of context tokens that a prompt must leave for its answer."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One of them. `gold` is its right answer, if it has one that can be compared."""
+    """A prompt of the user. `gold` is its right answer, if it has one that can be compared."""
 
     id: str
     question: str
     gold: str | None
     why_no_gold: str | None
     shortened: bool
-    """Whether there were other messages besides."""
+    """Whether other messages of the conversation were dropped."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Those that are asked, and what is to be said of the others."""
+    """The prompts to run, and counts of those that were left out."""
 
     problems: tuple[EvalProblem, ...]
     asked: Asked
@@ -46,13 +46,13 @@ class Prompts:
         return hashlib.sha256(b"".join(lines)).hexdigest()
 
     def with_golds(self, golds: dict[str, str]) -> ProblemSet:
-        """The problems with what their answers are compared with."""
+        """Return the problems with the right answers or references to compare with."""
         problems = tuple(replace(each, gold=golds.get(each.id, each.gold)) for each in self.problems)
         return ProblemSet(problems, self.sha256)
 
 
 def read_prompts(path: Path) -> Iterator[Prompt]:
-    """The prompts of a jsonl, csv or parquet file, read as they are asked for.
+    """Yield the prompts of a jsonl, csv or parquet file, read lazily.
 
     Raises:
         UsageError: the file cannot be read, or a row has no prompt.
@@ -65,63 +65,66 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
 
 
 def choose_prompts(path: Path, pair: Pair, limit: int) -> Prompts:
-    """The first prompts that fit the models' contexts, at most `limit`.
+    """Return the first prompts that fit the models' contexts, at most `limit`.
 
     Raises:
         UsageError: the file cannot be read, has no prompt, or none that fits.
     """
     engines = [pair.target, *([pair.draft] if pair.draft and pair.one_vocabulary else [])]
     longest = min(engine.max_context for engine in engines) - LEAST_ROOM
-    kept: list[Prompt] = []
+    chosen: list[Prompt] = []
     num_rows = num_too_long = 0
     for prompt in read_prompts(path):
         num_rows += 1
         if len(encode_request(pair.target.tokenizer, prompt.question)) > longest:
             num_too_long += 1
             continue
-        kept.append(prompt)
-        if len(kept) == limit:
+        chosen.append(prompt)
+        if len(chosen) == limit:
             break
     if not num_rows:
         raise no_prompts(path)
-    if not kept:
+    if not chosen:
         raise UsageError(
             f"Each of the {num_rows:,} prompts in {path} is longer than the {longest:,} tokens that the models take. "
             "Shorten them or choose models with a longer context."
         )
-    return _prompts(kept, num_rows, num_too_long)
+    return _prompts(chosen, num_rows, num_too_long)
 
 
 def no_prompts(path: Path) -> UsageError:
-    """What is said of an empty file."""
+    """Return the error for a file without prompts."""
     return UsageError(f'{path} has no prompts; it needs rows like {{"question": "..."}} or {{"messages": [...]}}.')
 
 
-def _prompts(kept: list[Prompt], num_rows: int, num_too_long: int) -> Prompts:
-    why = _why_not_graded(kept)
+def _prompts(chosen: list[Prompt], num_rows: int, num_too_long: int) -> Prompts:
+    why = _why_not_graded(chosen)
     return Prompts(
-        tuple(EvalProblem(each.id, each.question, each.gold or "" if why is None else "") for each in kept),
+        tuple(EvalProblem(each.id, each.question, each.gold or "" if why is None else "") for each in chosen),
         Asked(
             num_rows=num_rows,
-            num_asked=len(kept),
+            num_asked=len(chosen),
             num_too_long=num_too_long,
-            num_shortened=sum(each.shortened for each in kept),
+            num_shortened=sum(each.shortened for each in chosen),
             graded=why is None,
             why_not_graded=why,
         ),
     )
 
 
-def _why_not_graded(kept: list[Prompt]) -> str | None:
-    """Right answers count only where all prompts have one: shares over two kinds of answers would say nothing."""
-    missing = [each for each in kept if each.gold is None]
+def _why_not_graded(chosen: list[Prompt]) -> str | None:
+    """Return why answers are not graded; None if all prompts have a right answer.
+
+    With only some right answers none is used, because shares over two kinds of comparison would be meaningless.
+    """
+    missing = [each for each in chosen if each.gold is None]
     if not missing:
         return None
-    if len(missing) == len(kept) and not any(each.why_no_gold for each in kept):
+    if len(missing) == len(chosen) and not any(each.why_no_gold for each in chosen):
         return "The prompts come without right answers."
     first = next((each for each in missing if each.why_no_gold), missing[0])
     why = first.why_no_gold or "There is none."
-    return f"{len(missing):,} of {len(kept):,} prompts have no right answer to compare with ({first.id}: {why})"
+    return f"{len(missing):,} of {len(chosen):,} prompts have no right answer to compare with ({first.id}: {why})"
 
 
 def _question(row: DataRow) -> tuple[str, bool]:
@@ -144,7 +147,7 @@ def _last_of_user(row: DataRow, key: str) -> tuple[str, bool]:
 
 
 def _as_text(content: Any) -> Any:
-    """The text of a message that may come in parts."""
+    """Return the text of a message whose content may be a list of parts."""
     if not isinstance(content, list):
         return content
     parts = [cast(dict[str, Any], part) for part in cast(list[Any], content) if isinstance(part, dict)]
@@ -152,7 +155,7 @@ def _as_text(content: Any) -> Any:
 
 
 def _gold(row: DataRow, grading: Grading) -> tuple[str | None, str | None]:
-    """The right answer, or else why what stands there cannot be one."""
+    """Return the right answer, or else the reason why the value is not valid; both are None without a value."""
     for key in GOLD_KEYS:
         if row.fields.get(key) not in (None, ""):
             try:

@@ -1,7 +1,7 @@
-"""Where there are no right answers: whether a policy's answer agrees with another answer of the target's own.
+"""Grades answers without right answers: checks whether a policy's answer agrees with the target's own answer.
 
-The target answers every prompt once more beforehand, with another seed. Above temperature 0 the target alone does not
-always agree with that either, and it is that share which a policy's is compared with.
+The target first answers every prompt once with another seed. Above temperature 0, the target alone does not always
+agree with that answer either. A policy's share of agreement is compared with the target's share.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from stepspec.evaluation.running import EvalProblem
 from stepspec.evaluation.running.running import System
 from stepspec.evaluation.running.schedule import seed_of
 
-# Of an answer that was found the blanks around it are gone, so nothing that begins with one is taken for another.
+# Answers that are found are stripped, so no answer can be confused with these markers, which begin with a space.
 WHOLE_TEXT = " sha256:"
-"""Begins what stands for an answer in which no box, answer phrase or number was found: the hash of all of it."""
+"""Prefix of the reference for a text without a box, answer phrase or number: the hash of the whole text follows."""
 
 NO_ANSWER = " none"
-"""Stands for an answer that was cut short, or that could not be given for want of room."""
+"""Reference for an answer that is empty or was cut short, or whose prompt did not fit the context."""
 
 
 class Agreement(Grading):
-    """Compares with what `reference` gave: by the answer that is found in both texts, else by the whole texts."""
+    """Compares texts with references: by the answer found in both texts, else by the whole texts."""
 
     def __init__(self) -> None:
         super().__init__("math", last_number=True)
 
     def reference(self, text: str, *, cut_short: bool) -> str:
-        """What later answers are compared with."""
+        """Return the reference that later answers are compared with."""
         if cut_short or not text.strip():
             return NO_ANSWER
         found = find_answer(text, last_number=True, cut_short=False)
@@ -40,22 +40,22 @@ class Agreement(Grading):
                 return self.check_gold(found.text)
             except UsageError:  # too long to be an answer, or nothing but marks
                 pass
-        return _whole(text)
+        return _text_hash(text)
 
     def grade(self, text: str, gold: str, *, cut_short: bool = False) -> Grade:
-        """`correct` for an answer that agrees."""
+        """Grade a text against a reference: `correct` if it agrees."""
         if gold == NO_ANSWER or cut_short or not text.strip():
             return Grade("no_answer", why="The answer or the target's own was cut short, or there is none.")
         if not gold.startswith(WHOLE_TEXT):
             return super().grade(text, gold, cut_short=cut_short)
-        whole = _whole(text)
-        if whole == gold:
-            return Grade("correct", whole, None, "text")
-        return Grade("incorrect", whole, None, "text", "The text is another than the target's own.")
+        text_hash = _text_hash(text)
+        if text_hash == gold:
+            return Grade("correct", text_hash, None, "text")
+        return Grade("incorrect", text_hash, None, "text", "The text is another than the target's own.")
 
 
-def _whole(text: str) -> str:
-    """The same for texts that differ in case or in blank space only."""
+def _text_hash(text: str) -> str:
+    """Return a hash that is the same for texts that differ only in case or whitespace."""
     return WHOLE_TEXT + hashlib.sha256(" ".join(text.casefold().split()).encode(errors="replace")).hexdigest()[:16]
 
 
@@ -68,17 +68,19 @@ async def ask_target(
     concurrency: int,
     on_done: Callable[[int], None],
 ) -> Mapping[str, str]:
-    """By prompt, what answers are compared with; `on_done` is told how many are finished.
+    """Return the references that answers are compared with, by prompt.
+
+    `on_done` is called with the number of finished prompts.
 
     Raises:
         EngineError: the engine failed.
     """
-    places = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
     references: dict[str, str] = {}
 
     async def ask(problem: EvalProblem) -> None:
         own = Sampling(sampling.temperature, seed=seed_of(sampling.seed + 1, problem.id, 0))
-        async with places:
+        async with slots:
             try:
                 result = await target.generate(problem.question, prompt="bare", sampling=own, max_tokens=max_tokens)
             except ContextError:

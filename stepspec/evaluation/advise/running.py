@@ -1,4 +1,4 @@
-"""The experiment: both models timed, drafters tried, policies run on the user's prompts, and what follows from it."""
+"""Runs the experiment: times both models, tries drafters, runs policies on the user's prompts, and gives advice."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,26 +28,26 @@ from stepspec.evaluation.running.running import OnRow
 from stepspec.evaluation.runs import iter_rows
 
 GRADED, AGREED = "prompts", "prompts (accuracy is agreement with the target)"
-"""What the runs are called."""
+"""Names of the runs, with and without right answers."""
 
 
 @dataclass(frozen=True)
 class Watcher:
-    """Is told how far it is."""
+    """Callbacks for progress: `begin` at the start of a stage, `show` within it."""
 
     begin: Callable[[str], None]
     show: OnRow
 
 
 async def advise(pair: Pair, prompts: Prompts, plan: Plan, folder: Path, watcher: Watcher) -> Findings:
-    """Measures, runs what is not finished yet in the folder, and advises. The caller closes the pair.
+    """Measure, run what is not finished yet in the folder, and return the findings. The caller closes the pair.
 
     Raises:
         UsageError: there is nothing to compare, or the folder holds something else.
-        StepSpecError: an engine or the disk failed; what is finished is kept.
+        StepSpecError: an engine or the disk failed; finished results are stored.
     """
     refuse_strangers(folder)
-    # Files may change while it is measured.
+    # Record the conditions first, because files may change during the measurement.
     where = Conditions(
         versions=versions(),
         commit=commit(),
@@ -97,15 +97,15 @@ async def _measure(pair: Pair, prompts: Prompts, plan: Plan, watcher: Watcher) -
     watcher.show(None, len(costs), num_stages)
     trials = await try_drafters(pair, texts, costs[0], sampling, plan.max_tokens)
     watcher.show(None, num_stages, num_stages)
-    references: dict[str, str] = {}  # for which the target is asked once this is kept
-    found = {"costs": costs, "trials": trials, "memory": memory_of(pair), "references": references}
-    return Measured.model_validate({**identity(pair, prompts, plan), **found})
+    references: dict[str, str] = {}  # the target is asked for them after these measurements are stored
+    results = {"costs": costs, "trials": trials, "memory": memory_of(pair), "references": references}
+    return Measured.model_validate({**identity(pair, prompts, plan), **results})
 
 
 async def _own_answers(
     pair: Pair, prompts: Prompts, plan: Plan, watcher: Watcher, agreement: Agreement
 ) -> Mapping[str, str]:
-    """What the target says itself, to compare with where there are no right answers."""
+    """Return the target's own answers by prompt, to compare with if there are no right answers."""
     watcher.begin("the target's own answers")
     return await ask_target(
         StepSpec(policy=baseline_of(pair)[0], pair=pair),
@@ -120,7 +120,7 @@ async def _own_answers(
 
 @dataclass(frozen=True)
 class _Task:
-    """Everything that does not change from load to load."""
+    """Everything that is the same for all loads."""
 
     pair: Pair
     problems: ProblemSet
@@ -133,8 +133,8 @@ class _Task:
     async def run(self, costs: LoadCosts, folder: Path) -> Load:
         engines = {"target": self.pair.target, "draft": self.pair.draft}
         run = self._conditions(costs.concurrency, engines)
-        at_once = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
-        self.watcher.begin(f"policies, {at_once} at once")
+        requests = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
+        self.watcher.begin(f"policies, {requests} at once")
         summary = await evaluate(
             run,
             self.problems.problems,
@@ -158,12 +158,12 @@ class _Task:
 
 
 def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, prompts: Prompts) -> Advice:
-    """What follows with the fewest requests at once; how far it carries is seen with more."""
+    """Return the advice for the lowest concurrency. Higher ones show up to where it pays."""
     first = loads[0]
     choice = choose(first)
     chosen = first.named(choice.policy)
     alone = choice.policy == BASELINE
-    found = Advice(
+    advice = Advice(
         policy=choice.policy,
         policy_text=candidates.policies[choice.policy][1],
         speedup=chosen.speedup if chosen and not alone else None,
@@ -173,28 +173,28 @@ def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, p
         reasons=reasons(first, measured.trials, measured.memory) if alone else [],
         sentences=[],
     )
-    told = sentences(found, loads, measured.trials, measured.memory, prompts.asked)
-    return found.model_copy(update={"sentences": told})
+    texts = sentences(advice, loads, measured.trials, measured.memory, prompts.asked)
+    return advice.model_copy(update={"sentences": texts})
 
 
 def _pays_up_to(policy: str, loads: Iterable[Load]) -> int:
-    """The largest load at which it pays, as it does at all smaller ones."""
-    most = 1
+    """Return the largest load at which a policy pays, if it also pays at all smaller loads."""
+    largest = 1
     for load in loads:
         candidate = load.named(policy)
         if candidate is None or not pays(candidate, load.costs.concurrency):
             break
-        most = load.costs.concurrency
-    return most
+        largest = load.costs.concurrency
+    return largest
 
 
 def memory_of(pair: Pair) -> Memory:
-    """What weights and caches of both models take now, each weight once."""
+    """Return the bytes that weights and caches of both models take now, with shared weights counted once."""
     target = pair.target.metrics().memory_bytes
     own = sum(size for name, size in target.items() if not name.startswith("draft"))
     drafting = {name: size for name, size in target.items() if name.startswith("draft")}
     draft = pair.draft.metrics().memory_bytes if pair.draft else {}
     if "weights" in draft:  # the target's drafter shares them
         drafting.pop("draft weights", None)
-    taken = sum(drafting.values()) + sum(draft.values())
-    return Memory(target_bytes=own or None, draft_bytes=taken or None)
+    draft_bytes = sum(drafting.values()) + sum(draft.values())
+    return Memory(target_bytes=own or None, draft_bytes=draft_bytes or None)

@@ -1,4 +1,4 @@
-"""What was measured, as tables for a terminal."""
+"""Tables of the measurements for a terminal."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,11 +11,11 @@ from stepspec.evaluation.report.cells import joined, percent, percent_with_inter
 
 Cell = Callable[[Candidate], str]
 SPEEDS = ("speedup", "throughput")
-"""Columns that are struck through where a speed does not count."""
+"""Columns that are struck through if a speed does not count."""
 
 
 def policies_table(load: Load, *, graded: bool) -> Table:
-    """The policies that were run at one load; columns without a figure are left out."""
+    """Return a table of the policies that ran at one load."""
     columns: Sequence[tuple[str, Cell]] = (
         ("speedup", lambda each: joined(times(each.speedup, each.speedup_ci))),
         ("throughput", lambda each: times(each.throughput)[0]),
@@ -41,7 +41,7 @@ def policies_table(load: Load, *, graded: bool) -> Table:
 
 
 def costs_table(findings: Findings) -> Table:
-    """What a token takes both models, by load."""
+    """Return a table of the time per token of both models, by load."""
     widths = sorted({width for load in findings.loads for width in load.costs.target.pass_over_one if width > 1})
     table = _table("what a token takes")
     for title in ("", "to write", "to read", *(f"a pass over {width}" for width in widths)):

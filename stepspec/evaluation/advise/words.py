@@ -1,4 +1,4 @@
-"""What was found, in plain sentences."""
+"""Describes the findings in plain sentences."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from stepspec.evaluation.report.cells import count, joined, percent, percent_wit
 from stepspec.evaluation.stats import MIN_FOR_BOOTSTRAP
 
 MOST_ROUNDS = 0.9
-"""A drafter that has something to propose in fewer is said to have."""
+"""Share of rounds below which the sentences report how often a drafter proposes tokens."""
 
 
 def sentences(
@@ -20,7 +20,7 @@ def sentences(
     memory: Memory,
     asked: Asked,
 ) -> list[str]:
-    """The advice first, then what it rests on, then where it ends."""
+    """Return the sentences of the advice: first the advice, then its evidence, then its limits."""
     first = loads[0]
     chosen = first.named(advice.policy)
     assert chosen is not None, advice.policy
@@ -54,7 +54,7 @@ def _for(advice: Advice, chosen: Candidate, load: Load, asked: Asked) -> Iterabl
 def _against(advice: Advice) -> Iterable[str]:
     what = "exact speculation" if advice.unproven else "speculation"
     if any(reason.kind == "not shown" for reason in advice.reasons):
-        yield f"It was not shown that {what} pays here, so use the target alone until more prompts (--limit) tell."
+        yield f"These prompts do not show that {what} pays here. Use the target alone, or try more prompts (--limit)."
     else:
         yield f"Here {what} does not pay: use the target alone."
     for reason in advice.reasons:
@@ -68,12 +68,12 @@ def _unproven(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
     speed = joined(times(candidate.speedup, candidate.speedup_ci))
     still = "" if advice.policy == BASELINE else " still"
     if candidate.loss_upper is None:
-        known, settled = "too many answers were cut short to say what it does to their quality", ""
+        known, needed = "too many answers were cut short to measure their quality", ""
     else:
         lower, wanted = _points(candidate.loss_upper), candidate.num_to_know
-        known = f"for all that these prompts show, its {_share_name(asked)} may be up to {lower} lower"
-        settled = f"; about {count(wanted, 'prompt')} would tell to within a point" if wanted else ""
-    yield f"{candidate.name} is faster{still}, {speed}, but not exact, and {known}{settled}."
+        known = f"by these prompts, its {_share_name(asked)} may be up to {lower} lower"
+        needed = f"; about {count(wanted, 'prompt')} would show it to within a point" if wanted else ""
+    yield f"{candidate.name} is faster{still}, {speed}, but not exact, and {known}{needed}."
 
 
 def _points(share: float | None) -> str:
@@ -85,7 +85,7 @@ def _share_name(asked: Asked) -> str:
 
 
 def _drafting(trials: Sequence[Trial], load: Load) -> Iterable[str]:
-    """What the formula says, beside what was reached."""
+    """Yield the speedup by the formula and the measured one."""
     tried = next((trial for trial in trials if trial.drafter == "draft-model"), None)
     tried = tried or max(trials, key=lambda trial: trial.predicted, default=None)
     if tried is None:
@@ -98,7 +98,7 @@ def _drafting(trials: Sequence[Trial], load: Load) -> Iterable[str]:
     seldom = f"; it has tokens to propose in {tried.coverage:.0%} of the rounds" if tried.coverage < MOST_ROUNDS else ""
     yield (
         f"With {tried.drafter} a drafted token takes {tried.cost:.2f} times as long as one that the target writes, and "
-        f"{percent(tried.acceptance)} of those that are looked at are accepted{seldom}; by the formula "
+        f"{percent(tried.acceptance)} of those that are checked are accepted{seldom}; by the formula "
         f"(arXiv:2211.17192), {best}{_reached(load, tried.drafter)}."
     )
 
@@ -129,14 +129,15 @@ def _steps(load: Load, advice: Advice, asked: Asked) -> Iterable[str]:
 
 def _lengths(load: Load) -> Iterable[str]:
     costs = load.costs.target
-    told = f"At the median answers have {load.output_tokens.p50:,.0f} tokens and prompts {load.prompt_tokens.p50:,.0f}"
+    num_output, num_prompt = load.output_tokens.p50, load.prompt_tokens.p50
+    medians = f"The median answer has {num_output:,.0f} tokens, the median prompt {num_prompt:,.0f}"
     if costs.read_s is None or load.reading_share is None:
-        yield f"{told}; what reading a prompt costs could not be seen, as the engine had read them all before."
+        yield f"{medians}; the cost of reading a prompt is unknown, because the engine had cached them all."
         return
     shortest = short_answer(load)
     yield (
-        f"{told}; the target takes {seconds(costs.write_s)} to write a token and {seconds(costs.read_s)} to read one, "
-        f"so {load.reading_share:.0%} of its time goes into reading"
+        f"{medians}; the target takes {seconds(costs.write_s)} to write a token and {seconds(costs.read_s)} to read "
+        f"one, so {load.reading_share:.0%} of its time goes into reading"
         + (
             f". For answers below about {count(shortest, 'token')} reading takes over half, and little is left to gain."
             if shortest
@@ -146,7 +147,7 @@ def _lengths(load: Load) -> Iterable[str]:
 
 
 def short_answer(load: Load) -> int | None:
-    """Tokens of an answer below which reading the median prompt takes more than half of the target's time."""
+    """Return the answer length in tokens below which reading the median prompt takes over half of the target's time."""
     costs = load.costs
     if costs.target.read_s is None:
         return None
@@ -157,7 +158,7 @@ def short_answer(load: Load) -> int | None:
 def _memory(memory: Memory, load: Load) -> Iterable[str]:
     if memory.target_bytes is None:
         if load.costs.draft is not None:
-            yield "How much memory the draft takes is not known here, as the engine does not say."
+            yield "How much memory the draft takes is unknown, because the engine does not report it."
     elif memory.draft_bytes is not None:
         yield (
             f"Weights and caches of the draft take {_mib(memory.draft_bytes)} beside {_mib(memory.target_bytes)} of "
@@ -187,18 +188,18 @@ def _loads(advice: Advice, loads: Sequence[Load]) -> Iterable[str]:
             yield f"With {at} requests at once speculation pays; ask for that load alone with --concurrency."
         return
     ratios = [(load.costs.concurrency, load.named(advice.policy)) for load in loads]
-    told = ", ".join(f"{at} at once {times(each.throughput)[0]}" for at, each in ratios if each is not None)
+    by_load = ", ".join(f"{at} at once {times(each.throughput)[0]}" for at, each in ratios if each is not None)
     most = loads[-1].costs.concurrency
     beyond = (
         f"; it pays at all of them, up to {most}"
         if advice.pays_up_to == most
         else f"; past {advice.pays_up_to} at once it is not known to pay: use the target alone there"
     )
-    yield f"Requests finished in a second, over the target's: {told}{beyond}."
+    yield f"Requests finished in a second, over the target's: {by_load}{beyond}."
 
 
 def _limits(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
-    """How far this can be trusted."""
+    """Yield the limits of the advice."""
     if load.num_prompts < MIN_FOR_BOOTSTRAP:
         yield (
             f"{count(load.num_prompts, 'prompt')} {_are(load.num_prompts)} too few for intervals, so this is a "
@@ -229,8 +230,8 @@ def _limits(advice: Advice, load: Load, asked: Asked) -> Iterable[str]:
     num_tried = len(load.candidates) - 1
     if num_tried > 1 and advice.policy != BASELINE:
         yield (
-            f"As {advice.policy} is the fastest of {num_tried} that were tried, its speedup is a little flattered; "
-            "what it does on other prompts is the better figure."
+            f"As {advice.policy} is the fastest of {num_tried} that were tried, its speedup is slightly overestimated; "
+            "expect a little less on other prompts."
         )
 
 

@@ -1,9 +1,9 @@
-"""Two runs against each other, problem by problem: accuracy beside speed, and what differed between the runs.
+"""Compares two runs problem by problem: accuracy, speed, and the conditions that differ.
 
     comparison = compare(read_run(a), iter_rows(a), read_run(b), iter_rows(b))
 
-Ratios are of B against A: a speedup above 1 says that B was faster, a length ratio above 1 that it wrote more. Of a
-row only its figures are kept, so memory does not grow with what the models wrote.
+Ratios compare B with A: a speedup above 1 means that B was faster, a length ratio above 1 that it wrote more. Only the
+figures of a row are kept, so memory does not grow with the length of the outputs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,18 +27,18 @@ __all__ = ["Comparison", "Difference", "PolicyComparison", "Side", "compare", "p
 
 
 class Comparison(Record):
-    """What is known of two runs together."""
+    """The comparison of two runs."""
 
     version: Literal[1] = 1
     a: RunRecord
     b: RunRecord
     policies: list[PolicyComparison]
     differences: list[Difference]
-    """In the conditions; whatever is not listed was the same."""
+    """Conditions that differ. All others were the same."""
     conclusions: list[str]
-    """What can be concluded from the figures and what cannot, in sentences."""
+    """Sentences on what the figures allow to conclude and what they do not."""
     warning: str | None = None
-    """Set where the runs are of other data and were compared all the same."""
+    """Set if the runs use different data and were compared anyway."""
 
 
 def compare(
@@ -50,13 +50,13 @@ def compare(
     *,
     force: bool = False,
 ) -> Comparison:
-    """Compares policies of two runs: those named, as `NAME` or `NAME_IN_A=NAME_IN_B`, or all that both have.
+    """Compare policies of two runs: those named, as `NAME` or `NAME_IN_A=NAME_IN_B`, or all that both have.
 
-    Rows are paired by problem and repeat. Runs of other data are compared if `force` is set, over the problems of the
-    same id and with the same right answer.
+    Rows are paired by problem and repeat. With `force`, runs with different data are compared over the problems that
+    have the same id and the same right answer.
 
     Raises:
-        UsageError: other data; an unknown policy; nothing that both runs have finished.
+        UsageError: the data differ; a policy is unknown; or there is no problem that both runs finished.
     """
     if not force:
         refuse_other_data(a, b)
@@ -65,23 +65,23 @@ def compare(
     figures_b = RunFigures.of(rows_b, {right for _, right in pairs})
     same_data = a.data_sha256 == b.data_sha256
     compared = [compare_policies(figures_a, left, figures_b, right, same_data=same_data) for left, right in pairs]
-    found = [each for each in compared if each is not None]
-    if not found:
+    comparable = [each for each in compared if each is not None]
+    if not comparable:
         names = ", ".join(left if left == right else f"{left}={right}" for left, right in pairs)
         raise UsageError(f"There is no problem that both runs have finished under {names}; nothing can be compared.")
     differing = differences(a, b, pairs)
     return Comparison(
         a=a,
         b=b,
-        policies=found,
+        policies=comparable,
         differences=differing,
         conclusions=conclusions(a, b, differing),
-        warning=data_warning(a, b, found),
+        warning=data_warning(a, b, comparable),
     )
 
 
 def policy_pairs(a: RunRecord, b: RunRecord, named: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """The policies to compare, of A and of B.
+    """Return the policies to compare, as pairs of a name in A and a name in B.
 
     Raises:
         UsageError: a name is unknown, or the runs have no policy in common and none is named.
@@ -91,7 +91,7 @@ def policy_pairs(a: RunRecord, b: RunRecord, named: Sequence[str] = ()) -> list[
         if not common:
             raise UsageError(
                 f"The runs have no policy in common (A has {', '.join(a.policies)}; B has {', '.join(b.policies)}); "
-                "say which to compare with --policy NAME_IN_A=NAME_IN_B."
+                "choose which to compare with --policy NAME_IN_A=NAME_IN_B."
             )
         return common
     pairs: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""What differs between the conditions of two runs, and what can therefore be concluded from comparing them."""
+"""Lists how the conditions of two runs differ, and what a comparison of them can therefore show."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from stepspec.evaluation.compare.figures import PolicyComparison
 from stepspec.evaluation.records import Record, RunRecord
 
 HASH_LENGTH = 12
-"""Letters of a hash that are shown."""
+"""Number of characters of a hash to show."""
 
 CAUSES: Mapping[str, str] = {
     "data_sha256": "the data",
@@ -25,16 +25,16 @@ CAUSES: Mapping[str, str] = {
     "versions": "the software",
     "commit": "the software",
     "hardware": "the hardware",
-    "concurrency": "the requests at once",
+    "concurrency": "the concurrency",
 }
-"""What could change an answer, by the first part of a difference's name. The last two do it by rounding: another device
-or batch adds up in another order, and below float32 a near tie may fall the other way."""
+"""What can change an answer, by the first part of a difference's name. The last two do so by rounding: another device
+or batch size sums in another order, and below float32 precision a near tie may be decided differently."""
 
 NOT_LISTED = {"version", "policies", "started"}
 
 
 class Difference(Record):
-    """A condition that differs; null where a run does not say."""
+    """A condition that differs; a value is null if a run does not record it."""
 
     name: str
     """As in `run.json`, with dots: `engines.target.dtype`."""
@@ -43,7 +43,7 @@ class Difference(Record):
 
 
 def refuse_other_data(a: RunRecord, b: RunRecord) -> None:
-    """Refuses two runs of other data; the hash decides, as one data set may be asked with several prompts.
+    """Reject two runs with different data, by content hash. One data set may be used with several prompts.
 
     Raises:
         UsageError: the hashes differ.
@@ -52,51 +52,51 @@ def refuse_other_data(a: RunRecord, b: RunRecord) -> None:
         return
     hint = ""
     if a.benchmark == b.benchmark and a.num_problems != b.num_problems:
-        hint = " They may well be the same problems cut at different places by --limit."
+        hint = " They may be the same data with a different --limit."
     described = " and ".join(
         f"{run.benchmark} {run.data_sha256[:HASH_LENGTH]} with {run.num_problems:,} problems" for run in (a, b)
     )
     raise UsageError(
-        f"The runs are of other data ({described}).{hint} Give --force to compare the problems that have the same id "
+        f"The runs use different data ({described}).{hint} Give --force to compare the problems that have the same id "
         "and the same right answer in both."
     )
 
 
 def data_warning(a: RunRecord, b: RunRecord, compared: Sequence[PolicyComparison]) -> str | None:
-    """The sentence that goes with a comparison of other data."""
+    """Return a warning for a comparison of runs with different data; None if the data are the same."""
     if a.data_sha256 == b.data_sha256:
         return None
     others = max(each.num_other_answers for each in compared)
     num_same = max(each.num_problems for each in compared)
-    left_out = f" Left out are {others:,} of the same id with another right answer." if others else ""
+    left_out = f" Left out: {others:,} with the same id but a different right answer." if others else ""
     return (
-        f"The runs are of other data; compared are only the {num_same:,} problems that have the same id and the same "
-        f"right answer in both, and whether they ask the same is not known.{left_out}"
+        f"The runs use different data. The comparison covers only the {num_same:,} problems that have the same id and "
+        f"the same right answer in both; their questions may still differ.{left_out}"
     )
 
 
 def differences(a: RunRecord, b: RunRecord, policies: Iterable[tuple[str, str]]) -> list[Difference]:
-    """The conditions that differ, in the order of `run.json`, those of the compared policies last."""
+    """Return the conditions that differ, in the order of `run.json`, with the compared policies last."""
     left, right = (dict(_flat(run.model_dump(exclude=NOT_LISTED))) for run in (a, b))
     names = [*left, *(name for name in right if name not in left)]
-    found = [Difference(name=name, a=left.get(name), b=right.get(name)) for name in names]
+    pairs = [Difference(name=name, a=left.get(name), b=right.get(name)) for name in names]
     for name_a, name_b in policies:
         title = name_a if name_a == name_b else f"{name_a}={name_b}"
         hashes = (_shown(run.policies[name].sha256) for run, name in ((a, name_a), (b, name_b)))
-        found.append(Difference(name=f"policies.{title}", a=next(hashes), b=next(hashes)))
-    return [each for each in found if each.a != each.b]
+        pairs.append(Difference(name=f"policies.{title}", a=next(hashes), b=next(hashes)))
+    return [each for each in pairs if each.a != each.b]
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str | None]]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str | None]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+            yield from _flat(value, f"{prefix}{name}.")  # pyright: ignore[reportUnknownArgumentType]
         else:
-            yield before + name, _shown(value)
+            yield prefix + name, _shown(value)
 
 
 def _shown(value: object) -> str | None:
-    """Hashes shortened, with whatever stands behind them."""
+    """Return a value as text, with a hash shortened but its suffix kept."""
     if value is None:
         return None
     head, dash, rest = str(value).partition("-")
@@ -105,27 +105,27 @@ def _shown(value: object) -> str | None:
 
 
 def conclusions(a: RunRecord, b: RunRecord, differing: Sequence[Difference]) -> list[str]:
-    """What the figures allow to be said and what not, a sentence each."""
+    """Return sentences on what the figures allow to conclude and what they do not."""
     roots = {each.name.partition(".")[0] for each in differing}
-    drawn = max(a.temperature, b.temperature) > 0
-    said = [_cause(roots if drawn else roots - {"seed"})]
-    if drawn and "seed" in roots:
-        said.append("With other seeds and a temperature above 0 two rows share their problem, not their random draws.")
+    sampled = max(a.temperature, b.temperature) > 0
+    sentences = [_cause(roots if sampled else roots - {"seed"})]
+    if sampled and "seed" in roots:
+        sentences.append("Seeds differ at a temperature above 0, so paired rows share the problem but not the seed.")
     if "hardware" in roots or any(each.name.endswith(".device") for each in differing):
-        said.append("The hardware differs, so times cannot be compared: they are the machines' as much as the runs'.")
+        sentences.append("The hardware differs, so times cannot be compared: they also measure the machines.")
     if "concurrency" in roots:
-        said.append("Requests in flight differ, so times include how long requests waited for each other.")
+        sentences.append("The concurrency differs, so times include how long requests waited for each other.")
     if "grader" in roots:
-        said.append("The answers were not graded by the same rule, so accuracies cannot be compared.")
-    said.append("The runs did not take turns, so time ratios include whatever else changed on the machine in between.")
-    return said
+        sentences.append("The answers were not graded by the same rule, so accuracies cannot be compared.")
+    sentences.append("The runs did not alternate, so time ratios include other changes on the machine in between.")
+    return sentences
 
 
 def _cause(roots: Iterable[str]) -> str:
     causes = list(dict.fromkeys(CAUSES[root] for root in CAUSES if root in roots))
     if not causes:
-        return "Nothing that was recorded and could change an answer differs: other answers come from chance alone."
+        return "No recorded condition that can change an answer differs, so different answers come from chance alone."
     if len(causes) == 1:
-        return f"Beside chance only {causes[0]} can have changed answers, lengths and acceptance."
+        return f"Apart from chance, only {causes[0]} can have changed answers, lengths and acceptance."
     listed = f"{', '.join(causes[:-1])} and {causes[-1]}"
-    return f"As {listed} differ, no change in answers, lengths or acceptance can be put down to one of them."
+    return f"As {listed} differ, changes in answers, lengths or acceptance cannot be attributed to one of them."

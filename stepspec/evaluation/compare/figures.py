@@ -1,4 +1,4 @@
-"""The figures of two policies over the problems and repeats that both runs have finished."""
+"""The figures of two policies over the problems and repeats that both runs finished."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,14 +14,14 @@ from stepspec.evaluation.records import Record, ResultRow
 from stepspec.evaluation.stats import Answered, Paired, Powers, Ratio, Share, products_of_sums
 
 SEED = 0
-"""Of the resamples, so that comparing twice says the same."""
+"""Random seed of the resamples, so that a repeated comparison gives the same result."""
 
 Key = tuple[str, int]
 """Problem and repeat."""
 
 
 class Figures(NamedTuple):
-    """What is kept of a row."""
+    """The figures of one row."""
 
     gold: str
     correct: float
@@ -38,12 +38,12 @@ class Figures(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Neither cut off nor without an answer."""
+        """Whether the text was not cut off and has an answer."""
         return not (self.truncated or self.no_answer)
 
     @classmethod
     def of(cls, row: ResultRow) -> "Figures":
-        """Without texts and steps."""
+        """Build from a row, without its texts and steps."""
         return cls(
             gold=row.gold,
             correct=float(row.status == "correct"),
@@ -68,16 +68,19 @@ class RunFigures:
 
     @classmethod
     def of(cls, rows: Iterable[ResultRow], policies: Collection[str]) -> "RunFigures":
-        """Of these policies only."""
-        found: dict[str, dict[Key, Figures]] = {policy: {} for policy in policies}
+        """Build from the rows of these policies only."""
+        by_policy: dict[str, dict[Key, Figures]] = {policy: {} for policy in policies}
         for row in rows:
-            if row.policy in found:
-                found[row.policy][row.problem, row.repeat] = Figures.of(row)
-        return cls(found)
+            if row.policy in by_policy:
+                by_policy[row.policy][row.problem, row.repeat] = Figures.of(row)
+        return cls(by_policy)
 
 
 class Side(Record):
-    """One run's figures, over what both have finished. Seconds and tokens are sums, first ones medians."""
+    """One run's figures over the rows that both runs finished.
+
+    `wall_s` and `tokens` are sums; `first_step_s` and `first_answer_s` are medians.
+    """
 
     policy: str
     accuracy: float
@@ -86,13 +89,13 @@ class Side(Record):
     truncated: int
     wall_s: float
     tokens: int
-    """Committed."""
+    """Committed tokens."""
     first_step_s: float | None
     first_answer_s: float | None
     step_acceptance: float | None
     token_acceptance: float | None
     num_unpaired: int
-    """Rows that only this run has, which are in no figure."""
+    """Number of rows that only this run has. No figure includes them."""
 
 
 class PolicyComparison(Record):
@@ -102,19 +105,19 @@ class PolicyComparison(Record):
     b: Side
     num_problems: int
     num_rows: int
-    """Pairs of rows: problems times repeats."""
+    """Number of row pairs: problems times repeats."""
     num_other_answers: int
-    """Problems left out because the runs have other right answers to them."""
+    """Number of problems left out because the runs have different right answers to them."""
     accuracy_delta: float
     """B's accuracy minus A's."""
     accuracy_delta_ci: tuple[float, float]
     accuracy_p: float
-    """Of the hypothesis that both are as accurate."""
+    """p value of the hypothesis that both are equally accurate."""
     speedup: float | None
-    """A's wall seconds over B's: above 1 where B was faster."""
+    """A's wall seconds over B's: above 1 if B was faster."""
     speedup_ci: tuple[float, float] | None
     no_speed: str | None = None
-    """Why the speedup does not count, in a sentence: one side left requests unanswered that the other answered."""
+    """One sentence on why the speedup does not count: one side left requests unanswered that the other answered."""
     length_ratio: float | None
     """B's committed tokens over A's."""
     length_ratio_ci: tuple[float, float] | None
@@ -126,8 +129,11 @@ class PolicyComparison(Record):
 def compare_policies(
     a: RunFigures, policy_a: str, b: RunFigures, policy_b: str, *, same_data: bool
 ) -> PolicyComparison | None:
-    """None where no problem is finished in both runs. Problems of other data must have the same right answer; those of
-    the same data do, however a grader has written it."""
+    """Compare two policies; None if both runs finished no common problem.
+
+    With different data, only problems with the same right answer count. With the same data all do, even if graders
+    wrote the right answer differently.
+    """
     table_a, table_b = a.by_policy[policy_a], b.by_policy[policy_b]
     shared = [key for key in table_a if key in table_b]
     others = set[str]() if same_data else {key[0] for key in shared if table_a[key].gold != table_b[key].gold}
@@ -159,16 +165,16 @@ def compare_policies(
 
 
 def _no_speed(rows: Sequence[tuple[Figures, Figures]]) -> str | None:
-    """By the rule of reports, whichever of the two has left more without an answer."""
+    """Return why the speedup does not count, by the rule of reports, applied to both sides; None if it counts."""
     answered = Counter((a.answered, b.answered) for a, b in rows)
-    b_beside_a = Answered(
+    b_against_a = Answered(
         both=answered[True, True],
         only_target=answered[True, False],
         only_policy=answered[False, True],
         neither=answered[False, False],
     )
-    for side, other, beside in (("B", "A", b_beside_a), ("A", "B", b_beside_a.mirrored())):
-        if why := beside.why_no_speed(other):
+    for side, other, answers in (("B", "A", b_against_a), ("A", "B", b_against_a.mirrored())):
+        if why := answers.why_no_speed(other):
             return f"The speed of {side} does not count: {why}."
     return None
 
@@ -208,7 +214,7 @@ def _share(counts: Iterable[tuple[int, int]]) -> float | None:
 def _ratios(
     a: Mapping[Key, Figures], b: Mapping[Key, Figures], problems: Sequence[Sequence[Key]]
 ) -> Mapping[str, Ratio]:
-    """Speedup, length ratio and ratio of tokens per second; those that cannot be computed are left out."""
+    """Return speedup, length ratio and ratio of tokens per second, without those that cannot be computed."""
     columns = {
         f"{figure} {side}": [sum(getattr(table[key], figure) for key in keys) for keys in problems]
         for figure in ("wall_s", "committed")

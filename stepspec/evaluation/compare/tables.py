@@ -1,4 +1,4 @@
-"""A comparison as tables for a terminal: what differs, and of each policy a line per figure."""
+"""Tables of a comparison for a terminal: the conditions that differ, and the figures of each policy."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ from stepspec.evaluation.report.cells import (
 
 
 def differences_table(differences: Sequence[Difference]) -> Table:
-    """The conditions that are not the same in both runs."""
+    """Return a table of the conditions that differ."""
     table = _table("Not the same in both runs", ["A", "B"])
     for each in differences:
         table.add_row(each.name, *(Text(value or UNKNOWN, overflow="fold") for value in (each.a, each.b)))
@@ -30,7 +30,7 @@ def differences_table(differences: Sequence[Difference]) -> Table:
 
 
 def policy_table(compared: PolicyComparison) -> Table:
-    """Two policies side by side, and B against A; sums are given per row."""
+    """Return a table of two policies side by side, and B against A. Sums are shown per row."""
     a, b, n = compared.a, compared.b, compared.num_rows
     table = _table(_title(compared), ["A", "B", "B against A"])
     gain = percent_with_interval(compared.accuracy_delta, compared.accuracy_delta_ci, sign="+")
@@ -55,7 +55,7 @@ def policy_table(compared: PolicyComparison) -> Table:
 
 
 def _title(compared: PolicyComparison) -> str:
-    """The policies, and over what they are compared."""
+    """Return the policies and the problems and rows that they are compared over."""
     a, b = compared.a, compared.b
     name = a.policy if a.policy == b.policy else f"{a.policy} in A and {b.policy} in B"
     scope = count(compared.num_problems, "problem")
@@ -90,6 +90,6 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def _add(table: Table, title: str, *cells: str | Text) -> None:
-    """A line, unless neither run knows anything for it."""
+    """Add a table row, unless it is unknown for both runs."""
     if any(str(cell) != UNKNOWN for cell in cells):
         table.add_row(title, *(Text(cell) if isinstance(cell, str) else cell for cell in cells))

@@ -1,8 +1,8 @@
-"""Writes a run in the log formats of other tools, so that it can be looked at in what people already have.
+"""Writes a run in the log formats of other tools, so that you can view it in them.
 
 `lm-eval` is the format of EleutherAI's lm-evaluation-harness, `inspect` that of the UK AI Security Institute's
-inspect_ai. Either has one model per log, so every policy of the run becomes a model of its own: `TARGET+POLICY`.
-What a run does not know is left out or null, never made up. What the models said is there if the run kept its traces.
+inspect_ai. Both have one model per log, so every policy of the run becomes a separate model: `TARGET+POLICY`. Values
+that a run does not record are left out or null. Logs contain the models' outputs if the run stored its traces.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ FORMATS: Mapping[str, Callable[[Source, Path], Mapping[str, Written]]] = {
     "lm-eval": lm_eval.write_logs,
     "inspect": inspect_log.write_logs,
 }
-"""What writes a run's logs into a folder, by policy."""
+"""Functions that write a run's logs into a folder, by format. They return the written files by policy."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written where. `num_texts` says for how many of the rows it is known what the models said."""
+    """The files that were written."""
 
     folder: Path
     logs: Mapping[str, Written]
@@ -32,30 +32,30 @@ class Exported:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all logs."""
+        """Number of rows in all logs."""
         return sum(log.num_rows for log in self.logs.values())
 
     @property
     def num_texts(self) -> int:
-        """Rows with what the models said."""
+        """Number of rows whose output texts are known."""
         return sum(log.num_texts for log in self.logs.values())
 
 
 def export(run: Path, form: str, folder: Path | None = None) -> Exported:
-    """Writes every policy of a run, as a log of the given form, into `folder` or else into `RUN/FORM`.
+    """Write every policy of a run as a log in the format `form`, into `folder` or else into `RUN/FORM`.
 
-    The same run always becomes the same files, so that writing it again replaces them.
+    The same run always produces the same files, so exporting it again replaces them.
 
     Raises:
-        UsageError: there is no such form, no run in the folder, or no finished row in the run.
-        StepSpecError: the disk refuses.
+        UsageError: there is no such format, no run in the folder, or no finished row in the run.
+        StepSpecError: a file cannot be read or written.
     """
     if form not in FORMATS:
         raise UsageError(unknown_name("log format", form, FORMATS))
     folder = folder or run / form
     source = Source.open(run)
     if not source.outcomes:
-        raise UsageError(f"{run} has no finished rows to export; take it up again with 'stepspec eval'.")
+        raise UsageError(f"{run} has no finished rows to export; resume it with 'stepspec eval'.")
     try:
         return Exported(folder, FORMATS[form](source, folder))
     except OSError as error:

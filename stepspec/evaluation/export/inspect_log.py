@@ -1,11 +1,11 @@
 """The log format of inspect_ai, version 2, as JSON: `TIME_TASK_POLICY_ID.json`, for `inspect view` and its readers.
 
-Read back with inspect_ai 0.3.285: `list_eval_logs`, `read_eval_log` whole and header only, and `samples_df`.
+Verified with inspect_ai 0.3.285: `list_eval_logs`, `read_eval_log` with samples and header only, and `samples_df`.
 
-A sample's epoch is the repeat plus one. The assistant's message has the reasoning as one block and the answer as text;
-who wrote which step, and its scores, are in the sample's `metadata`, with all counts and times of the row. The log is
-of status `success` if every row is there, else `cancelled`. It ends as much later than it starts as the policy was at
-work, since the policies of a run take turns.
+A sample's epoch is the repeat plus one. The assistant's message has the reasoning as one block and the answer as text.
+The sample's `metadata` has the origin and scores of each step, and all counts and times of the row. The log's status is
+`success` if every row is there, else `cancelled`. Its duration is the time that the policy ran, since the policies of a
+run take turns.
 """
 
 import json
@@ -27,14 +27,14 @@ GRADES: Mapping[Status, str] = {
     "parse_error": "I",
     "timeout": "I",
 }
-"""The letters by which inspect_ai counts; all but C count as 0."""
+"""The grades of inspect_ai. All but C count as 0."""
 
 KEPT_APART = {"version", "problem", "policy", "repeat", "status", "answer", "gold", "why", "steps"}
-"""Fields of a row that have a place of their own in a sample."""
+"""Fields of a row that a sample stores elsewhere, not in `metadata`."""
 
 
 def write_logs(source: Source, folder: Path) -> dict[str, Written]:
-    """Writes the log of every policy.
+    """Write the log of every policy.
 
     Raises:
         UsageError, StepSpecError: the run cannot be read.
@@ -55,7 +55,7 @@ def write_logs(source: Source, folder: Path) -> dict[str, Written]:
 
 
 def _opened(head: Mapping[str, Any]) -> str:
-    """A JSON object up to the samples, which are at its end, where a reader of the head alone stops."""
+    """Return a JSON object up to the samples. They come last, so that a reader of the header can stop there."""
     return json.dumps(head, ensure_ascii=False, indent=1).removesuffix("\n}") + ',\n "samples": ['
 
 
@@ -70,7 +70,7 @@ class _Log:
         self.num_samples = self.num_texts = 0
 
     def head(self) -> dict[str, Any]:
-        """Everything but the samples, in the order that readers rely on."""
+        """Return everything but the samples, in the order that readers rely on."""
         run = self._run
         num_planned, num_rows = run.num_problems * run.num_repeats, len(self._source.of(self._policy))
         return {
@@ -158,7 +158,7 @@ class _Log:
         return dict(total)
 
     def _role_usage(self) -> dict[str, dict[str, int]]:
-        """What target and draft read and wrote, as far as their engines said so."""
+        """Return the tokens that target and draft read and wrote, if their engines report them."""
         total: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for block in self._source.blocks(self._policy):
             for role, usage in (block.usage or {}).items():
@@ -174,7 +174,7 @@ class _Log:
         }
 
     def sample(self, row: ResultRow) -> dict[str, Any]:
-        """A row, with its text if that was kept."""
+        """Return the sample of a row, with its text if the run stored it."""
         outcome = Outcome.of(row)
         trace = self._source.trace(outcome)
         self.num_samples += 1
@@ -215,7 +215,7 @@ class _Log:
 
 
 def _messages(trace: Trace, model: str, id: str) -> list[dict[str, Any]]:
-    """The question, and what was said to it."""
+    """Return the user message with the question and the assistant message with the output."""
     thought = reasoning(trace)
     blocks = [{"type": "reasoning", "reasoning": thought}] if thought else []
     return [

@@ -1,12 +1,12 @@
 """The log format of lm-evaluation-harness: `MODEL/results_TIME.json` and `MODEL/samples_TASK_TIME.jsonl`.
 
-Read back with lm-eval 0.4.13: both files fit its `result_schema` (but for `configs`, where its own logs do not fit
+Verified with lm-eval 0.4.13: both files fit its `result_schema` (except `configs`, where its own logs do not fit
 either), its `utils` find and tabulate them, `datasets` loads the samples, and they have the fields that its script for
-Zeno and its W&B logger ask for.
+Zeno and its W&B logger require.
 
 A sample is a problem: its repeats are the responses to one request, and its metrics are their means. `doc_id` counts
-the run's problems in the order of their ids. `arguments` hold the question as the data has it; the wording that was
-put around it is named in the task's `metadata`. The number of examples in a prompt is not known to a run.
+the run's problems in the order of their ids. `arguments` hold the question as in the data; the task's `metadata` names
+the prompt wording around it. A run does not record the number of examples in a prompt.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from stepspec.evaluation.records import RunRecord, Trace
 from stepspec.evaluation.runs import reasoning
 
 NO_ANSWER = "[invalid]"
-"""What the harness' own filters say where they find no answer."""
+"""The value that the harness' own filters return if they find no answer."""
 
 HIGHER_IS_BETTER = {"exact_match": True, "wall_s": False, "tokens": False}
 
@@ -33,11 +33,11 @@ FIGURES: Mapping[str, Callable[[Outcome], float]] = {
     "wall_s": lambda outcome: outcome.wall_s,
     "tokens": lambda outcome: float(outcome.num_tokens),
 }
-"""The metrics. The tokens are those committed."""
+"""The metrics. `tokens` counts committed tokens."""
 
 
 def write_logs(source: Source, folder: Path) -> dict[str, Written]:
-    """Writes results and samples of every policy.
+    """Write results and samples of every policy.
 
     Raises:
         UsageError, StepSpecError: the run cannot be read.
@@ -57,20 +57,20 @@ def write_logs(source: Source, folder: Path) -> dict[str, Written]:
 
 
 class _Log:
-    """One policy's log. The results come after the samples, whose hash they hold."""
+    """One policy's log. The results are written after the samples, because they contain the samples' hash."""
 
     def __init__(self, source: Source, policy: str, folder: Path) -> None:
         self._source, self._run, self._policy = source, source.run, policy
         self._started = datetime.fromisoformat(source.run.started).astimezone(UTC)
         time = self._started.replace(tzinfo=None).isoformat().replace(":", "-")
-        place = folder / _sanitised(source.model(policy))
-        self.samples_file = place / f"samples_{source.run.benchmark}_{time}.jsonl"
-        self.results_file = place / f"results_{time}.json"
+        model_folder = folder / _sanitised(source.model(policy))
+        self.samples_file = model_folder / f"samples_{source.run.benchmark}_{time}.jsonl"
+        self.results_file = model_folder / f"results_{time}.json"
         self._num_texts = 0
         self._hash = hashlib.sha256()
 
     def sample_line(self, repeats: Sequence[Outcome]) -> str:
-        """The line of a problem."""
+        """Return the line of a problem for the samples file."""
         traces = [self._source.trace(each) for each in repeats]
         sample = self._sample(repeats, traces)
         self._num_texts += sum(trace is not None for trace in traces)
@@ -78,7 +78,7 @@ class _Log:
         return json.dumps(sample, ensure_ascii=False) + "\n"
 
     def written(self) -> Written:
-        """What was written."""
+        """Return the files and counts of what was written."""
         files = [self.samples_file, self.results_file]
         return Written(files, len(self._source.of(self._policy)), self._num_texts)
 
@@ -98,7 +98,7 @@ class _Log:
             "doc": doc,
             "target": first.gold,
             "arguments": {"gen_args_0": {"arg_0": question or "", "arg_1": _generation(self._run)}},
-            "resps": [[_said(trace) for trace in traces]],
+            "resps": [[_output_text(trace) for trace in traces]],
             "filtered_resps": [answers[0] if len(answers) == 1 else answers],
             "filter": self._run.grader,
             "metrics": list(FIGURES),
@@ -109,7 +109,7 @@ class _Log:
         }
 
     def results_text(self) -> str:
-        """The whole of `results_TIME.json`."""
+        """Return the content of `results_TIME.json`."""
         return json.dumps(self._results(), ensure_ascii=False, indent=2) + "\n"
 
     def _results(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ def _config(run: RunRecord, policy: str) -> dict[str, Any]:
     }
 
 
-def _said(trace: Trace | None) -> str:
-    """Reasoning and answer, with a blank line between them; nothing if it was not kept."""
+def _output_text(trace: Trace | None) -> str:
+    """Return reasoning and answer with a blank line between them; empty if there is no trace."""
     if trace is None:
         return ""
     thought = reasoning(trace)
@@ -203,7 +203,7 @@ def _said(trace: Trace | None) -> str:
 
 
 def _sanitised(name: str) -> str:
-    """A model's name as the harness calls its folder."""
+    """Return a model's name as the harness writes it in folder names."""
     return re.sub(r'["<>:/|\\?*\[\]]+', "__", name)
 
 

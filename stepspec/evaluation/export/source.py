@@ -1,4 +1,4 @@
-"""A run as the exports read it: a few figures of every row in memory, steps and texts on the disk."""
+"""Reads a run for the exports: a few figures of every row are in memory, steps and texts stay on disk."""
 
 import contextlib
 import hashlib
@@ -18,12 +18,12 @@ from stepspec.evaluation.records import Block, ResultRow, RunRecord, Trace
 from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, natural_order, read_run, says
 
 PROBLEMS_AT_HAND = 128
-"""Problems whose traces are kept in memory, more than a run has between two rows of one problem."""
+"""Number of problems whose traces are cached, more than a run has between two rows of one problem."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The files of one policy's log. `num_texts` is in how many rows it is known what the models said."""
+    """The files of one policy's log. `num_texts` is the number of rows whose output texts are known."""
 
     files: Sequence[Path]
     num_rows: int
@@ -31,7 +31,7 @@ class Written:
 
 
 class Outcome(NamedTuple):
-    """What stays of a row in memory."""
+    """The figures of a row that stay in memory."""
 
     problem: str
     policy: str
@@ -41,16 +41,16 @@ class Outcome(NamedTuple):
     gold: str
     answer: str | None
     correct: float
-    """1 or 0; whatever could not be read or graded is not correct."""
+    """1 or 0. An answer that could not be parsed or graded counts as not correct."""
     wall_s: float
     num_prompt_tokens: int
     num_tokens: int
-    """Committed."""
+    """Committed tokens."""
     output_sha256: str
 
     @classmethod
     def of(cls, row: ResultRow) -> "Outcome":
-        """Without steps and counts."""
+        """Build from a row, without its steps and counts."""
         return cls(
             *row.key,
             level=row.level,
@@ -72,79 +72,80 @@ class Source:
     folder: Path
     run: RunRecord
     outcomes: Mapping[str, Mapping[str, Sequence[Outcome]]]
-    """By policy and problem, the repeats in their order. Policies without a row are not there."""
+    """The repeats in order, by policy and problem. Policies without a row are left out."""
     problems: Mapping[str, int]
-    """Where each problem comes in the order of their ids, `line-2` before `line-10`; a run keeps no other order."""
+    """Index of each problem in the order of ids, `line-2` before `line-10`. A run stores no other order."""
     traces: TraceIndex
 
     @classmethod
     def open(cls, folder: Path) -> "Source":
-        """The run in a folder.
+        """Open the run in a folder.
 
         Raises:
             UsageError: the folder holds no run, or its files are damaged.
-            StepSpecError: the disk refuses.
+            StepSpecError: a file cannot be read.
         """
         run = read_run(folder)
-        found: defaultdict[str, defaultdict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
+        by_policy: defaultdict[str, defaultdict[str, list[Outcome]]] = defaultdict(lambda: defaultdict(list))
         for row in iter_rows(folder):
-            insort(found[row.policy][row.problem], Outcome.of(row), key=lambda outcome: outcome.repeat)
-        outcomes = {policy: found[policy] for policy in run.policies if policy in found}
-        problems = sorted({problem for by_problem in outcomes.values() for problem in by_problem}, key=natural_order)
+            insort(by_policy[row.policy][row.problem], Outcome.of(row), key=lambda outcome: outcome.repeat)
+        outcomes = {policy: by_policy[policy] for policy in run.policies if policy in by_policy}
+        ids = {problem for by_problem in outcomes.values() for problem in by_problem}
+        problems = sorted(ids, key=natural_order)
         return cls(
             folder, run, outcomes, {problem: index for index, problem in enumerate(problems)}, TraceIndex(folder)
         )
 
     def rows(self) -> Iterator[ResultRow]:
-        """All rows, read once more, in the order in which they were finished."""
+        """Yield all rows, read from disk again, in the order in which they finished."""
         return (row for row in iter_rows(self.folder) if row.policy in self.outcomes)
 
     def of(self, policy: str) -> list[Outcome]:
-        """All of a policy."""
+        """Return all outcomes of a policy."""
         return list(chain.from_iterable(self.outcomes[policy].values()))
 
     def mean(self, policy: str, figure: Callable[[Outcome], float]) -> "Mean":
-        """A figure of a policy."""
+        """Return the mean of a figure under a policy."""
         return Mean.of([[figure(each) for each in repeats] for repeats in self.outcomes[policy].values()])
 
     def blocks(self, policy: str) -> Iterator[Block]:
-        """What was measured of the policy's rows together."""
+        """Yield the policy's blocks: measurements that cover several rows."""
         return (block for block in iter_blocks(self.folder) if block.policy == policy)
 
     def busy_s(self, policy: str) -> float:
-        """Seconds that the policy was at work; others had their turns in between."""
+        """Return the seconds that the policy ran, without the turns of other policies."""
         in_blocks = sum(block.wall_s for block in self.blocks(policy))
         return in_blocks or sum(each.wall_s for each in self.of(policy)) / self.run.concurrency
 
     def trace(self, outcome: Outcome) -> Trace | None:
-        """What the models said; None if it was not kept."""
+        """Return the trace of an outcome; None if it was not stored."""
         traces = [each for each in self._traces_of(outcome.problem) if each.key == outcome[:3]]
-        # A run that was killed between a trace and its row has asked again, and may have been told other words.
+        # A run that was killed between a trace and its row asked again and may have received a different output.
         same = [each for each in traces if says(each) == outcome.output_sha256]
         return next(reversed(same or traces), None)
 
     @cached_property
     def _traces_of(self) -> Callable[[str], Sequence[Trace]]:
-        """A problem's traces under all policies are asked for within a short while."""
+        """Returns a problem's traces. Cached, because a problem's rows under all policies come close together."""
         return lru_cache(maxsize=PROBLEMS_AT_HAND)(self.traces.of)
 
     def model(self, policy: str) -> str:
-        """What logs call the models under a policy; no spaces, as it becomes the name of a file."""
+        """Return the model name in logs for a policy. It has no spaces, because it becomes a file name."""
         target = self.run.engines.get("target")
         return f"{'-'.join(target.name.split()) if target else 'target'}+{policy}"
 
     def id(self, *parts: str) -> str:
-        """An identifier of something in this run, the same whenever and wherever it is exported."""
+        """Return an identifier of something in this run that is the same in every export."""
         text = "\0".join([self.run.model_dump_json(), *parts])
         return hashlib.sha256(text.encode()).hexdigest()[:22]
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over problems, each problem's repeats averaged first.
+    """A mean over problems, with each problem's repeats averaged first.
 
-    `standard_error` is the problems' standard deviation (with n - 1) over the root of n, as both tools define it; None
-    for one problem.
+    `standard_error` is the problems' standard deviation (with n - 1) over the square root of n, as both tools define
+    it; None for one problem.
     """
 
     value: float
@@ -152,7 +153,7 @@ class Mean:
 
     @classmethod
     def of(cls, repeats: Sequence[Sequence[float]]) -> "Mean":
-        """From each problem's values, of at least one problem."""
+        """Build from the values of each problem; there must be at least one problem."""
         by_problem = [fmean(values) for values in repeats]
         error = stdev(by_problem) / sqrt(len(by_problem)) if len(by_problem) > 1 else None
         return cls(fmean(by_problem), error)
@@ -160,10 +161,10 @@ class Mean:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Generator[TextIO]:
-    """A file to write, which appears under its name once it is whole.
+    """Open a file to write that appears under its name only when it is complete.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

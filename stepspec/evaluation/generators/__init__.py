@@ -1,1 +1,1 @@
-"""Generators of problems: gsm-mini and gsm-plain. They know nothing of models or tokenizers."""
+"""Problem generators: gsm-mini and gsm-plain. They do not depend on models or tokenizers."""

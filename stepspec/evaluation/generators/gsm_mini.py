@@ -1,9 +1,9 @@
-"""Draws gsm-mini problems from a seed: a story in English, its reference steps and its whole-number answer.
+"""Generate gsm-mini problems from a seed: a story in English, reference steps and a whole-number answer.
 
-A problem is a small graph. Every person has one quantity, given outright or by a relation to others, and the
-question asks for one person's quantity or for something that follows from quantities: a total, a difference, an equal
-share, a price. Each relation that the answer needs is one step. The module knows nothing of models or tokenizers;
-`stepspec.evaluation.generators.wording` has the phrasings, `stepspec.mini.oracle` judges steps against the same graph.
+A problem is a small graph. Each person has one quantity, which is given directly or by a relation to others. The
+question asks for one person's quantity or for a derived value: a total, a difference, an equal share or a price. Each
+relation that the answer needs is one step. The module does not depend on models or tokenizers.
+`stepspec.evaluation.generators.wording` has the phrasings. `stepspec.mini.oracle` judges steps against the same graph.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ Split = Literal["train", "calibration", "test"]
 SPLIT_SIZES: Mapping[Split, int | None] = {"train": None, "calibration": 10_000, "test": 10_000}
 MAX_VALUE = 99
 LEVEL_WEIGHTS: Mapping[int, int] = {3: 30, 4: 26, 5: 18, 6: 11, 7: 6, 8: 4, 9: 3, 10: 2}
-# Training has shorter ones too: people try a model with those.
+# Training also has shorter problems, because people try a model with them.
 TRAINING_LEVEL_WEIGHTS: Mapping[int, int] = {1: 4, 2: 8, **LEVEL_WEIGHTS}
 
 Own = Literal["given", "rate", "boxes"]
 Derived = Literal["more", "fewer", "times", "part", "percent", "sum"]
 Asked = Literal["total", "gap", "share", "price"]
 Kind = Literal[Own, Derived, Asked]
-"""Of nobody else, of one or two others, and what is asked for in the end, which is nobody's."""
+"""A quantity that depends on nobody else, on one or two others, or a final value that belongs to nobody."""
 
 NAMES = (
     *("Ann", "Ben", "Cara", "Dan", "Ella", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo"),
@@ -40,7 +40,7 @@ OPENINGS = (
 
 @dataclass(frozen=True)
 class Scene:
-    """What is counted, and the words that go with it."""
+    """The items that are counted, and the words for them."""
 
     item: str
     verb: str  # with one person: "Ann has", "Ann picked"
@@ -49,7 +49,7 @@ class Scene:
     box: str  # "Ann picked 3 baskets of 4 lemons each"
 
     def ask(self, names: str) -> str:
-        """The end of a question about one person or several."""
+        """Return the end of a question about one person or several."""
         if self.base:
             return f"did {names} {self.base}"
         return f"do {names} have" if " and " in names else f"does {names} have"
@@ -68,7 +68,7 @@ SCENES = (
 
 @dataclass(frozen=True)
 class Relation:
-    """How the quantity of `subject` follows from those of `refs`; `subject` is empty for what is asked in the end."""
+    """How the quantity of `subject` follows from those of `refs`. `subject` is empty for the final value."""
 
     kind: Kind
     subject: str
@@ -77,7 +77,7 @@ class Relation:
     count: int = 0  # days, boxes, or the divisor of a part
 
     def value(self, values: Mapping[str, int]) -> int | None:
-        """The quantity, given those it refers to; None when it is not a whole number."""
+        """Return the quantity, given those of `refs`; None if it is not a whole number."""
         known = [values[name] for name in self.refs]
         match self.kind:
             case "given":
@@ -108,7 +108,7 @@ def _divide(dividend: int, divisor: int) -> int | None:
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem. `relations` has one entry per quantity that somebody has, needed for the answer or not."""
+    """One problem. `relations` has one entry per person, including those that the answer does not need."""
 
     id: str
     question: str
@@ -125,7 +125,7 @@ class Problem:
 
 
 def step_slots(scene: Scene, relation: Relation, values: Mapping[str, int]) -> dict[str, str]:
-    """Slot names of the wordings with what stands in them, for quantities as in `values`."""
+    """Return the texts for the slots of the wordings, by slot name, for the quantities in `values`."""
     slots = {"S": relation.subject, "item": scene.item, "has": scene.verb, "have": scene.plural, "box": scene.box}
     slots |= {"K": str(relation.amount), "N": str(relation.count), "fraction": FRACTIONS.get(relation.count, "")}
     for slot, name in zip("RQ", relation.refs, strict=False):
@@ -138,33 +138,33 @@ def step_slots(scene: Scene, relation: Relation, values: Mapping[str, int]) -> d
 
 @dataclass(frozen=True)
 class Content:
-    """What a step says, whatever its wording."""
+    """The content of a step, independent of its wording."""
 
     key: str
     slots: Mapping[str, str]
 
     def word(self, rng: random.Random, voice: Voice) -> str:
-        """The step in a wording drawn with the voice's frequencies; the same draws give the same wording."""
+        """Return the step in a wording sampled with the voice's frequencies. The same seed gives the same wording."""
         return unmarked(self.marked(rng, voice))
 
     def marked(self, rng: random.Random, voice: Voice) -> str:
-        """The same with marks around what is one of several phrasings."""
+        """Return the worded step with marks around each text that is one of several phrasings."""
         return draw_wording(self.key, rng, voice).format(**self.slots)
 
 
 def step_content(scene: Scene, relation: Relation, values: Mapping[str, int]) -> Content:
-    """What the step for a relation says, for quantities as in `values`."""
+    """Return the content of the step for a relation, for the quantities in `values`."""
     return Content(relation.kind, step_slots(scene, relation, values))
 
 
 def write_solution(problem: Problem, rng: random.Random, voice: Voice) -> tuple[str, ...]:
-    """All steps of a problem, worded anew."""
+    """Return all steps of a problem in newly sampled wordings."""
     values = true_values(problem)
     return tuple(step_content(problem.scene, relation, values).word(rng, voice) for relation in problem.plan)
 
 
 def true_values(problem: Problem) -> dict[str, int]:
-    """The quantity of every person in the problem."""
+    """Return the quantity of every person in the problem."""
     values: dict[str, int] = {}
     pending = list(problem.relations.values())
     while pending:
@@ -179,7 +179,7 @@ def true_values(problem: Problem) -> dict[str, int]:
 
 
 class _Story:
-    """A graph in the making: people, their quantities, and the relations between them."""
+    """A graph under construction: people, their quantities, and the relations between them."""
 
     def __init__(self, rng: random.Random, scene: Scene) -> None:
         self.rng = rng
@@ -189,7 +189,7 @@ class _Story:
         self.relations: dict[str, Relation] = {}
 
     def add(self, relation: Relation) -> bool:
-        """Adds a relation if its value is a whole number that the problem may hold."""
+        """Add a relation if its value is a whole number from 2 to `MAX_VALUE`. Return whether it was added."""
         value = relation.value(self.values)
         if value is None or not 2 <= value <= MAX_VALUE:
             return False
@@ -198,7 +198,7 @@ class _Story:
         return True
 
     def give(self) -> str:
-        """A new person with a quantity given outright, or now and then by boxes or by days."""
+        """Add a person with a given quantity, sometimes as boxes or as a rate per day. Return the name."""
         name = self.names.pop()
         relation = Relation("given", name, amount=self.rng.randint(2, 40))
         if self.rng.random() < 0.3:
@@ -208,13 +208,13 @@ class _Story:
         return name
 
     def derive(self, ref: str) -> str:
-        """A new person whose quantity follows from that of `ref`."""
+        """Add a person whose quantity follows from that of `ref`. Return the name."""
         name = self.names.pop()
-        while not self.add(self._draw_relation(name, ref)):
+        while not self.add(self._sample_relation(name, ref)):
             pass
         return name
 
-    def _draw_relation(self, name: str, ref: str) -> Relation:
+    def _sample_relation(self, name: str, ref: str) -> Relation:
         rng = self.rng
         kind: Kind = rng.choices(("more", "fewer", "times", "part", "percent", "sum"), (6, 6, 4, 4, 4, 3))[0]
         match kind:
@@ -230,16 +230,16 @@ class _Story:
                 return Relation(kind, name, (ref, self.other(ref)))
 
     def other(self, *taken: str) -> str:
-        """Somebody else: one of the story, or now and then a new person."""
+        """Return another person: somebody in the story, or sometimes a new person."""
         others = [name for name in self.values if name not in taken]
         return self.rng.choice(others) if others and self.rng.random() < 0.8 else self.give()
 
     def needed(self, names: Iterable[str]) -> set[str]:
-        """Those people, and everybody whose quantity theirs follow from."""
+        """Return the given people and everybody that their quantities depend on."""
         return set(names).union(*(self.needed(self.relations[name].refs) for name in names))
 
     def finish(self, ref: str) -> Relation | None:
-        """What is asked for in the end, of `ref` and perhaps of others; None if it does not come out."""
+        """Return the relation of the final value, for `ref` and perhaps others; None if its value is not valid."""
         rng = self.rng
         kind: Kind = rng.choices(("total", "gap", "share", "price"), (5, 3, 2, 2))[0]
         match kind:
@@ -260,8 +260,8 @@ class _Story:
         return relation if value is not None and 1 <= value <= MAX_VALUE else None
 
 
-def _draw_story(rng: random.Random, scene: Scene, num_steps: int) -> tuple[_Story, tuple[Relation, ...]] | None:
-    """A story, and the relations that its answer takes; None if it came out longer or shorter than it should."""
+def _sample_story(rng: random.Random, scene: Scene, num_steps: int) -> tuple[_Story, tuple[Relation, ...]] | None:
+    """Return a story and the relations that its answer needs; None if their number is not `num_steps`."""
     story = _Story(rng, scene)
     last = story.give()
     end = None
@@ -282,14 +282,14 @@ def _num_steps(story: _Story) -> int:
     return sum(relation.kind != "given" for relation in story.relations.values())
 
 
-def _say(scene: Scene, relation: Relation, rng: random.Random) -> str:
+def _statement(scene: Scene, relation: Relation, rng: random.Random) -> str:
     wordings = STATEMENTS[relation.kind]
     wording = wordings[0] if len(wordings) == 1 or rng.random() < 0.95 else wordings[1]
     return wording.format(**step_slots(scene, relation, {}))
 
 
 def _irrelevant(story: _Story, rng: random.Random) -> list[str]:
-    """Statements that the answer does not need: an age, a ticket, or a person nobody asks about."""
+    """Return statements that the answer does not need: an age, a ticket price, or an unrelated person."""
     kind = rng.randrange(3)
     if kind == 0:
         return [f"{rng.choice(list(story.values))} is {rng.randint(6, 15)} years old."]
@@ -297,10 +297,10 @@ def _irrelevant(story: _Story, rng: random.Random) -> list[str]:
         return [f"A ticket cost {rng.randint(2, 30)} dollars."]
     known = set(story.relations)
     story.derive(rng.choice(list(story.values)))
-    return [_say(story.scene, relation, rng) for name, relation in story.relations.items() if name not in known]
+    return [_statement(story.scene, relation, rng) for name, relation in story.relations.items() if name not in known]
 
 
-def _ask(scene: Scene, asked: Relation, rng: random.Random) -> str:
+def _question(scene: Scene, asked: Relation, rng: random.Random) -> str:
     names = " and ".join(asked.refs)
     match asked.kind:
         case "total":
@@ -316,22 +316,22 @@ def _ask(scene: Scene, asked: Relation, rng: random.Random) -> str:
 
 
 def draw_problem(rng: random.Random, id: str, num_steps: int) -> Problem:
-    """A problem whose answer takes `num_steps` steps; every choice comes from `rng`."""
+    """Sample a problem whose answer takes `num_steps` steps. Every random choice comes from `rng`."""
     scene = rng.choice(SCENES)
-    drawn = None
-    while drawn is None:
-        drawn = _draw_story(rng, scene, num_steps)
-    story, plan = drawn
-    # What is given outright comes first, so that what follows is in the order in which it can be worked out.
-    told = sorted(story.relations.values(), key=lambda relation: relation.kind != "given")
-    statements = [_say(scene, relation, rng) for relation in told]
+    sampled = None
+    while sampled is None:
+        sampled = _sample_story(rng, scene, num_steps)
+    story, plan = sampled
+    # Given quantities come first, so that a reader can compute the others in the order of the statements.
+    ordered = sorted(story.relations.values(), key=lambda relation: relation.kind != "given")
+    statements = [_statement(scene, relation, rng) for relation in ordered]
     if rng.random() < 0.15:
         for statement in _irrelevant(story, rng):
             statements.insert(rng.randint(0, len(statements)), statement)
     asked = plan[-1]
     if asked.kind in ("share", "price"):
-        statements.append(_say(scene, asked, rng))
-    question = " ".join([rng.choice(OPENINGS), *statements, _ask(scene, asked, rng)])
+        statements.append(_statement(scene, asked, rng))
+    question = " ".join([rng.choice(OPENINGS), *statements, _question(scene, asked, rng)])
     answer = asked.value(story.values)
     assert answer is not None
     steps = tuple(step_content(scene, relation, story.values).word(rng, "target") for relation in plan)
@@ -339,19 +339,19 @@ def draw_problem(rng: random.Random, id: str, num_steps: int) -> Problem:
 
 
 def split_of(question: str) -> Split:
-    """The split that a question belongs to, by its hash: so no question can be in two."""
+    """Return the split of a question. It depends on the hash of the question, so no question is in two splits."""
     bucket = int.from_bytes(hashlib.sha256(question.encode()).digest()[:4], "big") % 10
     return "test" if bucket == 0 else "calibration" if bucket == 1 else "train"
 
 
 def load_split(split: Split, start: int = 0) -> Iterator[Problem]:
-    """The problems of a split from number `start` on, always the same ones; `train` has no end.
+    """Yield the problems of a split from number `start` on, the same in every call. `train` is infinite.
 
     Raises:
         ValueError: the split is not one of `train`, `calibration`, `test`.
     """
     if split not in get_args(Split):
-        raise ValueError(f"gsm-mini has no split {split!r}; it has {', '.join(get_args(Split))}")
+        raise ValueError(f"gsm-mini has no split {split!r}. Choose one of {', '.join(get_args(Split))}.")
     size = SPLIT_SIZES[split]
     index = start
     while size is None or index < size:
@@ -360,7 +360,7 @@ def load_split(split: Split, start: int = 0) -> Iterator[Problem]:
 
 
 def train_problem(number: int, max_level: int = max(LEVEL_WEIGHTS)) -> Problem:
-    """The training problem of that number, with at most `max_level` steps: easier ones for the beginning."""
+    """Return the training problem of a number, with at most `max_level` steps. Early training uses easier problems."""
     return _problem_at("train", number, max_level)
 
 

@@ -1,8 +1,8 @@
-"""Generates gsm-plain: small problems in the wordings that people type, with reference steps and an answer.
+"""Generate gsm-plain problems: small problems in wordings that people type, with reference steps and an answer.
 
 The templates are in `gsm_plain.toml`. A template is a question with slots and the steps of its solution. Each equation
-in a step is the program that computes the step, so questions, steps and answers cannot disagree. One fifth of the
-templates, names and nouns occur in the test split only. The module knows nothing of models or tokenizers.
+in a step is also the program that computes it, so questions, steps and answers always agree. One fifth of the
+templates, names and nouns occur only in the test split. The module does not depend on models or tokenizers.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from stepspec.evaluation.generators.gsm_mini import SPLIT_SIZES, Split, split_of
 
 VERSION = 1
 MAX_VALUE = 3000
-"""No quantity in a problem is larger."""
+"""Largest quantity in a problem."""
 
 FEMALE = (
     *("Anna", "Emma", "Lily", "Maria", "Sarah", "Julia", "Nora", "Kim", "Grace", "Lucy", "Zoe", "Alice", "Mia", "Ruth"),
@@ -119,7 +119,7 @@ _LIMIT = re.compile(r"(\w) <= (\d+)")
 
 @dataclass(frozen=True)
 class Equation:
-    """Numbers and operators in turn, and what they come to."""
+    """An equation: numbers with operators between them, and a result."""
 
     numbers: tuple[Fraction, ...]
     operators: tuple[str, ...]
@@ -127,7 +127,7 @@ class Equation:
 
     @property
     def value(self) -> Fraction | None:
-        """The left side's value, products and quotients from left to right before sums; None if it divides by zero."""
+        """The value of the left side; None for a division by zero. Products and quotients come before sums."""
         terms = [self.numbers[0]]
         for operator, number in zip(self.operators, self.numbers[1:], strict=True):
             if operator == "*":
@@ -142,7 +142,7 @@ class Equation:
 
     @property
     def text(self) -> str:
-        """As steps have it."""
+        """The equation in the format of the steps."""
         rest = (
             f" {operator} {show(number)}" for operator, number in zip(self.operators, self.numbers[1:], strict=True)
         )
@@ -150,12 +150,12 @@ class Equation:
 
 
 def show(number: Fraction) -> str:
-    """A number as problems have it: whole, or with two digits behind the point."""
+    """Return a number in the format of the problems: a whole number, or one with two decimal places."""
     return str(number.numerator) if number.denominator == 1 else f"{float(number):.2f}"
 
 
 def equations(step: str) -> list[Equation]:
-    """The equations in a step, right or wrong."""
+    """Return the equations in a step, right or wrong."""
     found: list[Equation] = []
     spaced = _OPERATOR.sub(r" \1 ", step.replace("$", ""))
     for left, right in _EQUATION.findall(spaced):
@@ -182,16 +182,16 @@ class PlainProblem:
 
     @property
     def equations(self) -> list[Equation]:
-        """Of all steps in turn."""
+        """The equations of all steps, in order."""
         return [equation for step in self.steps for equation in equations(step)]
 
 
 class PlainOracle:
-    """Judges the steps of one problem by the equations of its solution. Tests, training and calibration use it.
+    """Judge of the steps of one problem, based on the equations of its solution. For tests, training and calibration.
 
-    A step is right if each of its equations is one of the solution's, in any order of sums and products, and it names
-    the people that the solution's step names. A step without an equation is right if it has no number that is neither
-    given nor computed by then.
+    A step is right if each of its equations is in the solution and it names the same people as the solution's step. The
+    order of terms and factors does not matter. A step without an equation is right if all its numbers are given or
+    already computed.
 
         oracle = PlainOracle(problem)
         oracle.judge("Ben has 3 + 4 = 7 apples.")
@@ -200,12 +200,12 @@ class PlainOracle:
     def __init__(self, problem: PlainProblem) -> None:
         self._people = problem.people
         self._steps = {_key(each): step for step in problem.steps for each in equations(step)}
-        # Numbers in a question may be words there.
+        # The question may spell out its numbers, so the given numbers come from the equations too.
         given = {number for each in problem.equations for number in each.numbers}
         self._known = given | set(map(Fraction, _NUMBER.findall(problem.question)))
 
     def judge(self, step: str) -> bool:
-        """Whether all that the step computes is right. An empty step is not."""
+        """Return whether everything that the step computes is right. An empty step is wrong."""
         found = equations(step)
         if not found:
             return bool(step.strip()) and self._known.issuperset(map(Fraction, _NUMBER.findall(step)))
@@ -217,7 +217,7 @@ class PlainOracle:
         )
 
     def observe(self, step: str) -> None:
-        """Makes the step a part of the text before: what it computes is known from here on."""
+        """Add the step to the observed text, so that later steps may use its results."""
         self._known |= {each.result for each in equations(step)}
 
     def _named(self, step: str) -> set[str]:
@@ -225,16 +225,16 @@ class PlainOracle:
 
 
 def same_content(problem: PlainProblem, first: str, second: str) -> bool:
-    """Whether two steps compute the same and name the same people; text without an equation never does."""
-    said = [
+    """Return whether two steps compute the same and name the same people; False for text without an equation."""
+    contents = [
         ({_key(each) for each in equations(step)}, {name for name in problem.people if name in step})
         for step in (first, second)
     ]
-    return bool(said[0][0]) and said[0] == said[1]
+    return bool(contents[0][0]) and contents[0] == contents[1]
 
 
 def _key(equation: Equation) -> tuple[object, ...]:
-    """The same for equations that differ in the order of sums or products alone."""
+    """Return a key that is equal for equations that differ only in the order of terms or factors."""
     numbers: Sequence[Fraction] = equation.numbers
     if {*equation.operators} in ({"+"}, {"*"}):
         numbers = sorted(numbers)
@@ -250,12 +250,12 @@ class Template:
     steps: tuple[str, ...]
     where: str
     for_test: bool
-    """Whether only the test split has it."""
+    """Whether the template occurs only in the test split."""
 
     def fill(self, rng: random.Random, id: str, words: "Words") -> PlainProblem | None:
-        """A problem with slots filled at random; None where the numbers do not work out."""
+        """Return a problem with randomly filled slots; None if its numbers are not valid."""
         ask, _, variant = rng.choice(self.ask).partition("|")
-        steps = [step for step in (_chosen(each, variant) for each in self.steps) if step is not None]
+        steps = [step for step in (_step_for(each, variant) for each in self.steps) if step is not None]
         texts = words.drawn(rng, " ".join([ask, *steps]))
         values = self._numbers(rng, ask + " ".join(steps))
         for step in steps:
@@ -277,7 +277,7 @@ class Template:
         )
 
     def _numbers(self, rng: random.Random, text: str) -> dict[str, Fraction]:
-        """Numbers for the slots that are used and not computed. Most slots get different numbers."""
+        """Return numbers for the slots that are used and not computed. Most slots get different numbers."""
         wanted = {name for name in _SLOT.findall(text) if len(name) == 1} | {
             name[0] for name in _SLOT.findall(text) if name.endswith("_th")
         }
@@ -285,7 +285,7 @@ class Template:
         for name, low, high, step in _RANGE.findall(self.where):
             width = Fraction(step or 1)
             first, last = int(Fraction(low) / width), int(Fraction(high) / width)
-            # Small numbers are more common in what people ask.
+            # People ask more often about small numbers.
             last = rng.choice((last, last, max(first + 4, last // 2)))
             value = rng.randint(first, last) * width
             if name in wanted and value not in values.values():
@@ -295,8 +295,8 @@ class Template:
         return values
 
 
-def _chosen(step: str, variant: str) -> str | None:
-    """A step without its condition; None where that does not hold for the variant of the question."""
+def _step_for(step: str, variant: str) -> str | None:
+    """Return a step without its condition; None if the condition does not hold for the variant of the question."""
     match = re.match(r"((?:!?\w+,?)+): ", step)
     if match is None:
         return step
@@ -307,7 +307,10 @@ def _chosen(step: str, variant: str) -> str | None:
 
 
 def _is_fine(value: Fraction, numbers: Iterable[Fraction]) -> bool:
-    """Positive, not too large, and whole, or in half dollars where something given is."""
+    """Return whether a value is positive, at most `MAX_VALUE`, and whole.
+
+    Halves are allowed if a given number is not whole.
+    """
     broken = any(number.denominator != 1 for number in numbers)
     return 0 < value <= MAX_VALUE and value.denominator in ((1, 2) if broken else (1,))
 
@@ -318,7 +321,7 @@ def _sentence(text: str) -> str:
 
 
 def _for_test(word: str) -> bool:
-    """Whether only the test split has a name or a noun: one in five, whatever others there are."""
+    """Return whether a word occurs only in the test split: one word in five, independent of the other words."""
     return hashlib.sha256(word.encode()).digest()[0] % 5 == 0
 
 
@@ -343,7 +346,7 @@ class Words:
         self.words = {kind: allowed(words) for kind, words in WORDS.items()}
 
     def drawn(self, rng: random.Random, text: str) -> dict[str, str]:
-        """What stands in the slots of a text that are no numbers."""
+        """Sample the texts for the slots that are not numbers."""
         slots: dict[str, str] = {}
         for letter, (name, he) in zip("ABC", rng.sample(self.people, 3), strict=True):
             if f"{{{letter}" not in text:
@@ -360,7 +363,7 @@ class Words:
 
 @cache
 def templates() -> tuple[Template, ...]:
-    """All of them, in the order of the file."""
+    """Return all templates, in file order."""
     found = tomllib.loads(Path(__file__).with_name("gsm_plain.toml").read_text("utf-8"))
     return tuple(
         Template(name, tuple(entry["ask"]), tuple(entry["steps"]), entry["where"], entry.get("test", False))
@@ -375,18 +378,18 @@ def _parts(split: Split) -> tuple[list[Template], Words]:
 
 
 def draw_problem(rng: random.Random, id: str, split: Split) -> PlainProblem:
-    """A problem of the split; every choice comes from `rng`."""
+    """Sample a problem of the split. Every random choice comes from `rng`."""
     chosen, words = _parts(split)
     template = rng.choice(chosen)
     for _ in range(10_000):
         problem = template.fill(rng, id, words)
         if problem is not None:
-            return _typed(problem, rng)
-    raise AssertionError(f"the numbers of {template.name} never work out")
+            return _as_typed(problem, rng)
+    raise AssertionError(f"Template {template.name} gave no valid numbers in 10,000 attempts.")
 
 
-def _typed(problem: PlainProblem, rng: random.Random) -> PlainProblem:
-    """The problem as somebody types it: now and then in lower case, or with small numbers as words."""
+def _as_typed(problem: PlainProblem, rng: random.Random) -> PlainProblem:
+    """Return the problem as a person might type it: sometimes in lower case or with small numbers as words."""
     question = problem.question
     if rng.random() < 0.08:
         question = _NUMBER.sub(_in_words, question)
@@ -405,14 +408,14 @@ def _in_words(match: re.Match[str]) -> str:
 
 
 def load_split(split: Split, start: int = 0) -> Iterator[PlainProblem]:
-    """The problems of a split from number `start` on, always the same ones; `train` has no end."""
+    """Yield the problems of a split from number `start` on, the same in every call. `train` is infinite."""
     size = SPLIT_SIZES[split]
     for index in itertools.count(start) if size is None else range(start, size):
         yield problem_at(split, index)
 
 
 def problem_at(split: Split, index: int) -> PlainProblem:
-    """The problem of that number."""
+    """Return the problem of a number."""
     id = f"gsm-plain-{VERSION}/{split}/{index}"
     rng = random.Random(id)
     while True:
@@ -422,7 +425,7 @@ def problem_at(split: Split, index: int) -> PlainProblem:
 
 
 def corrupt_step(rng: random.Random, problem: PlainProblem, place: int) -> str:
-    """The step at a place with one thing wrong: a result, a number, or an operator."""
+    """Return the step at index `place` with one mistake: a wrong result, number or operator."""
     step = problem.steps[place]
     equation = equations(step)[-1]
     known = [number for each in problem.equations for number in each.numbers]

@@ -1,11 +1,11 @@
-"""How stories and steps are put into words: for each part of a step several phrasings, and how often a voice uses them.
+"""Wording of stories and steps: several phrasings for each part of a step, with a frequency per voice.
 
-A step restates what the story says, names the quantities that it needs, computes, and says what follows; now and then
-it checks itself by the inverse computation. Each part is a choice of its own, so there are thousands of ways to say
-one step. `Next, Ann has 3 more than Ben, and Ben has 12. So 12 + 3 = 15, so Ann has 15.`
+A step restates the story, names the quantities that it needs, computes, and states the result. Sometimes it checks
+itself with the inverse computation. Each part is chosen independently, so a step has thousands of wordings.
+`Next, Ann has 3 more than Ben, and Ben has 12. So 12 + 3 = 15, so Ann has 15.`
 
-The two voices know the same phrasings and prefer others of them, as the small and the large model of a family do.
-`stepspec.mini.oracle` reads steps back from the same tables.
+The two voices have the same phrasings with different frequencies, like the small and the large model of a family.
+`stepspec.mini.oracle` parses steps with the same tables.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Literal
 
 Voice = Literal["target", "draft"]
 Phrasings = tuple[tuple[str, int, int], ...]
-"""Texts with how often the target and the draft use them."""
+"""Texts with their relative frequencies for the target and the draft."""
 
 STATEMENTS: Mapping[str, tuple[str, ...]] = {
     "given": ("{S} {has} {K} {item}.", "We know that {S} {has} {K} {item}."),
@@ -32,7 +32,7 @@ STATEMENTS: Mapping[str, tuple[str, ...]] = {
 
 FRACTIONS: Mapping[int, str] = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}
 
-# What a step says before it computes: the story's own words, then the quantities that they refer to.
+# The start of a step, before it computes: the words of the story, then the quantities that they refer to.
 REASONS: Mapping[str, str] = {
     "rate": "{S} {has} {K} {item} a day for {N} days",
     "boxes": "{S} {has} {N} {box} of {K} {item} each",
@@ -85,7 +85,7 @@ DOINGS: Mapping[str, str] = {
     "percent": "share",
 }
 
-# What follows: about somebody, or for what the question asks in the end.
+# The result of a step for the final value. Results about a person use RESULT_OF_SUBJECT.
 RESULTS: Mapping[str, str] = {
     "total": "together they {have} {c}",
     "gap": "the difference is {c}",
@@ -129,17 +129,17 @@ CHECK_LEADS: Phrasings = (("", 30, 26), (". Check: ", 2, 1), (". Indeed, ", 1, 2
 
 
 def phrasings() -> list[str]:
-    """Every text that stands between what a step must say."""
+    """Return every text that connects the required parts of a step."""
     tables = (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS)
     return [text.replace("{do}", doing) for table in tables for text, _, _ in table for doing in DOINGS.values()]
 
 
 CHOICE, CHOSEN = "\x02", "\x03"
-"""Stand around each text that is one of several phrasings."""
+"""Marks around each text that is one of several phrasings."""
 
 
 def draw_wording(key: str, rng: random.Random, voice: Voice) -> str:
-    """A step of that kind with its slots left open, phrased with the voice's frequencies; choices are marked."""
+    """Sample a step of a kind with the voice's frequencies. Slots stay open, and marks surround the choices."""
     reason = _pick(LEADS, rng, voice) + REASONS[key].replace("{join}", _pick(JOINS, rng, voice))
     computation = _pick(COMPUTATIONS, rng, voice).replace("{do}", DOINGS[key]) + EQUATIONS[key]
     conclusion = _pick(CONCLUSIONS, rng, voice) + RESULTS.get(key, RESULT_OF_SUBJECT)
@@ -150,7 +150,7 @@ def draw_wording(key: str, rng: random.Random, voice: Voice) -> str:
 
 
 def unmarked(text: str) -> str:
-    """The text alone."""
+    """Return the text without marks."""
     return text.replace(CHOICE, "").replace(CHOSEN, "")
 
 

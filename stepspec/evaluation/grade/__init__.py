@@ -1,8 +1,7 @@
-"""Grades answers: finds the answer in what a model wrote and compares it with the gold answer.
+"""Answer grading: find the answer in a model's text and compare it with the gold answer.
 
-Knows nothing of models. Texts come from models and may be hostile: what happens in this process is linear in the
-text, what a computer algebra system does with an answer happens in a process that can be killed, and nothing in a
-text is ever executed.
+This package does not depend on the models. Texts come from models and may be hostile. Work in this process is linear in
+the text length. Computer algebra runs in a worker process that can be killed. Nothing in a text is ever executed.
 """
 
 from stepspec.evaluation.grade.grading import Grading

@@ -1,7 +1,7 @@
-r"""Finds the `\boxed{...}` of a text in one pass, whatever they hold and however they are nested.
+r"""Find every `\boxed{...}` of a text in one pass, with any content and nesting.
 
-A box is an answer only as it stands: `-\boxed{12}`, `\boxed{6}\pi`, `not \boxed{12}` and `\boxed{12} or 13` do not
-answer 12.
+The text around a box can change the answer: `-\boxed{12}`, `\boxed{6}\pi`, `not \boxed{12}` and `\boxed{12} or 13` do
+not count as the answer in the box.
 """
 
 import re
@@ -11,12 +11,12 @@ from stepspec.evaluation.grade.number import read_number
 from stepspec.evaluation.grade.sentence import CALCULATION, taken_back
 from stepspec.evaluation.grade.vocabulary import NUMBER_WORDS, same_quantity, unit_in
 
-# Escaped braces are matched so that they are passed over: they are typeset and do not group.
+# The pattern matches escaped braces so that the scan can skip them: they are typeset and do not group.
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 MAX_TOGETHER = 20
-"""More boxes than this are no one answer."""
+"""Maximum number of boxes that can form one answer."""
 _MAX_BETWEEN_CHARS = 200
-# Boxes of one sentence are one answer if these are between them and nothing there infers or corrects.
+# Boxes in one sentence form one answer if one of these joins them and the text between neither infers nor corrects.
 _JOINS = re.compile(
     r"[,;&/]|\\(?:q?quad|lor|land|text\s*\{\s*(?:and|or)\b)|\b(?:and|or|to|through|alternatively)\b", re.IGNORECASE
 )
@@ -32,7 +32,7 @@ _NAMES_AND_MARKS = re.compile(r"(?:[\s$,;&.()\[\]|/]|\\[\[\]()\\,;:! ]|\\q?quad|
 
 @dataclass(frozen=True)
 class Box:
-    """Where a closed box stands: from `start` to `end`, its content from `inner_start` to `inner_end`."""
+    """Character offsets of a closed box: the box is `start:end`, its content `inner_start:inner_end`."""
 
     start: int
     inner_start: int
@@ -40,27 +40,27 @@ class Box:
 
     @property
     def end(self) -> int:
-        """Behind the closing brace."""
+        """The offset after the closing brace."""
         return self.inner_end + 1
 
 
 @dataclass(frozen=True)
 class LastBoxes:
-    """The last box of a text with something in it, and those that lead up to it."""
+    """The last non-empty box of a text and the boxes that belong to it."""
 
     contents: tuple[str, ...]
-    """Of boxes with nothing but separators and names between them, in order; the last box is the last."""
+    """Contents of the trailing boxes with only separators and names between them, in text order."""
     num_joined: int = 1
-    """How many of the last boxes belong to one answer, by a comma, "and" or "or"; 1 if the last stands alone."""
+    """How many trailing boxes a comma, "and" or "or" joins into one answer; 1 if the last box stands alone."""
     joined: tuple[str, ...] = ()
-    """What is in those."""
+    """Contents of the joined boxes, in text order."""
     changed: bool = False
-    """Whether what stands beside the last box denies it or makes another value of it."""
+    """Whether the text around the last box denies it or changes its value."""
 
 
 def closed_boxes(text: str) -> list[Box]:
-    """Every box whose braces balance, in the order in which they open."""
-    open_braces: list[tuple[int, int] | None] = []  # start and start of the content; None for what is no box
+    """Return every box whose braces balance, ordered by opening brace."""
+    open_braces: list[tuple[int, int] | None] = []  # box start and content start; None for a brace that is not a box
     found: list[Box] = []
     for match in _BRACE.finditer(text):
         brace = match.group()
@@ -74,7 +74,7 @@ def closed_boxes(text: str) -> list[Box]:
 
 
 def last_boxes(text: str) -> LastBoxes | None:
-    """The last box that is not empty with what belongs to it; None if there is none."""
+    """Return the last non-empty box and the boxes that belong to it; None if there is none."""
     boxes = closed_boxes(text)
     while boxes and _is_empty(text, boxes[-1]):
         boxes.pop()
@@ -123,7 +123,7 @@ def _are_joined(text: str, left: Box, right: Box) -> bool:
 
 
 _BEHIND_CHARS, _BEFORE_CHARS = 80, 80
-# Behind a box: what multiplies it, raises it, names a base, a scale or a second answer, or denies it.
+# After a box: text that multiplies it, raises it, names a base, a scale or a second answer, or denies it.
 _CLOSES_MATH = r"(?:\s|\$|\\[)\],;:! ]|\}|\*\*|\\q?quad)*"
 _MULTIPLIES_BEHIND = re.compile(
     r"\d|[a-zA-Z(]|!(?=\s*(?:\$|\\|[-+*/=^]))|_|\s*\^(?!\s*\{?\s*\\(?:circ|degree|prime))"
@@ -150,7 +150,7 @@ _SIGN_BEFORE = re.compile(
     r"|\s[-\u2212\u2013]$|[a-zA-Z]\s+[-\u2212]\s*$"
 )
 _BULLET = re.compile(r"\s*[-\u2013]\s+(?:\*\*|\$|\\[(\[]|\s)*")
-# `9 + \boxed{12} = 21` fills a gap; without the rest it is one term of an answer.
+# `9 + \boxed{12} = 21` fills a gap; without `= 21` the box is only one term of an answer.
 _OPERATOR_BEFORE = re.compile(r"(?:[\d)}\]a-zA-Z]\s*[-+/]|[\d)}\]]\s*\*|\\(?:cdot|times|div|bmod))\s*$")
 _FILLS_GAP = re.compile(r"\s*\$?\s*=")
 _MULTIPLIES_BEFORE = re.compile(
@@ -166,12 +166,15 @@ _CHANGES_BEFORE = re.compile(
     r"|\d(?:\s|\$|\\[)\]])*(?:,\s*)?\b(?:or|and)\b(?:\s|[$(*]|\\[(\[])*$",
     re.IGNORECASE,
 )
-# "It is not 5, so ..." denies what came before.
+# In "It is not 5, so ...", the denial applies only to the clause before the comma.
 _CLAUSE_END = re.compile(r"[,;](?=\s)|[.!?](?=\s)|\n")
 
 
 def _is_changed(text: str, box: Box) -> bool:
-    """Only what is in the line of a box can make another value of it; to take it back, the rest of the text, too."""
+    """Return whether the surrounding text changes or retracts the box.
+
+    Only text on the line of the box can change its value. Later text can also retract it.
+    """
     content = _content(text, box)
     if taken_back(text[box.end : box.end + _TAKEN_BACK_CHARS], content):
         return True
@@ -197,12 +200,12 @@ _OPENS = ("(", "{", "[")
 _CLOSES = (")", "}", "]", r"\right")
 _BRACKETS_BEFORE = re.compile(r"(?:\\left\s*)?[({\[]\s*$")
 _BRACKETS_BEHIND = re.compile(r"\s*(?:\\right\s*)?[)}\]]")
-# What a brace belongs to; `{\boxed{12}}` alone is a group, whose braces say nothing.
+# A word that a brace may belong to. In `{\boxed{12}}` alone, the braces only group.
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 
 
 def _without_brackets(line: str, behind: str) -> tuple[str, str]:
-    r"""Without the brackets right around a box, of which `(\boxed{12})^2` squares it; those of arguments stay."""
+    r"""Remove the brackets directly around a box, as in `(\boxed{12})^2`. Keep the brackets of arguments."""
     for _ in range(3):
         left, right = _BRACKETS_BEFORE.search(line), _BRACKETS_BEHIND.match(behind)
         if not left or not right or line[: left.start()].rstrip().endswith("\\") or _ARGUMENT.search(line):
@@ -216,7 +219,7 @@ _ARGUMENT = re.compile(r"(?:\\[a-zA-Z]+(?:\s*\[[^\]]*\])?(?:\s*\{[^{}]*\})*|[_^]
 
 def _is_changed_behind(behind: str, content: str) -> bool:
     other = _OR_NUMBER.match(behind)
-    if other and _says_the_same(content, other[1]):
+    if other and _is_same_number(content, other[1]):
         return False
     if _CHANGES_BEHIND.match(behind) or _GOES_ON_BEHIND.match(behind):
         return True
@@ -228,14 +231,14 @@ _OR_NUMBER = re.compile(
 )
 
 
-def _says_the_same(content: str, other: str) -> bool:
+def _is_same_number(content: str, other: str) -> bool:
     if len(content) > _MAX_NUMBER_CHARS:
         return False
     number, second = read_number(content), read_number(other)
     return number is not None and second is not None and number.equals(second)
 
 
-# More digits, a list, a time, a relation, a scale, a power behind a bracket.
+# More digits, a list, a time, a relation, a scale, or a power after a bracket.
 _GOES_ON_BEHIND = re.compile(
     rf"(?:\$|\s|\\!)*(?:[.,:'](?:\\!)?|\{{[.,]\}})\d|{_CLOSES_MATH}(?:\d|\.\d)|{_CLOSES_MATH}\(\s*or\s+[\\$]*[-\d]"
     rf"|{_CLOSES_MATH}[,;]\s*[\\$(]*-?\d[\d,.]*\d*(?!\d|\s*(?:[-+*/=×÷]|\\(?:times|cdot|div|frac)))"
@@ -257,7 +260,7 @@ _CONDITION = re.compile(
     r"|\b(?:suppose|let|try|let['’]s\s+try|let\s+us\s+try|assume|pretend|imagine)(?:\s+\$?[a-zA-Z]\$?\s*(?:=|be))?)(?:\s|\$|\\[(\[])*$",
     re.IGNORECASE,
 )
-# Right before a box, but for an article.
+# Directly before a box, except for an article.
 _BOUNDS_BEFORE = re.compile(
     r"(?:\b(?:at\s+(?:most|least)|about|around|roughly|nearly|almost|close\s+to|near|up\s+to|(?:more|less|fewer|greater|larger|smaller"
     r"|higher|lower|other|rather)\s+than|beyond|within|every|anything\s+but|far\s+from|nothing\s+like|different\s+from|divisible\s+by)"
@@ -278,7 +281,7 @@ def _is_changed_before(line: str, before: str) -> bool:
     if _MULTIPLIES_BEFORE.search(line):
         return True
     if not _MATH_OPENS.sub("", line):
-        # A formula in lines of its own goes on with the sentence before it.
+        # A displayed formula continues the sentence before it.
         line = " ".join(before.split("\n")[-3:])
         line = line if _GOES_ON_IN_NEXT_LINE.search(line) else ""
     *_, clause = _CLAUSE_END.split(line)
@@ -294,7 +297,7 @@ _GOES_ON_IN_NEXT_LINE = re.compile(
     r"\b(?:is|are|was|be|equals|of|than|to|not|most|least|about|almost|nearly|twice|double|minus|negative|by)\W*$",
     re.IGNORECASE,
 )
-# "The opposite of the answer is", but "half of 24 is".
+# Matches "the opposite of the answer is", but not "half of 24 is".
 _CHANGES_VALUE = re.compile(
     r"\b(?:half|third|quarter|opposite|reciprocal|inverse|negation|negative|square|cube|(?:square|cube)\s+root)s?\s+of\s+"
     r"(?:(?:the\s+)?(?:(?:final|right|correct)\s+)?answer|it|this|that|what\s+is\s+asked|\$?[xyzn]\$?)\s+(?:is|are|equals|=)(?:\s|[$(*]|\\[(\[])*$"
@@ -314,9 +317,10 @@ _LETTER = re.compile(r"[a-zA-Z](?:_\{?\w{1,3}\}?)?'{0,2}")
 
 
 def _is_unsolved(line: str) -> bool:
-    r"""Whether the box is what a multiple, a power or the like of one unknown is: `2x = \boxed{12}`, `-x = \boxed{12}`.
+    r"""Return whether the left side is an unsolved expression in one unknown: `2x = \boxed{12}`, `-x = \boxed{12}`.
 
-    Formulas of several unknowns and functions may be what is asked for, and numbers come to the value.
+    Left sides with several unknowns or with functions may be what the question asks for. Left sides that contain only
+    numbers evaluate to the answer.
     """
     match = _LEFT_SIDE.search(line)
     if match is None:
@@ -343,7 +347,7 @@ _UNITS_BEHIND = re.compile(rf"{_CLOSES_MATH}{_UNIT_WORD}")
 
 
 def _has_second_unit(line: str, content: str, behind: str) -> bool:
-    r"""`\boxed{12} feet 3 inches` and `5 feet \boxed{3} inches` are parts of an answer."""
+    r"""Return whether the box is only one part of an answer: `\boxed{12} feet 3 inches`, `5 feet \boxed{3} inches`."""
     second = _SECOND_BEHIND.match(behind)
     if second and same_quantity(second[1], second[2]):
         return True

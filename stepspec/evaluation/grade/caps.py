@@ -1,7 +1,7 @@
-"""Refuses formulas that could cost a computer algebra system hours, before it sees them.
+"""Reject formulas that could take a computer algebra system hours, before it reads them.
 
-What is refused would mostly run into the time limit; to know it beforehand costs microseconds and not seconds and a
-process. No formula is trusted because it passed: time and memory are still limited (`grade.workers`).
+Most rejected formulas would run into the time limit. This check takes microseconds instead of seconds and a worker
+process. Formulas that pass are not trusted: time and memory are still limited (`grade.workers`).
 """
 
 import math
@@ -26,16 +26,16 @@ _RELATION = re.compile(r"[<>=]|\\(?:leq|geq|neq|in|lt|gt)(?![a-zA-Z])")
 _FUNCTION = re.compile(r"\\(?:a?r?c?(?:sin|cos|tan|cot|sec|csc)h?|l[ng]|log|exp|sqrt|max|min|gcd|lcm)(?![a-zA-Z])")
 _POWER_OF_BRACKET = re.compile(r"[)}\]]\s*\^\s*\{?\s*(\d+)")
 
-# Measured with the hostile texts of `stepspec.bench.hostile`: beyond these, most formulas run into the time limit.
+# Measured with the hostile texts of `stepspec.bench.hostile`: above these limits, most formulas time out.
 MAX_PARENTHESES_DEPTH = 4
 MAX_RELATIONS = 3
 MAX_BARS = 8
 MAX_FUNCTIONS = 8
 MAX_SUM_OF_POWERS = 40
-"""Of exponents of brackets, which are multiplied out."""
+"""Maximum sum of the exponents of bracketed terms, because computer algebra expands these powers."""
 
-# What answers are written with. Everything else is refused, so that nothing is read that nobody has thought of:
-# among what the parser knows are integrals, limits, matrix decompositions and `\operatorname{ones}(100000)`.
+# The commands that answers use. All others are rejected, because the parser also accepts integrals, limits, matrix
+# decompositions and `\operatorname{ones}(100000)`.
 _KNOWN = frozenset(
     re.findall(
         r"\w+",
@@ -53,7 +53,7 @@ _MATRICES = frozenset(f"{name}matrix" for name in ("", "p", "b", "B", "v", "V", 
 
 
 def refusal(formula: str, limits: Limits) -> str | None:
-    """Why a cleaned answer is not given to a computer algebra system, as one sentence; None if it is."""
+    """Return why a cleaned answer may not go to computer algebra, as one sentence; None if it may."""
     if len(formula) > limits.max_formula_chars:
         return f"It is {len(formula):,} characters long; at most {limits.max_formula_chars:,} are read."
     if not formula.isascii() or not formula.isprintable():
@@ -108,14 +108,14 @@ def _too_large(formula: str, limits: Limits) -> str | None:
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\d[\d,]*|\s+|.", re.DOTALL)
 _HUGE = 1e12
 _LETTER = math.log10(2)
-"""Unknowns count as 2: they have no value, but their powers are multiplied out."""
+"""Decimal digits of an unknown, which counts as 2: it has no value, but its powers are expanded."""
 
 
 class _Magnitude:
-    """An upper bound of the decimal digits that evaluating a formula can come to, whatever the operators are.
+    """An upper bound on the decimal digits of a formula's value, for any operators.
 
-    Everything that stands side by side is taken for factors: log(a b) = log a + log b, and a + b <= (a+1)(b+1). A
-    power a^b has b log a digits, a factorial n! at most n log n, a binomial at most n log 2.
+    Adjacent terms count as factors: log(a b) = log a + log b, and a + b <= (a+1)(b+1). A power a^b has b log a digits,
+    a factorial n! at most n log n, a binomial at most n log 2.
     """
 
     def __init__(self, formula: str) -> None:
@@ -129,7 +129,7 @@ class _Magnitude:
         return total
 
     def _group(self) -> float:
-        """Up to the bracket that closes, or the end."""
+        """Return the digits up to the closing bracket or the end."""
         total = 0.0
         while self._next < len(self._tokens):
             if self._tokens[self._next] in _CLOSING:

@@ -1,4 +1,4 @@
-"""Compares two answers as far as reading them is enough, and says what is left for a computer algebra system."""
+"""Compare two answers by their text, and return the formulas that computer algebra must still compare."""
 
 import re
 from collections import defaultdict
@@ -25,7 +25,7 @@ Way = Literal["number", "text"]
 
 @dataclass(frozen=True)
 class Question:
-    """Formulas that must be equal one by one; in any order unless `ordered`."""
+    """Formulas to compare pairwise: position by position if `ordered`, else in any order."""
 
     gold: tuple[str, ...]
     found: tuple[str, ...]
@@ -34,7 +34,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What reading says of two answers. There is a `question` exactly if the verdict is "unknown"."""
+    """The result of comparing two answers by text. `question` is set exactly if the verdict is "unknown"."""
 
     verdict: Verdict
     by: Way
@@ -46,7 +46,12 @@ _DIFFERENT_TEXT = Comparison("different", "text")
 
 
 def compare(gold: str, found: str) -> Comparison:
-    """Times, choices and numbers exactly, then texts in one way of writing, then the parts of what has several."""
+    """Compare two answers as times, choices and numbers, then as normalized text, then part by part.
+
+    Args:
+        gold: the gold answer.
+        found: the answer found in the model's text.
+    """
     return _compare(cleaned(gold), cleaned(found), 0)
 
 
@@ -54,7 +59,7 @@ _MAX_NESTING = 3
 
 
 def _compare(gold: str, found: str, nesting: int) -> Comparison:
-    """The first rule that knows."""
+    """Return the result of the first rule that applies."""
     if "=" not in gold:
         found = value_named(found)
     for rule in (_as_times, _as_choices, _as_numbers, _as_other_units):
@@ -84,19 +89,22 @@ _TEXT_COMMAND = re.compile(r"\\text\{([^{}]*)\}")
 
 
 def _as_times(gold: str, found: str) -> Comparison | None:
-    """`5:30 p.m.` is not `5:30 a.m.`; an answer may say which where the gold answer does not, but not the other way."""
+    """Compare times: `5:30 p.m.` is not `5:30 a.m.`.
+
+    An answer may add a.m. or p.m. if the gold answer has none, but must not omit it if the gold answer has it.
+    """
     expected, time = _time_of(gold), _time_of(found)
     if expected is None:
         return None
     if time is None or (expected[1] and not time[1]):
-        # By its minutes alone only `17:30` says which half of the day it is.
+        # Without a.m. or p.m., only a 24-hour time such as `17:30` determines the half of the day.
         return _SAME_TEXT if time and time[0] == expected[2] and time[0] >= 12 * 60 else _DIFFERENT_TEXT
     same = time[0] == expected[0] and (not expected[1] or time[1] == expected[1])
     return _SAME_TEXT if same else _DIFFERENT_TEXT
 
 
 def _time_of(clean: str) -> tuple[int, str, int] | None:
-    """Minutes as written, `a`, `p` or nothing, and minutes since midnight; None if it is no time."""
+    """Return minutes as written, `a`, `p` or an empty string, and minutes since midnight; None if not a time."""
     match = _TIME.fullmatch(_TEXT_COMMAND.sub(r" \1", clean).strip())
     if match is None or not (match[2] or match[3]):
         return None
@@ -125,12 +133,12 @@ def _as_numbers(gold: str, found: str) -> Comparison | None:
 
 
 def _number(clean: str) -> Number | None:
-    """`x + y = 5` is a line, and no number, where it is compared with another equation."""
+    """Return the number of an answer; None for an unsolved equation such as `x + y = 5`, which is a line."""
     return number_of(clean) if "=" not in clean or "=" not in without_name(clean) else None
 
 
 def _as_other_units(gold: str, found: str) -> Comparison | None:
-    """`5\\pi` meters are not `5\\pi` centimeters; a missing unit is not compared."""
+    """Reject different units: `5\\pi` meters are not `5\\pi` centimeters. A missing unit matches every unit."""
     return _DIFFERENT_TEXT if _units_differ(gold, found) else None
 
 
@@ -147,7 +155,10 @@ def _as_text(gold: str, found: str) -> Comparison | None:
 
 
 def _names_agree(gold: str, found: str) -> bool:
-    """`x = 5` is not `y = 5`, but either is `5`, and so is `slope = 5`; `y = 2x` may be `f(x) = 2x`."""
+    """Return whether the names before `=` are compatible.
+
+    `x = 5` does not match `y = 5`, but both match `5` and `slope = 5`. `y = 2x` matches `f(x) = 2x`.
+    """
     names = [clean[: len(clean) - len(without_name(clean))] for clean in (gold, found)]
     heads = [text_key(name.rstrip("= ").removesuffix(r"\in").strip()) for name in names]
     if heads[0] == heads[1] or not all(map(_UNKNOWN.fullmatch, heads)):
@@ -156,7 +167,7 @@ def _names_agree(gold: str, found: str) -> bool:
 
 
 def _as_words(gold: str, found: str) -> Comparison | None:
-    """Words. A formula is no word, and a word no formula."""
+    """Compare answers in words. Words never match a formula."""
     words, other_words = words_of(gold), words_of(found)
     if words is None:
         return None if other_words is None else _DIFFERENT_TEXT
@@ -167,7 +178,7 @@ _UNKNOWN = re.compile(r"\\?[a-zA-Z](?:_\w|_\{\w+\}|'|\(.*\))?")
 _INEQUALITY = re.compile(r"[<>]|\\(?:leq|geq|neq|lt|gt)(?![a-zA-Z])")
 _SET_LIKE = re.compile(r"[<>]|\\(?:leq|geq|neq|lt|gt|in|mathbb|setminus|cap|emptyset|notin)(?![a-zA-Z])")
 _OTHER_RELATION = re.compile(r"\\(?:approx|neq|equiv|pm|mp|notin)(?![a-zA-Z])")
-# What computer algebra would read as something: two numbers side by side, a mixed number, `1/2x`, primes, two signs.
+# Ambiguous notation that computer algebra reads anyway: adjacent numbers, mixed numbers, `1/2x`, primes, two signs.
 _SIDE_BY_SIDE = re.compile(
     r"\d\s+\d|\d\s*\\frac\{\d+\}\{\d+\}\s*[\\a-zA-Z(]|\d\s*_|[-+]\s*[-+]|['?%]"
     r"|/\s*(?:\d+|[a-zA-Z])\s*(?:[a-zA-Z(]|\\(?:pi|sqrt|frac|alpha|beta|theta)(?![a-zA-Z]))"
@@ -176,7 +187,10 @@ _BARE_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}(?![a-zA-Z])|(?<![\\a-zA-Z]
 
 
 def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure) -> bool:
-    """Whether a computer algebra system is asked: it equates points with intervals and sets, and `2x = 12` with 12."""
+    """Return whether computer algebra should compare the answers.
+
+    It must not see some pairs, because it treats points as equal to intervals and sets, and `2x = 12` as equal to 12.
+    """
     if _is_equation(without_name(gold)) != _is_equation(without_name(found)) and (
         _is_equation(without_name(gold)) or not _is_equation(gold)
     ):
@@ -200,7 +214,7 @@ def _may_be_equal(gold: str, found: str, expected: Structure, answer: Structure)
 
 
 def ambiguity(question: Question) -> str | None:
-    """Why a computer algebra system is not asked: it reads something where a reader could not; None if it may be."""
+    """Return why the notation is too ambiguous for computer algebra; None if it is not ambiguous."""
     gold = " ".join(question.gold)
     for found in question.found:
         if not set(_SIDE_BY_SIDE.findall(found)) <= set(_SIDE_BY_SIDE.findall(gold)):
@@ -213,7 +227,7 @@ def ambiguity(question: Question) -> str | None:
 
 
 def _words_in(clean: str) -> set[str]:
-    """Words, which the system passes over where they are set as text and else takes for unknowns."""
+    """Return the words of an answer. Computer algebra skips words in `\\text` and reads others as unknowns."""
     texts = map(str.casefold, _TEXT_COMMAND.findall(clean))
     return {*texts, *_BARE_WORD.findall(_WITHOUT_ENVIRONMENT.sub("", clean))}
 
@@ -238,7 +252,7 @@ def _are_set_like(gold: str, found: str) -> bool:
 
 
 def _as_parts(gold: Structure, found: Structure, nesting: int) -> Comparison | None:
-    """None where the two are not of the same make, and only a computer algebra system may know."""
+    """Compare structured answers part by part; None if only computer algebra can compare the two structures."""
     if gold.shape == "one" or found.shape == "one":
         return None
     if not _comparable(gold, found):
@@ -251,14 +265,14 @@ def _as_parts(gold: Structure, found: Structure, nesting: int) -> Comparison | N
 
 
 def _names_order(gold: Sequence[str], found: Sequence[str]) -> bool:
-    """Whether one of two lists names its parts, as `x = 1, y = 2` does, and the other does not."""
+    """Return whether exactly one of two lists names its parts, as `x = 1, y = 2` does."""
     named, other = ({part.partition("=")[0].strip() for part in parts if "=" in part} for parts in (gold, found))
     return (len(named) > 1 and not other) or (len(other) > 1 and not named)
 
 
 def _comparable(gold: Structure, found: Structure) -> bool:
     if {gold.shape, found.shape} == {"list", "set"}:
-        # Who leaves the brackets of a set away has still said what is in it; of a point or an interval nobody has.
+        # A set without brackets still lists its elements. A point or interval without brackets is ambiguous.
         return True
     return gold.shape == found.shape and gold.ends == found.ends
 
@@ -277,7 +291,7 @@ def _in_order(gold: Sequence[str], found: Sequence[str], compare_two: Callable[[
 def _in_any_order(
     gold: Sequence[str], found: Sequence[str], compare_two: Callable[[str, str], Comparison]
 ) -> Comparison:
-    """Sorts out the parts that are the same; what is left decides, or is asked about."""
+    """Match equal parts first. The remaining parts decide the verdict or go to computer algebra."""
     left_over, unmatched, by = _without_equal_parts(gold, found)
     if len(unmatched) > _MAX_UNSORTED:
         return _DIFFERENT_TEXT
@@ -298,19 +312,19 @@ def _in_any_order(
 
 
 _MAX_UNSORTED = 20
-"""Parts that differ in how they are written; every one is compared with every other."""
+"""Maximum number of unmatched parts, because each is compared with every other."""
 
 
 def _without_equal_parts(gold: Sequence[str], found: Sequence[str]) -> tuple[list[str], list[str], set[Way]]:
-    """What is left of the found and of the gold parts without those that are the same number or text in both."""
-    places = defaultdict[Number | str, list[int]](list)
+    """Return the found and gold parts that have no equal number or text on the other side, and how parts matched."""
+    positions = defaultdict[Number | str, list[int]](list)
     for index, part in enumerate(found):
-        places[_key(part)].append(index)
+        positions[_key(part)].append(index)
     matched, unmatched, by = set[int](), list[str](), set[Way]()
     for part in gold:
         key = _key(part)
-        if places[key]:
-            matched.add(places[key].pop())
+        if positions[key]:
+            matched.add(positions[key].pop())
             by.add("text" if isinstance(key, str) else "number")
         else:
             unmatched.append(part)
@@ -318,6 +332,6 @@ def _without_equal_parts(gold: Sequence[str], found: Sequence[str]) -> tuple[lis
 
 
 def _key(part: str) -> Number | str:
-    """The number of a part without name and unit, which are compared apart, else its text."""
+    """Return the number of a part without name or unit, else its text. Names and units are compared separately."""
     number = None if "=" in part or any(map(str.isalpha, part)) else number_of(part)
     return number or text_key(part)

@@ -1,4 +1,4 @@
-"""Finds the answer in a text: the last box, else what follows `####`, else an answer phrase, else the last number."""
+"""Find the answer in a text: the last box, else the text after `####`, an answer phrase, or the last number."""
 
 import re
 from collections import deque
@@ -14,7 +14,7 @@ from stepspec.evaluation.grade.words import FoundBy
 
 @dataclass(frozen=True)
 class Found:
-    """An answer as it stands in the text. `boxes` are those around it, if it is in one."""
+    """An answer as written in the text. `boxes` is set if the answer is in a box."""
 
     text: str
     by: FoundBy
@@ -22,11 +22,12 @@ class Found:
 
 
 def find_answer(text: str, *, last_number: bool, cut_short: bool) -> Found | None:
-    """The answer of a text that holds no thinking, or None. Linear in the text.
+    """Return the answer in a text without thinking, or None. Takes time linear in the text length.
 
     Args:
-        last_number: whether the last number of a text without any sign of an answer is taken for it.
-        cut_short: the text ends because its budget did. What stands last in it is then no answer.
+        text: the model's text, with the thinking removed.
+        last_number: whether to use the last number if the text has no box, `####` or answer phrase.
+        cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
     """
     boxes = last_boxes(text)
     if boxes:
@@ -44,7 +45,10 @@ _MAX_LINES_TRIED = 20
 
 
 def _after_hashes(text: str, cut_short: bool) -> str | None:
-    """GSM8K's mark (K. Cobbe et al., arXiv:2110.14168). It is Markdown's for a heading, too, which is no answer."""
+    """Return the answer after `####`, the marker of GSM8K (K. Cobbe et al., arXiv:2110.14168).
+
+    Markdown headings use the same marker and are not answers.
+    """
     end = len(text.rstrip())
     for match in reversed(deque(_HASHES.finditer(text), maxlen=_MAX_LINES_TRIED)):
         line = match.group(1).strip()
@@ -54,7 +58,7 @@ def _after_hashes(text: str, cut_short: bool) -> str | None:
     return None
 
 
-# Possessive, because a megabyte of spaces could else be divided between two runs of them in as many ways.
+# Possessive quantifiers, because backtracking could split a megabyte of spaces between two runs in a million ways.
 _PHRASE = re.compile(
     r"\b(?:final\s+)?answers?\b(?:\s+(?:to|of|for)\s+(?:the|this)\s+(?:\w{1,20}\s+)?(?:question|problem)\b)?[*_\s]*+"
     r"(?:(?:is|are|would\s+be|will\s+be|should\s+be|must\s+be|equals)\b|(?:is|are)(?=n['’]t\b)|[:=：])[*_\s:=]*+"
@@ -97,18 +101,18 @@ _CHANGED = re.compile(rf"(?:{CHANGES_SUBJECT.pattern})\W*(?:of\s+)?(?:the|my|our
 
 
 def _is_denied(before: str) -> bool:
-    """Whether the sentence denies or only supposes what the phrase says: "I do not think that the answer is 12"."""
+    """Return whether the sentence denies or only supposes the answer: "I do not think that the answer is 12"."""
     *_, clause = _CLAUSE_END.split(before)
     return bool(DENIES.search(clause) or _CHANGED.search(clause) or _HYPOTHETICAL.search(clause))
 
 
 def _formula_at_start(rest: str) -> tuple[str, bool] | None:
-    """What is set as a formula right behind the phrase; `$12 and $13` are two prices and no formula."""
+    """Return the formula directly after the phrase; None for prices such as `$12 and $13`, which are not formulas."""
     for left, right in _PAIRS:
         end = rest.find(right, len(left)) if rest.startswith(left) else -1
         if end > 0 and not _is_price(rest, left, end):
             behind = rest[end + len(right) :]
-            # A unit or a second formula belongs to the answer, which then is the sentence.
+            # If a unit or a second formula follows, the whole sentence is the answer.
             if _SENTENCE_END.match(behind.lstrip(" *")) or not behind.strip(" *"):
                 return rest[len(left) : end].strip(), True
             return None
@@ -120,9 +124,9 @@ def _is_price(rest: str, left: str, end: int) -> bool:
 
 
 def _sentence_at_start(rest: str) -> tuple[str | None, bool]:
-    """Up to the end of the sentence or line, without what explains the answer; and whether there is an end.
+    """Return the text up to the end of the sentence or line, without explanations, and whether an end was found.
 
-    A question answers nothing.
+    The text is None for a question, which is not an answer.
     """
     end = _SENTENCE_END.search(rest)
     if end and end.group() == "?":
@@ -135,7 +139,10 @@ _FOR_SO_MANY = re.compile(r"\s+(?:for|after)\s+\\?\$?\d[\d,]*\s+(?:(?!and\b|or\b
 
 
 def _without_explanation(sentence: str) -> str:
-    """What does not explain the answer but names another, or when it holds, stays: the sentence is read whole then."""
+    """Remove the clause that explains the answer.
+
+    Keep the whole sentence if the clause names another number or a condition, or denies the answer.
+    """
     match = _CONNECTIVE.search(sentence)
     if match is None:
         return sentence

@@ -1,4 +1,4 @@
-r"""Grades texts: find the answer, compare it exactly, and ask computer algebra only where reading is not enough.
+r"""Text grading: find the answer, compare it exactly, and use computer algebra only where that is not enough.
 
 The rules, each with examples: grader, gold answer, text, and whether it is correct or refused, which is any other
 status. `all` is every grader. The tests are made from this table.
@@ -166,25 +166,25 @@ from stepspec.evaluation.grade.workers import Reply, WorkerPool
 
 
 class Grading:
-    r"""Grades answers of one kind; a context manager, and safe to use from several threads.
+    r"""A grader for one kind of answer. It is a context manager and safe to use from several threads.
 
     - `integer`: a whole number in the last closed `\boxed{}` (the benchmark gsm-mini);
     - `number`: a number, compared exactly as a fraction;
-    - `math`: anything that MATH asks for. Numbers first, then texts in one way of writing, then the parts of tuples,
-      intervals, sets and matrices, and at last symbolic equality by math-verify, in processes that can be killed.
+    - `math`: any answer to a MATH problem. It compares numbers, then normalized text, then the parts of tuples,
+      intervals, sets and matrices. Last, math-verify checks symbolic equality in processes that can be killed.
 
-    Answers are found in the last box, behind the last `####`, behind an answer phrase, or as the last number, in this
-    order. Units and currencies are not compared; `50\%` is equal to `50` and to `0.5` (see `grade.number`).
+    The answer is in the last box, after the last `####`, after an answer phrase, or the last number, in this order.
+    Units and currencies are not compared. `50\%` is equal to `50` and to `0.5` (see `grade.number`).
 
     >>> with Grading("number") as grading:
     ...     grading.grade("So she pays $18 a day. The answer is $18.", "18").status
     'correct'
 
     Args:
-        kind: what the gold answers are.
-        last_number: whether the last number of a text that gives no sign of an answer is taken for it.
-        num_workers: processes that compare formulas at once; they are started when they are needed.
-        limits: what one answer may cost.
+        kind: the kind of the gold answers.
+        last_number: whether to use the last number of a text that has no box, `####` or answer phrase.
+        num_workers: the number of processes that compare formulas concurrently. They start on first use.
+        limits: time, memory and size limits for one answer.
     """
 
     def __init__(
@@ -206,32 +206,34 @@ class Grading:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stop the worker processes."""
         self._workers.close()
 
     def worker_ids(self) -> list[int]:
-        """The process ids of the workers that have started."""
+        """Return the process ids of the started workers."""
         return self._workers.worker_ids()
 
     def check_gold(self, gold: str) -> str:
-        r"""The gold answer as it is compared: of a solution, what stands in its last box or behind its `####`.
+        r"""Return the gold answer as the grader compares it.
+
+        For a full solution, this is the content of its last box or the text after `####`.
 
         Raises:
-            UsageError: it cannot be a gold answer of this kind.
+            UsageError: the text is not a gold answer of this kind.
         """
         return _checked_gold(gold, self._kind, self._limits.max_chars)
 
     def grade(self, text: str, gold: str, *, cut_short: bool = False) -> Grade:
-        """The grade of a text. Whatever a model wrote, this raises nothing and takes a few seconds at most.
+        """Grade a text. The model's text never causes an exception, and grading takes at most a few seconds.
 
         Args:
-            text: what the model wrote, of any length.
-            gold: the right answer.
-            cut_short: the text ends because its budget did; what stands last in it is then no answer.
+            text: the model's text, of any length.
+            gold: the gold answer.
+            cut_short: whether the text ends because its token budget ran out. Its last words are then not an answer.
 
         Raises:
-            UsageError: the gold answer cannot be one of this kind.
-            StepSpecError: no worker can be started, or grading was closed meanwhile.
+            UsageError: `gold` is not a gold answer of this kind.
+            StepSpecError: no worker can start, or grading was closed during the call.
         """
         gold = self.check_gold(gold)
         if self._kind == "integer":
@@ -304,7 +306,7 @@ def _grade_integer(text: str, gold: str) -> Grade:
 
 
 def _grade_by_reply(reply: Reply, found: Found, gold: str, limits: Limits) -> Grade:
-    """What a worker said, in our words."""
+    """Convert a worker's reply to a grade."""
     if reply.verdict == "same":
         return _grade("correct", found, "symbolic")
     if reply.verdict == "different":
@@ -323,7 +325,7 @@ def _grade_by_reply(reply: Reply, found: Found, gold: str, limits: Limits) -> Gr
 
 
 def _number_in(found: Found) -> Number | None:
-    """The number an answer is, or the one that it names in words."""
+    """Return the number that the answer is, or the number that its sentence names."""
     number = read_number(found.text)
     if number is not None:
         return number
@@ -332,7 +334,7 @@ def _number_in(found: Found) -> Number | None:
 
 
 def _with_all_boxes(found: Found, gold: str, max_chars: int) -> Found:
-    """Several boxes are one answer where the gold answer has as many parts; else those are that are joined."""
+    """Join the boxes that form one answer: as many as the gold answer has parts, else the joined boxes."""
     boxes = found.boxes
     if boxes is None or max(len(boxes.contents), boxes.num_joined) < 2:
         return found
@@ -354,7 +356,7 @@ def _parts(answer: str) -> Sequence[str]:
 
 
 def _worded(comparison: Comparison, found: Found, gold: str) -> Comparison:
-    """Words that name one number answer a question for a number."""
+    """Compare the number that the words of an answer name, if the gold answer is a number."""
     expected = read_number(gold)
     clean = cleaned(found.text)
     named = number_named(clean) if expected and number_of(clean) is None else None
@@ -382,5 +384,5 @@ def _checked_gold(gold: str, kind: GraderKind, max_chars: int) -> str:
             raise UsageError(f"The gold answer {shown} is not a number.")
         return answer if number.mark == "base" else str(number)
     if not cleaned(answer):
-        raise UsageError(f"The gold answer {shown} says nothing.")
+        raise UsageError(f"The gold answer {shown} is empty without its LaTeX markup.")
     return answer

@@ -1,4 +1,4 @@
-r"""Whole numbers in the last closed `\boxed{...}` of a text: all that the benchmark gsm-mini asks for."""
+r"""Grading of whole numbers in the last closed `\boxed{...}` of a text, for the benchmark gsm-mini."""
 
 import re
 from typing import Literal
@@ -13,7 +13,7 @@ from stepspec.evaluation.grade.words import MAX_ANSWER_CHARS, Limits
 
 IntegerStatus = Literal["correct", "incorrect", "no_answer"]
 
-# What LaTeX writes around a number without changing it: grouping braces, negative and thin spaces, dollar signs.
+# LaTeX markup that does not change a number: grouping braces, negative and thin spaces, dollar signs.
 _NOTHING = re.compile(r"\\!\s*|[{}]")
 _SPACE = re.compile(r"\\[,;: ]|\\?\$|[~\s]")
 _PLAIN = re.compile(r"([+-]?) *(\d+)(?:\.0*)?")
@@ -21,7 +21,7 @@ _GROUPED = re.compile(r"([+-]?) *(\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)(?:\.0*)
 
 
 def extract_answer(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` that is closed; None if there is none.
+    r"""Return the content of the last closed `\boxed{...}`; None if there is none.
 
     >>> extract_answer(r"\boxed{1} or \boxed{\frac{1}{2}} or \boxed{3")
     '\\frac{1}{2}'
@@ -31,9 +31,9 @@ def extract_answer(text: str) -> str | None:
 
 
 def canonical_integer(text: str) -> str | None:
-    """A whole number as plain digits (`1,234.0` as `1234`, `-03` as `-3`); None if the text is none.
+    """Return a whole number as plain digits (`1,234.0` as `1234`, `-03` as `-3`); None if it is not a whole number.
 
-    Digits stay a string, because `int` takes time quadratic in their number.
+    The digits stay a string, because `int` takes time quadratic in the number of digits.
     """
     return _canonical(text) or _canonical_of_answer(text)
 
@@ -50,7 +50,7 @@ def _canonical(text: str) -> str | None:
 
 
 def _canonical_of_answer(text: str) -> str | None:
-    """The same for one with a unit, a name, a style or words around it."""
+    """Return the digits of a whole number that has a unit, a name, a style or words around it."""
     if len(text) > Limits().max_chars:
         return None
     clean = cleaned(text)
@@ -59,13 +59,13 @@ def _canonical_of_answer(text: str) -> str | None:
 
 
 def grade_integer(text: str, gold: str) -> tuple[IntegerStatus, str | None]:
-    r"""Whether the text's last box holds the whole number `gold`, and what it holds.
+    r"""Return whether the text's last box holds the whole number `gold`, and the content of the box.
 
     >>> grade_integer(r"So it costs \boxed{\$1,234.00}.", "1234")
     ('correct', '1234')
 
     Raises:
-        UsageError: the gold answer is not a whole number.
+        UsageError: `gold` is not a whole number.
     """
     expected = canonical_integer(gold)
     if expected is None:

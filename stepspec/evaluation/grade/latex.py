@@ -1,8 +1,8 @@
-r"""Rewrites an answer so that what looks the same to a reader is the same text.
+r"""Normalize the LaTeX of an answer, so that answers that look the same become the same text.
 
-Works on answers of at most a few thousand characters; nothing is evaluated. The rules follow what the graders of
-MATH (D. Hendrycks et al., arXiv:2103.03874, appendix) and Minerva (A. Lewkowycz et al., arXiv:2206.14858, appendix D)
-do to LaTeX: spacing, sizes of brackets and styles mean nothing, and neither do currency signs and degrees.
+The functions expect answers of at most a few thousand characters and evaluate nothing. The rules follow the graders of
+MATH (D. Hendrycks et al., arXiv:2103.03874, appendix) and Minerva (A. Lewkowycz et al., arXiv:2206.14858, appendix D).
+They ignore spacing, bracket sizes, styles, currency signs and degrees.
 """
 
 import re
@@ -25,8 +25,8 @@ _UNICODE = str.maketrans(
     }
 )  # fmt: skip
 
-# Rules in the order in which they are applied. Each is one pass, and none can backtrack over more than a command.
-# `1{,}234` and `1,\!234` are one number wherever they stand; `1,\,234` and `1,\ 234` are two.
+# The rules, in order of application. Each takes one pass, and none can backtrack over more than a command.
+# `1{,}234` and `1,\!234` are always one number; `1,\,234` and `1,\ 234` are two.
 _DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\!\s*|\\[,;: ]\s*|\u2009|')(?=\d{3}(?!\d))")
 _SIZES = re.compile(r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?")
 _STYLES = re.compile(r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|strut|rm|bf|it)(?![a-zA-Z])")
@@ -79,7 +79,7 @@ _LETTER = re.compile(r"[a-zA-Z]")
 
 @lru_cache(maxsize=4096)
 def cleaned(answer: str) -> str:
-    r"""The answer in one way of writing LaTeX, with single spaces and words as `\text{...}`.
+    r"""Return the answer in normalized LaTeX, with single spaces and words as `\text{...}`.
 
     >>> cleaned(r"$\left( \dfrac12,\; 3{,}000 \text{ cm} \right)$.")
     '( \\frac{1}{2}, 3000 \\text{cm} )'
@@ -100,7 +100,7 @@ def cleaned(answer: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without full stop and the marks of mathematics or bold type around the whole."""
+    """Remove the final period and the math or bold delimiters around the whole text."""
     while True:
         text = text.strip().rstrip(".,;:").rstrip()
         inner = next(
@@ -122,7 +122,7 @@ def _as_words(match: re.Match[str]) -> str:
 
 
 def _with_names(text: str) -> str:
-    """`sqrt(2)` and `pi` as commands; words inside `\\text` stay words."""
+    """Turn names such as `sqrt(2)` and `pi` into commands. Text with `\\text` stays unchanged."""
     if "\\text{" in text:
         return text
     text = _ROOT_OF_PARENTHESES.sub(r"\\sqrt{\1}", text)
@@ -130,7 +130,7 @@ def _with_names(text: str) -> str:
 
 
 def _with_braces(text: str) -> str:
-    r"""Braces around the arguments of fractions and roots: `\frac12` is `\frac{1}{2}`."""
+    r"""Add braces around the arguments of fractions and roots: `\frac12` becomes `\frac{1}{2}`."""
     text = _FRACTION_DIGITS.sub(r"\\frac{\1}{\2}", text)
     text = _FRACTION_FIRST.sub(r"\\frac{\1}{", text)
     text = _FRACTION_SPACE.sub(lambda match: rf"\frac{match.group(1) or ''}{{", text)
@@ -140,12 +140,12 @@ def _with_braces(text: str) -> str:
 
 _ONE_IN_BRACES = re.compile(r"([\^_])\s*\{\s*([0-9a-zA-Z])\s*\}")
 _WORD_COMMAND = re.compile(r"\\text\{([^{}]*)\}")
-# A space between digits tells numbers apart: `1 2` is not `12`.
+# A space between digits separates numbers: `1 2` is not `12`.
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 
 def text_key(clean: str) -> str:
-    """What two cleaned answers share that are the same text but for spaces and braces around one sign."""
+    """Return a comparison key for a cleaned answer, without spaces and braces around single characters."""
     return _SPACE.sub("", _ONE_IN_BRACES.sub(r"\1\2", _WORD_COMMAND.sub(r"\1", clean)))
 
 
@@ -155,7 +155,7 @@ _GENERIC = frozenset({"square", "cubic", "units", "unit", "sq"})
 
 
 def without_unit(clean: str) -> str:
-    r"""A formula without the unit behind it: `10\sqrt{3} \text{cm}^2` as `10\sqrt{3}`."""
+    r"""Return a formula without its trailing unit: `10\sqrt{3}` for `10\sqrt{3} \text{cm}^2`."""
     match = _TRAILING_TEXT.search(clean)
     if match:
         words = match[1]
@@ -179,7 +179,7 @@ _UNIT_AT_END = re.compile(
 
 
 def unit_of(clean: str) -> str | None:
-    """The known unit behind a value, by one name; None if there is none."""
+    """Return the canonical name of the unit after a value; None if there is no known unit."""
     match = _UNIT_AT_END.search(clean)
     return unit_in(next(filter(None, match.groups()), "")) if match else None
 
@@ -190,7 +190,7 @@ _NAME = re.compile(
     r"|omega|pi|delta|epsilon|sigma|tau|rho|eta|psi)(?:_\{?\w\}?)?"
     r"|\(\s*\\?[a-z]{1,6}(?:_\w)?(?:\s*,\s*\\?[a-z]{1,6}(?:_\w)?){1,4}\s*\))\s*(?:=|\\in(?![a-zA-Z]))\s*"
 )
-# What else an answer may say that its value is: an angle, a distance, an area, a sum of unknowns, words.
+# Other quantities that an answer may name before its value: an angle, a length, an area, a sum of unknowns, words.
 _QUANTITY = re.compile(
     r"(?:m?\s*\\(?:measured)?angle\s*\{?[A-Z]{1,3}\}?|\\(?:overline|overrightarrow)\s*\{[A-Z]{2}\}|\|[A-Z]{2}\||\[[A-Z]{3,6}\]"
     r"|[a-zA-Z](?:_\w)?(?:\s*\+\s*[a-zA-Z](?:_\w)?){1,4}|\\text\{[^{}=]{1,60}\}(?:\s*[A-Za-z])?"
@@ -202,7 +202,7 @@ _SUM_OF_NUMBERS = re.compile(
 
 
 def without_name(clean: str) -> str:
-    r"""What an unknown is said to be: `5` for `x = 5`, `[1,2)` for `x \in [1,2)`."""
+    r"""Return the value without the unknown before it: `5` for `x = 5`, `[1,2)` for `x \in [1,2)`."""
     match = _NAME.match(clean)
     if match and (CHANGES_SUBJECT.search(match.group()) or DENIES.search(match.group())):
         return clean
@@ -211,9 +211,9 @@ def without_name(clean: str) -> str:
 
 
 def value_named(clean: str) -> str:
-    r"""What an answer to a question for a value comes to: `74` for `\angle A = 74`, `18` for `x = 9 + 9 = 18`.
+    r"""Return the final value of an answer: `74` for `\angle A = 74`, `18` for `x = 9 + 9 = 18`.
 
-    An equation that is not solved keeps its `=`: `2x = 12`, `x^2 = 9`, `-x = 3`.
+    Unsolved equations stay unchanged: `2x = 12`, `x^2 = 9`, `-x = 3`.
     """
     if "=" not in clean and r"\in" not in clean:
         return clean
@@ -241,7 +241,7 @@ _OTHER_CHOICE = re.compile(r"\([A-J]\)|(?<![A-Za-z])(?:[B-HJ](?![A-Za-z'])|(?:an
 
 
 def choice_of(clean: str, *, with_text: bool = False) -> str | None:
-    r"""The letter of a multiple choice, `C` for `(C)` and `\text{C}`; `with_text`, also for `(C) 12 cm`."""
+    r"""Return the letter of a multiple choice: `C` for `(C)` and `\text{C}`. With `with_text`, also for `(C) 12 cm`."""
     bare = _WORD_COMMAND.sub(r"\1", clean).strip()
     match = _CHOICE.fullmatch(bare)
     if match:
@@ -264,7 +264,7 @@ _OR = re.compile(r"\bor\b")
 
 
 def words_of(clean: str) -> tuple[str, ...] | None:
-    r"""The words of an answer that is words and not a formula, in alphabetical order if there are several.
+    r"""Return the words of an answer in alphabetical order; None if the answer is not in words.
 
     >>> words_of(r"\text{Bob and Alice}")
     ('alice', 'bob')

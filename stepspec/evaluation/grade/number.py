@@ -1,11 +1,11 @@
-r"""Reads numbers exactly, in all forms that people and models write.
+r"""Read numbers exactly, in the forms that people and models write.
 
-Two numbers are equal if their values are, as fractions. Three things are left out of the comparison:
+Two numbers are equal if their values are equal as fractions. The comparison ignores three things:
 
 - units and currencies: `\$18`, `18 dollars` and `18` are equal, and so are `5 cm` and `5 m`;
-- the percent sign: `50\%` is equal to `50` and to `0.5`, because questions leave open which is asked for;
-  of two answers with the sign the values count;
-- the base, where only one has it: `1234_5` is equal to `1234` and to `194`.
+- the percent sign, if only one number has it: `50\%` is equal to `50` and to `0.5`, because questions rarely say which
+  form they ask for;
+- the base, if only one number has it: `1234_5` is equal to `1234` and to `194`.
 """
 
 import re
@@ -27,20 +27,20 @@ from stepspec.evaluation.grade.vocabulary import (
 )
 
 MAX_EXPONENT = 400
-"""Of scientific notation. What is larger is no answer to a question, and costs memory."""
+"""Largest exponent of scientific notation that is read. Larger numbers are not plausible answers and cost memory."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number as written: `value` is what it is, `plain` what it would be without its mark."""
+    """A number as written: its `value`, and its value without the mark, `plain`."""
 
     value: Fraction
     plain: Fraction | None = None
-    """None if it has no mark, or if its digits say nothing without their base."""
+    """None without a mark, or if the digits are not decimal without their base."""
     mark: Literal["percent", "base"] | None = None
 
     def equals(self, other: "Number") -> bool:
-        """Whether both say the same; see the head of this module for marks."""
+        """Return whether two numbers are equal. The module docstring has the rules for marks."""
         if self.mark == other.mark:
             return self.value == other.value
         return bool({self.value, self.plain} & {other.value, other.plain} - {None})
@@ -84,7 +84,7 @@ _DIGIT = re.compile(r"\d")
 
 @lru_cache(maxsize=4096)
 def read_number(answer: str) -> Number | None:
-    r"""The number that the whole answer is, with its unit; None if it is none.
+    r"""Return the number that the whole answer, unit included, stands for; None if it is not a number.
 
     >>> str(read_number(r"$\$1{,}234.50$ per week"))
     '1234.5'
@@ -95,13 +95,13 @@ def read_number(answer: str) -> Number | None:
     return number_of(cleaned(answer))
 
 
-# What most answers are, and what needs no cleaning.
+# Fast path: most answers match this and need no cleaning.
 _PLAIN = re.compile(r"\s*\\?\$?(-?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\s*", re.ASCII)
 
 
 @lru_cache(maxsize=4096)
 def number_of(clean: str) -> Number | None:
-    """The same for an answer that is cleaned."""
+    """Return the number of a cleaned answer; None if it is not a number."""
     match = _number_match(clean)
     value = _value(match) if match else None
     if match is None or value is None:
@@ -115,7 +115,7 @@ def number_of(clean: str) -> Number | None:
 
 
 def digits_of(clean: str) -> str | None:
-    """The number of a cleaned answer as it is written in digits; None if it is a fraction, a power or the like."""
+    """Return the digits of a cleaned answer as written; None if it is a fraction, a power or the like."""
     match = _number_match(clean)
     if match is None or match["decimal"] is None or match["exponent"] or match["scale"] or "%" in match["unit"]:
         return None
@@ -131,7 +131,10 @@ def _number_match(clean: str) -> re.Match[str] | None:
 
 
 def is_unit(text: str) -> bool:
-    r"""Whether what stands behind a number leaves its value as it is: words behind a space or in \text, known units."""
+    r"""Return whether the text after a number leaves its value unchanged.
+
+    Known units do, and so do words after a space or in `\text`.
+    """
     if not text or text.isspace():
         return True
     if text.lstrip()[0] in "/(" or text.count("%") > 1 or DENIES.search(text):
@@ -167,7 +170,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
         return _in_base(match["digits"], _BASES.get(match["base"]) or int(match["base"]))
     if match["mixed"]:
         above, below = int(match["above"] or match["above2"]), int(match["below"] or match["below2"])
-        # `2\\frac{5}{3}` is a product.
+        # `2\\frac{5}{3}` is a product, not a mixed number.
         return int(match["mixed"]) + Fraction(above, below) if above < below else None
     if match["repeated"]:
         return _repeating(match["before"], match["once"], match["repeated"])
@@ -189,9 +192,9 @@ def _fraction(decimal: str) -> Fraction:
 
 
 def _repeating(before: str, once: str, repeated: str) -> Fraction:
-    r"""`0.1\overline{6}` as 1/6."""
-    whole = Fraction(int(f"{before}{once}" or "0"))
-    return (whole + Fraction(int(repeated), 10 ** len(repeated) - 1)) / 10 ** len(once)
+    r"""Return the value of a repeating decimal: 1/6 for `0.1\overline{6}`."""
+    leading = Fraction(int(f"{before}{once}" or "0"))
+    return (leading + Fraction(int(repeated), 10 ** len(repeated) - 1)) / 10 ** len(once)
 
 
 def _in_base(digits: str, base: int) -> Fraction | None:
@@ -206,7 +209,7 @@ def _plain_digits(digits: str, sign: int) -> Fraction | None:
 
 
 def _decimal(value: Fraction) -> str | None:
-    """A finite decimal in plain digits; None for a fraction that has none, or a long one."""
+    """Return a finite decimal in plain digits; None if it has more than 12 decimal places or does not end."""
     if value.denominator == 1:
         return str(value.numerator)
     places = next((places for places in range(1, 13) if (value * 10**places).denominator == 1), None)
@@ -218,5 +221,5 @@ def _decimal(value: Fraction) -> str | None:
 
 
 def has_digit(text: str) -> bool:
-    """Whether there is any digit in a text."""
+    """Return whether a text contains a digit."""
     return bool(_DIGIT.search(text))

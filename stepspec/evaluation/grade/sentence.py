@@ -1,7 +1,6 @@
-"""Reads the number that a sentence names as its answer: "The largest n is 34." names 34, "half of 34" does not.
+"""Read the number that a sentence names as its answer: "The largest n is 34." names 34, "half of 34" does not.
 
-Reads less rather than more. Beside the number nothing may stand that makes another number of it, denies it or names a
-second one.
+The rules are strict: nothing around the number may change it, deny it or name a second number.
 """
 
 import re
@@ -26,13 +25,13 @@ from stepspec.evaluation.grade.vocabulary import (
 )
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+(?!,?\d))"
-# A number that nothing is glued to: not the digits of a name (`x2`), a version (`1.2.3`), a power or an argument.
+# A standalone number: not the digits of a name (`x2`), a version (`1.2.3`), a power or an argument.
 _NUMBER = re.compile(
     rf"(?<![\w.\\^_{{}}/+*)\]-])-?(?:\d+\s*\\frac\{{\d+\}}\{{\d+\}}|\\frac\{{-?\d+\}}\{{\d+\}}"
     rf"|\d*\.\d*\\overline\{{\d+\}}|(?:{_DIGITS}(?:\.\d+)?(?:/\d+)?|\.\d+)"
     r"(?:\s(?:hundred|thousand|million|billion|trillion)\b)?(?:\s?%)?)"
 )
-# What may follow a number in a sentence: the end, a full stop, a word, a unit.
+# What may follow a number in a sentence: the end, punctuation, a word or a unit.
 _GOES_ON = re.compile(
     r"\s*$|[.,;:)\"]+(?:\s|$)|\s?\\text\{|\s+\(?(?:a\s+)?([a-zA-Z]{2,})|(?:cm|mm|km|kg|ft|mph|st|nd|rd|th)(?![a-zA-Z])"
 )
@@ -45,7 +44,7 @@ _JOINED_CHOICE = re.compile(r"\b(?:or|nor|either)\b", re.IGNORECASE)
 
 
 def number_named(clean: str) -> str | None:
-    """The one number that a cleaned sentence names, with its unknown and unit; None if it names none or several."""
+    """Return the number that a cleaned sentence names, with its unknown and unit; None for no or several numbers."""
     text = _with_one_number(" ".join(_TEXT.sub(r" \1 ", clean).split()))
     if DENIES.search(text):
         return None
@@ -75,7 +74,7 @@ def number_named(clean: str) -> str | None:
 
 
 _UNIT = re.compile(r"\s?([a-zA-Z/]+)")
-# An equation for one unknown, and another one behind it.
+# An equation for one unknown, followed by another equation.
 _OTHER_EQUATION = re.compile(r"=[^=]*(?:[,;]\s|\b(?:and|or)\b|\\(?:text|quad|qquad|land|lor)\b)[^=]*$")
 CALCULATION = re.compile(r"<<[^<>\n]{0,200}>>")
 _DENIED_OTHER = re.compile(
@@ -103,7 +102,7 @@ _VALUES = {word: value for value, word in enumerate(_ONES)} | {
 
 
 def _with_one_number(text: str) -> str:
-    """Without what says the number again or how it came about: `12, not 13`, `twelve (12)`, `half of 24 is 12`."""
+    """Remove numbers that repeat, rule out or derive the answer: `twelve (12)`, `12, not 13`, `half of 24 is 12`."""
     text = _WORD_AND_DIGITS.sub(_digits_of_both, CALCULATION.sub("", text))
     return _COMPUTED.sub("it", _DENIED_OTHER.sub(r"\1", text))
 
@@ -123,14 +122,17 @@ _HAS = re.compile(
 
 
 def _without_comparison(left: str, right: str) -> str:
-    """`12 more eggs` are 12 eggs, and who has 12 more than Ben has 12 more; `12 more than before` is another number."""
+    """Remove the comparison after a number, if the number stays the answer.
+
+    `12 more eggs` after a verb such as "has" means 12 eggs, and "has 12 more than Ben" answers how many more.
+    """
     if not _HAS.search(left) or CHANGES_SUBJECT.search(right):
         return right
     return _COMPARISON.sub("", _COMPARISON_WITH.sub(r"\1 with", right, count=1), count=1)
 
 
 def _last_formula(text: str) -> str:
-    """What stands before the `=`, without the sentence that leads up to it."""
+    """Return the formula before the `=`, without the sentence around it."""
     words = re.split(r"(?<![\w\\])(?!(?:max|min|gcd|lcm)\b)[a-zA-Z]{2,}(?:,|:)?\s+(?=\S)|[,;:]\s", text)
     return words[-1].strip()
 
@@ -148,7 +150,7 @@ def _may_follow(right: str) -> bool:
 
 
 def _is_word(letters: str) -> bool:
-    """Whether they are no product of unknowns and no function."""
+    """Return whether the letters are a word, and not a product of unknowns or a function."""
     return letters in SHORT_WORDS or (is_long_word(letters) and letters not in _FUNCTIONS)
 
 
@@ -223,7 +225,7 @@ _MAX_NUMBER_CHARS = 100
 
 
 def taken_back(rest: str, answer: str = "") -> bool:
-    """Whether what follows an answer says that it is wrong, doubts it to the end, or gives another number.
+    """Return whether the text after an answer denies it, doubts it without confirming it, or gives another number.
 
     >>> taken_back(". No wait, it is 13.", "12")
     True
@@ -249,12 +251,12 @@ _PERCENT_WORD = re.compile(r"\bper\s?cent\b", re.IGNORECASE)
 
 
 def has_number_word(text: str) -> bool:
-    """Whether a number stands in a text in words; "one" is mostly none."""
+    """Return whether a text has a number word. "one" does not count, because it is rarely a number."""
     return bool(_NUMBER_WORD.search(text))
 
 
 def last_number_in(text: str) -> str | None:
-    """The number that the last clause with a digit names; None unless it is the only one and nothing is done to it."""
+    """Return the number that the last clause with a digit names; None for several numbers or a changed number."""
     tail = text[-_TAIL_CHARS:]
     ends = [0, *(end.end() for end in _SENTENCE_END.finditer(tail)), len(tail)]
     sentences = [tail[start:end] for start, end in pairwise(ends)]
@@ -270,7 +272,7 @@ def last_number_in(text: str) -> str | None:
     return _named_in_last_clause(sentence)
 
 
-# "x = 3, y = 12" are two answers.
+# "x = 3, y = 12" gives two answers.
 _OTHER_UNKNOWN_BEFORE = re.compile(r"(?<![a-zA-Z])[a-zA-Z](?:_\w)?\s*=\s*[-\d.,]+\W*$")
 _UNKNOWN_FIRST = re.compile(r"\W*(?:and\s+)?[a-zA-Z](?:_\w)?\s*=")
 
@@ -279,7 +281,7 @@ def _named_in_last_clause(sentence: str) -> str | None:
     starts = [0, *(end.end() for end in _CLAUSE_END.finditer(sentence))]
     start = next((start for start in reversed(starts) if has_digit(sentence[start:])), 0)
     clause = sentence[start:]
-    # "12, 13 and 14" is a list, and its last item no answer.
+    # "12, 13 and 14" is a list, and its last item is not the answer.
     if start and has_digit(sentence[:start]) and _LIST_START.match(clause) and "=" not in sentence[start - 3 : start]:
         return None
     if _OTHER_UNKNOWN_BEFORE.search(sentence[:start]) and _UNKNOWN_FIRST.match(clause):

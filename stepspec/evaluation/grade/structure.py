@@ -1,4 +1,4 @@
-r"""Takes apart answers that hold several: tuples, intervals, sets, lists, matrices, unions and `\pm`."""
+r"""Split answers with several parts: tuples, intervals, sets, lists, matrices, unions and `\pm`."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Shape = Literal["one", "list", "set", "bracket", "matrix", "determinant", "union
 
 @dataclass(frozen=True)
 class Structure:
-    """An answer's parts. `ends` are its brackets, or the numbers of columns of a matrix's rows."""
+    """The parts of an answer. `ends` holds its brackets, or the column count of each matrix row."""
 
     shape: Shape
     parts: tuple[str, ...]
@@ -20,7 +20,7 @@ class Structure:
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of the parts says something."""
+        """Whether the order of the parts matters."""
         return self.shape in ("bracket", "matrix", "determinant")
 
 
@@ -39,13 +39,13 @@ _UNIONS = frozenset({r"\cup"})
 _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?)(?:small)?(matrix|array)\}\s*(?:\{[lcr|\s]*\})?(.*)\\end\{\1(?:small)?\2\}", re.DOTALL
 )
-# `1,000, 2,000`: where a comma with a space separates, one without it groups digits.
+# `1,000, 2,000`: if a comma with a space separates parts, a comma without one groups digits.
 _SPACED_COMMA = re.compile(r",\s")
 _GROUPING_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def structure_of(clean: str) -> Structure:
-    r"""The parts of a cleaned answer; `one` if it is not several.
+    r"""Return the parts of a cleaned answer. The shape of a single answer is `one`.
 
     >>> structure_of(r"x \in (-\infty, 3]")
     Structure(shape='bracket', parts=('-\\infty', '3'), ends='(]')
@@ -93,7 +93,7 @@ def _list(text: str) -> Structure | None:
 
 
 def _closes_at(tokens: Sequence[str]) -> int:
-    """Where the bracket closes that the first token opens. Half-open intervals pair any with any."""
+    """Return the index of the bracket that closes the first token. Any brackets match, for half-open intervals."""
     depth = 0
     for index, token in enumerate(tokens):
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -103,7 +103,7 @@ def _closes_at(tokens: Sequence[str]) -> int:
 
 
 def _split(text: str, separators: frozenset[str]) -> list[str]:
-    """What stands between the separators that are in no brackets."""
+    """Return the parts between separators that are outside brackets."""
     parts, part, depth = list[str](), list[str](), 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING)
@@ -115,12 +115,12 @@ def _split(text: str, separators: frozenset[str]) -> list[str]:
         else:
             part.append(token)
     parts.append("".join(part).strip())
-    # `1, 2, and 3` has nothing between its last comma and the word.
+    # `1, 2, and 3` has an empty part between its last comma and the word.
     return [part for part in parts if part] if separators is _SEPARATORS else parts
 
 
 def _plus_and_minus(parts: Sequence[str]) -> list[str]:
-    r"""`1 + \sqrt{2}` and `1 - \sqrt{2}` for `1 \pm \sqrt{2}`."""
+    r"""Replace `1 \pm \sqrt{2}` with the two parts `1 + \sqrt{2}` and `1 - \sqrt{2}`."""
     found = list[str]()
     for part in parts:
         if part.count(r"\pm") == 1 and part.count(r"\mp") == 0:

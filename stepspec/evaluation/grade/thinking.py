@@ -1,4 +1,4 @@
-"""Takes the thinking out of a text: nothing in it is an answer, closed or not."""
+"""Remove thinking from a text, because nothing in it is an answer, even in an unclosed block."""
 
 import re
 
@@ -14,28 +14,28 @@ _TAG = re.compile("|".join(map(re.escape, (*_CLOSE, *_OPEN))))
 
 
 def without_thinking(text: str, max_chars: int) -> str:
-    """What is outside of think tags in the last `max_chars` of a text.
+    """Return the text outside think tags in the last `max_chars` characters.
 
-    A closing tag whose opening is missing ends thinking that began before the text: chat templates open it.
+    A closing tag without an opening tag ends thinking that the chat template opened before the text.
     """
     tail = text[-max_chars:]
     cut = max(0, len(text) - max_chars)
     thinking = _last_of(_OPEN, text, cut) > _last_of(_CLOSE, text, cut)
-    kept: list[str] = []
+    outside: list[str] = []
     start = 0
     for tag in _TAG.finditer(tail):
         if tag.group() in _CLOSE:
             if not thinking:
-                kept.clear()
+                outside.clear()
             thinking, start = False, tag.end()
         elif not thinking:
-            kept.append(tail[start : tag.start()])
+            outside.append(tail[start : tag.start()])
             thinking = True
     if not thinking:
-        kept.append(tail[start:])
-    return "\n\n".join(kept)
+        outside.append(tail[start:])
+    return "\n\n".join(outside)
 
 
 def _last_of(tags: tuple[str, ...], text: str, end: int) -> int:
-    # A tag that the cut goes through counts as one before it.
+    # A tag that the cut splits counts as a tag before the cut.
     return max(text.rfind(tag, 0, end + len(tag) - 1) for tag in tags) if end else -1

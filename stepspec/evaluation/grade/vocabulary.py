@@ -1,7 +1,7 @@
-"""The words that grading knows: units, number words, and words that deny or change the number beside them.
+"""Word lists of the graders: units, number words, and words that deny or change a nearby number.
 
-Lists, because a grader that guesses what a word does to a number accepts wrong answers. A word that could be either is
-on the side that refuses.
+These are fixed lists, because a grader that guesses the effect of a word accepts wrong answers. An ambiguous word is on
+the list that rejects the answer.
 """
 
 import re
@@ -20,7 +20,7 @@ NUMBER_WORDS = _words(
 )
 
 HYPERBOLIC = _words("sinh cosh tanh coth sech csch arcsec arccsc arccot arcsinh arccosh arctanh")
-# Behind a number these make another number of it: "12 dozen", "12 squared", "12 less than 20", "12 or more".
+# After a number, these words change it: "12 dozen", "12 squared", "12 less than 20", "12 or more".
 CHANGES_BEHIND = (
     NUMBER_WORDS
     | HYPERBOLIC
@@ -36,7 +36,7 @@ CHANGES_BEHIND = (
 _CHANGES_BEHIND_PATTERN = "|".join(
     sorted(CHANGES_BEHIND - _words("and but to over short odd squared cubed below under"))
 )
-# In a sentence prepositions and "and" go on with something else, but for what they do directly behind the number.
+# In a sentence, prepositions and "and" usually start another phrase, so they count only directly after the number.
 CHANGES_IN_SENTENCE = re.compile(
     rf"\b(?:{_CHANGES_BEHIND_PATTERN})\b|\bbelow\s+zero\b|(?<![a-z]\s)\b(?:squared|cubed)\b"
     r"|^\W*(?:and|but|to|over|short|odd|below|under|by|out\s+of)\b|\b(?:at|the)\s+(?:most|least)\b|\bper\s*cent\s+of\b"
@@ -51,14 +51,14 @@ DENIES = re.compile(
     re.IGNORECASE,
 )
 
-# In a sentence that names a number these make it a guess, a condition or a range.
+# In a sentence that names a number, these words make it a guess, a condition or a range.
 HEDGES = re.compile(
     r"\b(?:if|unless|whether|maybe|perhaps|possibly|might|suppose|supposing|assum\w+|guess\w*|try|tried|say|says|let"
     r"|either|between|ranges?|pretend|imagine|wait|hmm|unsure|because\s+of)\b",
     re.IGNORECASE,
 )
 
-# Anywhere before a number of its clause: what is named is half, twice or the opposite of what is asked.
+# Before a number in its clause, these words mean that it is half, twice or the opposite of the requested value.
 CHANGES_SUBJECT = re.compile(
     r"\b(?:half|halves|(?:third|quarter|fourth|fifth|sixth|tenth)s?\s+(?:of|the|as)|twice|thrice|doubled?|tripled?|triple"
     r"|quadrupled?|minus|negative|opposite|reciprocal|inverse|negation|(?<!the\s)percent"
@@ -66,7 +66,7 @@ CHANGES_SUBJECT = re.compile(
     r"|(?:square|cube)\s+of|squared|cubed|either|between)\b",
     re.IGNORECASE,
 )
-# Between the verb and its number.
+# Words that change a number if they are between the verb and the number.
 CHANGES_BEFORE = re.compile(
     rf"\b(?:{'|'.join(sorted(NUMBER_WORDS | _words('plus times power powers square cube root roots log dozen pair')))}"
     r"|squared|cubed|multiples?|factors?|divisors?|base|than|by|under|over|below|above|beyond|within|nearly|almost|about|around|roughly|approximately"
@@ -79,14 +79,14 @@ COPULA = re.compile(
     r"|[=:]",
     re.IGNORECASE,
 )
-# "of 12" names 12 only behind these: "a total of 12", but "half of 12", "a multiple of 12".
+# "of 12" names 12 only after these nouns: "a total of 12", but not "half of 12" or "a multiple of 12".
 OF_TOTAL = re.compile(
     r"\b(?:total|sum|value|cost|price|profit|answer|amount|number|length|width|height|area|volume|speed|distance|age"
     r"|weight|average|mean|maximum|minimum|score|balance|rate|difference|product|result|perimeter|radius|revenue"
     r"|income|salary|loss|change|tip|discount)\s+of\b",
     re.IGNORECASE,
 )
-# "step 12" is a name and no quantity.
+# "step 12" is a label, not a quantity.
 LABELS = re.compile(
     r"\b(?:steps?|equations?|eq|problems?|questions?|pages?|cases?|chapters?|sections?|figures?|tables?|options?"
     r"|versions?|exercises?|examples?|lines?|lemma|theorem|parts?|items?|notes?|rules?|methods?|no|nr)\W{0,3}$",
@@ -126,7 +126,7 @@ _CANONICAL_UNITS = {
     "unit": "unit units",
 }
 CANONICAL_UNIT = {way: unit for unit, ways in _CANONICAL_UNITS.items() for way in ways.split()}
-"""One name for a unit that has several. Units of different names are not equal."""
+"""The canonical name of each unit. Units with different canonical names are not equal."""
 
 _QUANTITIES = (
     _words("mm cm m km inch foot yard mile"),
@@ -143,31 +143,31 @@ SHORT_UNITS = frozenset(way for way in CANONICAL_UNIT if 2 <= len(way) <= 3) | _
     jars way ways pts km2 cm2 m2 fox ant ants bee bees bat bats kid kids day cds map maps net ton tons tie ties tub tip
     for big red old new sq cu cc hp A.M. P.M. a.m. p.m."""
 )
-"""Words of two or three letters that may stand behind a number and a space; others are products of unknowns."""
+"""Words of up to three letters that may follow a number and a space. Others are products of unknowns."""
 SHORT_WORDS = SHORT_UNITS | _words(
     """of at on by as if so is he we it to are was has had can may who and the not but did got now too yet any due off
     per via she its his her our you out hot ice tea oil art pet nut gem pin pot pan tap leg arm toe row gyms"""
 )
-"""The same in a sentence, which may go on with any of these behind its number."""
+"""Short words that may follow a number in a sentence."""
 GLUED_UNITS = _words(
     """mm cm km kg mg ml mL ft lb lbs oz hr hrs min mins sec mph kph km/h kWh cent cents dollars hours minutes seconds
     days am pm AM PM a.m. p.m. a.m p.m st nd rd th"""
 )
-"""What may stand directly behind a number."""
+"""Units and suffixes that may follow a number without a space."""
 LETTER_UNITS = _words("m g s h L l C F K N J W V A d")
-"""Single letters that are units where they are set as text."""
+"""Single letters that are units inside `\\text`."""
 
 _TIME_OR_UNIT_TEXT = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 
 
 def same_quantity(unit: str, other: str) -> bool:
-    """Whether two units that differ measure the same, as feet and inches do."""
+    """Return whether two different units measure the same quantity, such as feet and inches."""
     units = {CANONICAL_UNIT.get(unit), CANONICAL_UNIT.get(other)}
     return len(units) == 2 and any(units <= each for each in _QUANTITIES)
 
 
 def is_long_word(text: str) -> bool:
-    """Whether letters behind a number are a word and no product of unknowns: `apples`, but not `wxyz` or `abcd`."""
+    """Return whether letters after a number are a word (`apples`), not a product of unknowns (`wxyz`, `abcd`)."""
     return len(text) > 3 and bool(_VOWEL.search(text)) and text.casefold() not in _ALPHABET
 
 
@@ -176,16 +176,16 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 
 
 def changes_number(text: str) -> bool:
-    """Whether any word of a unit makes another number of what it stands behind."""
+    """Return whether any word of a unit changes the number before it."""
     return any(word.casefold() in CHANGES_BEHIND for word in _TIME_OR_UNIT_TEXT.findall(text))
 
 
 def is_unit_text(text: str) -> bool:
-    r"""Whether words that are set as \text behind a value leave it as it is."""
+    r"""Return whether the words in `\text` after a value leave the value unchanged."""
     bare = text.strip(" .")
     return (len(bare) > 1 or bare in LETTER_UNITS) and not changes_number(text) and not DENIES.search(text)
 
 
 def unit_in(text: str) -> str | None:
-    """The first known unit of a text that is no number, by one name; None if there is none."""
+    """Return the canonical name of the first known unit in a text; None if there is none."""
     return next((CANONICAL_UNIT[word] for word in re.findall(r"[A-Za-z/]+", text) if word in CANONICAL_UNIT), None)

@@ -1,4 +1,4 @@
-"""What grading talks about: the grade of one text, and the limits that keep a grader safe."""
+"""Types of the graders: the grade of one text, and the limits that protect a grader from hostile text."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,43 +9,43 @@ FoundBy = Literal["box", "hashes", "phrase", "last number"]
 DecidedBy = Literal["number", "text", "symbolic"]
 
 MAX_ANSWER_CHARS = 200
-"""More of an answer than this is not kept in results; it is graded whole."""
+"""Maximum length of a stored answer. The full answer is graded."""
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What was found in a text, and whether it is right."""
+    """The answer found in a text and its verdict."""
 
     status: Status
     answer: str | None = None
-    """What was found, at most `MAX_ANSWER_CHARS` of it."""
+    """The answer found, cut off at `MAX_ANSWER_CHARS` characters."""
     found_by: FoundBy | None = None
     decided_by: DecidedBy | None = None
     why: str | None = None
-    """One sentence for everything but "correct"."""
+    """The reason, as one sentence; None if the status is "correct"."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one answer may cost. An answer beyond them is a `parse_error` or a `timeout`, never a hang."""
+    """Limits for grading one answer. An answer above them is a `parse_error` or a `timeout`, never a hang."""
 
     seconds: float = 2.0
-    """Wall seconds of symbolic comparison, measured from outside the process that compares."""
+    """Wall-clock seconds for symbolic comparison, measured outside the worker process."""
     memory_bytes: int = 2**30
-    """Address space of a worker above what its imports need; kept where the system has `/proc`."""
+    """Address space of a worker beyond its imports, in bytes. Enforced only on systems with `/proc`."""
     max_text_chars: int = 250_000
-    """Of a longer text only the end is read, some 60,000 tokens, so that a thread is held up for 0.1 s and no more."""
+    """Longer texts are read from their end only, about 60,000 tokens, so that a thread blocks for at most 0.1 s."""
     max_chars: int = 1_000
-    """Longer answers are not read."""
+    """Maximum length of an answer. Longer answers are not read."""
     max_formula_chars: int = 400
-    """Of a formula that is compared symbolically, and so are the next ones."""
+    """Maximum length of a formula in a symbolic comparison. The next three limits also apply only to these formulas."""
     max_depth: int = 8
-    """Brackets of any kind within brackets."""
+    """Maximum nesting depth of brackets of any kind."""
     max_digits_in_a_row: int = 100
     max_digits_of_a_value: int = 10_000
-    """Digits that a power, factorial or binomial of the answer may come to."""
+    """Maximum digits of the value of a power, factorial or binomial."""
 
 
 def shortened(text: str, max_chars: int = MAX_ANSWER_CHARS) -> str:
-    """The beginning of a text that may be long."""
+    """Return a text, cut off with an ellipsis at `max_chars` characters."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"

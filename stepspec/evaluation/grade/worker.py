@@ -1,11 +1,11 @@
-"""Compares formulas by computer algebra, one JSON line in and one out: the program of a worker process.
+"""Worker program that compares formulas by computer algebra, with one JSON line per question and per reply.
 
-The process that is started loads the libraries and leaves all work to a child. If the child is killed it makes
-another, which takes milliseconds where loading the libraries takes a second or more.
+The main process loads the libraries and forks a child that does all the work. If the child is killed, the main process
+forks another. Forking takes milliseconds, while loading the libraries takes a second or more.
 
-A file of its own that imports nothing of stepspec, so that it starts fast. It reads formulas with the LaTeX grammar of
-math-verify alone: sympy's own parser evaluates its input as Python and is taken out, and a child can open no process,
-no socket and no file to write.
+This file imports nothing from stepspec, so that it starts fast. It reads formulas only with the LaTeX grammar of
+math-verify. Sympy's own parser evaluates its input as Python, so it is disabled. A child cannot start a process, open a
+socket or open a file for writing.
 """
 
 import json
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-# The grammar's tables are built as formulas need them. These build what most answers need, once for all children.
+# The grammar builds its tables on demand. These formulas build the common ones before the fork, for all children.
 WARM_UP = (
     *(r"\frac{1}{2}", "(x+1)^{2}", r"2\sqrt{3}", r"\frac{\pi}{2}", "a+b-c", "x<3", r"[1,\infty)", "1,2"),
     *(r"\frac{x+1}{y-2}", r"\sin x", "y=2x-3", r"\log_{2} 3", "(1,2)"),
@@ -27,12 +27,12 @@ WARM_UP = (
 
 
 def main() -> None:
-    """Serves until its input ends: first line in is the limits, first line out of every child is its process id."""
-    # Unbuffered, because what a child has read ahead would be lost with it.
+    """Serve until the input ends. The first input line holds the limits; each child first writes its process id."""
+    # Unbuffered, because data that a child has buffered is lost when it is killed.
     questions = os.fdopen(0, "rb", buffering=0, closefd=False)
     limits = json.loads(questions.readline())
     replies = os.fdopen(os.dup(1), "w")
-    # Whatever a library prints must not be taken for a reply.
+    # Library output must not be mistaken for a reply.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         algebra = _Algebra()
@@ -52,7 +52,7 @@ _END_OF_INPUT, _RETIRED = 0, 3
 
 
 def _serve(questions: Any, replies: Any, algebra: "_Algebra", limits: dict[str, Any]) -> None:
-    """The child's life, which ends the process."""
+    """Answer questions in the child, then exit the process."""
     status = _END_OF_INPUT
     try:
         _forbid_actions()
@@ -63,7 +63,7 @@ def _serve(questions: Any, replies: Any, algebra: "_Algebra", limits: dict[str, 
             try:
                 question = json.loads(line)
             except ValueError:
-                continue  # the rest of a line that a child was killed over
+                continue  # the rest of a line that a killed child had started to read
             reply = _answer(algebra, memory, question)
             _reply(replies, {"id": question["id"], **reply})
             if reply["retire"]:
@@ -87,7 +87,7 @@ def _answer(algebra: "_Algebra", memory: "_Memory", question: dict[str, Any]) ->
         return {"verdict": "memory", "retire": True}
     except Exception as error:
         verdict = f"failed: {type(error).__name__}"
-    # The libraries catch every exception on their way, that of memory included, and call it unequal.
+    # The libraries catch every exception, including MemoryError, and report the formulas as unequal.
     if memory.is_short():
         return {"verdict": verdict if verdict == "same" else "memory", "retire": True}
     return {"verdict": verdict, "retire": False}
@@ -97,13 +97,13 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 
 
-def _take_out_eval() -> None:
-    """Leaves sympy numbers as the only text it makes something of.
+def _disable_eval() -> None:
+    """Make numbers the only text that sympy parses.
 
-    `sympify` gives text to `parse_expr`, which comes down to one call of `eval`. Even `sympy.Number("12")`, which is
-    how the LaTeX grammar makes its numbers, goes that way.
+    `sympify` passes text to `parse_expr`, which ends in a call of `eval`. Even `sympy.Number("12")`, which the LaTeX
+    grammar uses for its numbers, takes this path.
     """
-    # Part of `simplify`, and needs text once, while it is imported.
+    # `simplify` needs this module, which parses text during its import, so import it before disabling the parser.
     import sympy.physics.units  # noqa: F401
     from sympy import Integer, Rational
     from sympy.parsing import sympy_parser
@@ -112,7 +112,7 @@ def _take_out_eval() -> None:
         if _INTEGER.fullmatch(text):
             return Integer(int(text))
         if _DECIMAL.fullmatch(text):
-            # Exactly, so that 1.414214 is not taken for the root of 2.
+            # Exact, so that 1.414214 is not equal to the root of 2.
             return Rational(text)
         raise ValueError("Text is not evaluated.")
 
@@ -124,19 +124,19 @@ def _take_out_eval() -> None:
 
 
 _DECIMALS = 50
-"""To which values are compared that cannot be compared exactly."""
+"""Decimal places for values that cannot be compared exactly."""
 
 
 class _Algebra:
-    """math-verify 0.9, by the way that evaluates nothing as Python."""
+    """math-verify 0.9, restricted to the code path that evaluates nothing as Python."""
 
     def __init__(self) -> None:
         from latex2sympy2_extended import NormalizationConfig
         from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
         from math_verify import LatexExtractionConfig, parse, parser, verify
 
-        _take_out_eval()
-        # As written: `R` is not `r`, so `R - r` is not 0, and the `m` behind `5x + m` is no unit.
+        _disable_eval()
+        # Keep the case and the units: `R` is not `r`, so `R - r` is not 0, and the `m` of `5x + m` is not a unit.
         parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
         normalization = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
         self._config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=normalization)]
@@ -145,8 +145,8 @@ class _Algebra:
             self._read(formula)
 
     def compare(self, gold: list[str], found: list[str], ordered: bool) -> str:
-        """`same`, `different`, `gold unreadable` or `answer unreadable`."""
-        # The gold answer first: math-verify's comparison is not symmetric.
+        """Return `same`, `different`, `gold unreadable` or `answer unreadable`."""
+        # Pass the gold answer first, because math-verify's comparison is not symmetric.
         expected = [self._read(each) for each in gold]
         if None in expected:
             return "gold unreadable"
@@ -159,7 +159,7 @@ class _Algebra:
         return "same" if same else "different"
 
     def _read(self, formula: str) -> Any:
-        """The expression; None if there is none. Dollars are what makes math-verify read all of a bare formula."""
+        """Parse a formula; None if it cannot be read. The dollar signs make math-verify read the complete formula."""
         read = self._parse(f"${formula}$", self._config, "no_fallback", "first_match", parsing_timeout=0)
         return read[0] if read else None
 
@@ -181,7 +181,7 @@ class _Algebra:
         return True
 
 
-# What an answer could only want of the system if it were a program: see the audit events in Python's manual.
+# Audit events that only an answer with executable code could cause. Python's documentation lists all events.
 _FORBIDDEN = (
     *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "subprocess.Popen", "pty.spawn"),
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"),
@@ -194,14 +194,14 @@ def _forbid_actions() -> None:
     def guard(event: str, arguments: tuple[Any, ...]) -> None:
         writes = event == "open" and len(arguments) > 2 and bool((arguments[2] or 0) & _WRITES)
         if writes or event.startswith(_FORBIDDEN):
-            raise PermissionError(f"A grader does not {event}.")
+            raise PermissionError(f"A grading worker is not allowed to perform {event}.")
 
     sys.dont_write_bytecode = True
     sys.addaudithook(guard)
 
 
 class _Memory:
-    """Limits the address space to what is in use and `spare_bytes` more, where the system tells what is in use."""
+    """Limit the address space to its current size plus `spare_bytes`, if the system reports the current size."""
 
     def __init__(self, spare_bytes: int) -> None:
         self._limit = _address_space_bytes("VmSize") + spare_bytes
@@ -211,12 +211,12 @@ class _Memory:
             resource.setrlimit(resource.RLIMIT_AS, (self._limit, self._limit))
 
     def is_short(self) -> bool:
-        """Whether more than half of what is spare has been in use."""
+        """Return whether peak usage exceeded half of the spare bytes."""
         return self._known and _address_space_bytes("VmPeak") > self._enough
 
 
 def _address_space_bytes(field: str) -> int:
-    """0 if the system does not say."""
+    """Return a size from `/proc/self/status` in bytes; 0 if it is not available."""
     try:
         with open("/proc/self/status", "rb") as file:
             line = next(line for line in file if line.startswith(field.encode()))
@@ -226,7 +226,10 @@ def _address_space_bytes(field: str) -> int:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """For a worker whose parent is gone, or too busy to stop it: the parent's own limit comes first."""
+    """Limit the CPU time of the next question.
+
+    This stops a worker whose parent is gone or too busy to stop it. Otherwise the parent's time limit applies first.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds) + 1, hard))
 

@@ -1,4 +1,4 @@
-"""Worker processes that compare formulas, and can be killed: what takes too long holds up nobody for longer."""
+"""Pool of worker processes that compare formulas. A worker that exceeds its time limit is killed."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from stepspec.evaluation.grade.compare import Question
 from stepspec.evaluation.grade.words import Limits
 
 MAX_RETRIES = 2
-"""Of a question whose worker died of something else than the question."""
+"""Retries for a question whose worker died for an unrelated reason."""
 MAX_FAILED_STARTS = 5
 START_SECONDS = 60.0
 
@@ -29,26 +29,30 @@ _PROGRAM = Path(__file__).with_name("worker.py")
 
 @dataclass(frozen=True)
 class Reply:
-    """`same`, `different`, `gold unreadable`, `answer unreadable`, `memory`, `timeout`, `died` or `failed: ...`."""
+    """A worker's reply.
+
+    `verdict` is `same`, `different`, `gold unreadable`, `answer unreadable`, `memory`, `timeout`, `died` or
+    `failed: ...`.
+    """
 
     verdict: str
 
 
-class _Died(Exception):
-    """A worker, or its child, is gone that should have replied."""
+class _WorkerDied(Exception):
+    """A worker or its child exited before it replied."""
 
 
-class _TookTooLong(Exception):
-    """A worker has not replied in time."""
+class _WorkerTimeout(Exception):
+    """A worker did not reply in time."""
 
 
 class WorkerPool:
-    """At most `num_workers` processes, started when they are needed. Any thread may ask.
+    """A pool of at most `num_workers` processes, which start on first use. It is safe to use from several threads.
 
     Args:
-        num_workers: how many questions are answered at once; other threads wait.
-        limits: what a question may cost.
-        start_seconds: how long a worker may take until it can be asked.
+        num_workers: the number of questions that are answered concurrently. Other threads wait.
+        limits: time and memory limits for a question.
+        start_seconds: how long a worker may take to start, in seconds.
     """
 
     def __init__(self, num_workers: int, limits: Limits, *, start_seconds: float = START_SECONDS) -> None:
@@ -62,22 +66,22 @@ class WorkerPool:
         self._closed = False
 
     def ask(self, question: Question) -> Reply:
-        """What computer algebra says, or why it says nothing.
+        """Return the verdict of computer algebra, or the reason why there is none.
 
         Raises:
-            StepSpecError: workers cannot be started, or the pool is closed.
+            StepSpecError: no worker can start, or the pool is closed.
         """
         worker = self._slots.get()
         try:
             for _ in range(1 + MAX_RETRIES):
-                # What is not ready is discarded, and must not go back to the others.
+                # `_ready` discards a worker that is not ready, so do not put it back into the pool.
                 unchecked, worker = worker, None
                 worker = self._ready(unchecked)
                 try:
                     reply = worker.ask(question, self._limits.seconds)
-                except _TookTooLong:
+                except _WorkerTimeout:
                     reply = Reply("timeout")
-                except _Died:
+                except _WorkerDied:
                     continue
                 return reply
             return Reply("died")
@@ -85,12 +89,12 @@ class WorkerPool:
             self._slots.put(worker)
 
     def close(self) -> None:
-        """Ends all workers. Threads that still wait get a StepSpecError."""
+        """Stop all workers. Threads that still wait get a StepSpecError."""
         with self._lock:
             self._closed = True
             for worker in self._alive:
                 worker.kill()
-        # The others are in use: their threads see that they are gone.
+        # The other workers are in use. Their threads notice that the processes are gone.
         idle = list[_Worker | None]()
         with suppress(queue.Empty):
             while True:
@@ -101,24 +105,24 @@ class WorkerPool:
             self._slots.put(None)
 
     def worker_ids(self) -> list[int]:
-        """The process ids of the workers that can be asked or are being asked."""
+        """Return the process ids of the children that are ready or busy."""
         with self._lock:
             return [worker.child for worker in self._alive if worker.child is not None]
 
     def _ready(self, worker: "_Worker | None") -> "_Worker":
-        """The worker, or a new one in its place, once it can be asked."""
+        """Return the worker, or a replacement, as soon as it is ready."""
         for _ in range(MAX_FAILED_STARTS):
             worker = worker or self._spawn()
             try:
                 worker.wait_until_ready(self._start_seconds)
                 return worker
-            except _Died:
+            except _WorkerDied:
                 self._discard(worker)
                 worker = None
             except StepSpecError:
                 self._discard(worker)
                 raise
-        raise StepSpecError(f"A grading worker ended {MAX_FAILED_STARTS} times while it started; is there memory left?")
+        raise StepSpecError(f"A grading worker exited {MAX_FAILED_STARTS} times during startup. Check the free memory.")
 
     def _spawn(self) -> "_Worker":
         with self._lock:
@@ -136,11 +140,11 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process. Used by one thread at a time, but killed by any."""
+    """One worker process. One thread uses it at a time, but any thread may kill it."""
 
     def __init__(self, limits: Limits) -> None:
-        # `-P` and a path, because a module of the user's own folder must not take the place of a library. A session
-        # of its own keeps Ctrl-C from it; it ends with its input, which ends with us.
+        # `-P` and a path, so that a module in the user's folder cannot replace a library. A separate session shields
+        # the worker from Ctrl-C. The worker exits when its input closes, at the latest when this process exits.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_PROGRAM)],
             stdin=subprocess.PIPE,
@@ -153,26 +157,30 @@ class _Worker:
         self._unread = b""
         self._has_limits = False
         self.child: int | None = None
-        """Who answers; None while it is not known who does."""
+        """Process id of the child that answers questions; None while it is unknown."""
         self._num_questions = 0
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Once there is a child that can be asked; the time for that counts for no question."""
+        """Wait until a child is ready. This time does not count toward any question.
+
+        Raises:
+            StepSpecError: the worker takes more than `seconds` to start.
+        """
         if not self._has_limits:
             self._write(asdict(self._limits))
             self._has_limits = True
-        # What was written while nobody asked tells of a child that died idle, and of the one in its place.
-        with suppress(_TookTooLong):
+        # Messages from idle time report a child that died and its replacement.
+        with suppress(_WorkerTimeout):
             while self.child is not None:
-                self._take(self._read(deadline=0.0))
+                self._handle(self._read(deadline=0.0))
         try:
             while self.child is None:
-                self._take(self._read(time.monotonic() + seconds))
-        except _TookTooLong as error:
+                self._handle(self._read(time.monotonic() + seconds))
+        except _WorkerTimeout as error:
             raise StepSpecError(f"A grading worker took more than {seconds:g} s to start.") from error
 
     def ask(self, question: Question, seconds: float) -> Reply:
-        """Only if it is ready. Without a reply in time the child is killed."""
+        """Send a question to a worker that is ready. Kill the child if it does not reply in time."""
         self._num_questions += 1
         deadline = time.monotonic() + seconds
         child = self.child
@@ -180,19 +188,19 @@ class _Worker:
             self._write({"id": self._num_questions, **asdict(question)})
             while self.child == child:
                 message = self._read(deadline)
-                self._take(message)
+                self._handle(message)
                 if message.get("id") == self._num_questions:
                     return Reply(message["verdict"])
-        except _TookTooLong:
+        except _WorkerTimeout:
             self._kill_child()
             raise
-        except _Died:
+        except _WorkerDied:
             self.child = None
             raise
-        raise _Died
+        raise _WorkerDied
 
-    def _take(self, message: Mapping[str, Any]) -> None:
-        """Keeps track of who answers. What a child replied that is gone since is passed over."""
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        """Track the child that answers. Replies of children that have exited are ignored."""
         if "failed" in message:
             raise StepSpecError(
                 f"Symbolic grading needs math-verify: pip install 'stepspec[eval]' ({message['failed']})."
@@ -209,18 +217,18 @@ class _Worker:
                 os.kill(child, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Ends the process and its child."""
-        # Once waited for, its number may be another's.
+        """Kill the process and its child."""
+        # After the process is reaped, the system may reuse its process id.
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def close(self) -> None:
-        """Gives the pipes back; only for the thread that uses the worker."""
+        """Close the pipes. Only the thread that uses the worker may call this."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what could not be written to one that is gone
+            with suppress(OSError):  # unwritten data for a process that is gone
                 pipe.close()
 
     def _write(self, message: Mapping[str, Any]) -> None:
@@ -230,7 +238,7 @@ class _Worker:
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
         except OSError as error:
-            raise _Died from error
+            raise _WorkerDied from error
 
     def _read(self, deadline: float) -> Mapping[str, Any]:
         stdout = self._process.stdout
@@ -239,15 +247,15 @@ class _Worker:
             selector.register(stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise _TookTooLong
+                    raise _WorkerTimeout
                 received = os.read(stdout.fileno(), 65_536)
                 if not received:
-                    raise _Died
+                    raise _WorkerDied
                 self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with one order of sets for all workers: sympy's results may depend on it."""
+    """Return this process's environment with a fixed hash seed, because sympy's results may depend on set order."""
     return {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}

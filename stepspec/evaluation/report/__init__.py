@@ -1,6 +1,6 @@
 """Reports: tables for a terminal, a README and Markdown.
 
-The page is `stepspec.evaluation.report.page`, which needs more libraries and is imported where it is used.
+The HTML page is in `stepspec.evaluation.report.page`. It needs more libraries, so callers import it on demand.
 """
 
 from stepspec.evaluation.report.cells import UNKNOWN

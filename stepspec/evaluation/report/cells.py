@@ -1,4 +1,4 @@
-"""How figures are written: a value and its interval, with as many digits as it deserves."""
+"""Formatting of figures: a value and its interval, rounded to meaningful digits."""
 
 from stepspec.evaluation.records import Percentiles
 
@@ -10,33 +10,33 @@ Interval = tuple[float, float]
 
 
 def percent(value: float | None, *, sign: str = "") -> str:
-    """A share as per cent with one decimal."""
+    """Format a share as a percentage with one decimal."""
     return UNKNOWN if value is None else f"{100 * value:{sign}.1f}%"
 
 
 def percent_with_interval(value: float | None, interval: Interval | None, *, sign: str = "") -> Cell:
-    """A share, or with a sign a difference of shares."""
+    """Format a share with its interval. With `sign`, format a difference of shares."""
     if value is None or interval is None:
         return percent(value, sign=sign), ""
     return percent(value, sign=sign), f"[{100 * interval[0]:{sign}.1f}, {100 * interval[1]:{sign}.1f}]"
 
 
 def times(value: float | None, interval: Interval | None = None) -> Cell:
-    """A ratio."""
+    """Format a ratio with its interval."""
     if value is None:
         return UNKNOWN, ""
-    # A policy against itself is 1 by definition, with nothing to estimate.
+    # The ratio of a policy to itself is 1 by definition and needs no interval.
     wide = interval is not None and interval[0] < interval[1]
     return f"{value:.2f}×", f"[{interval[0]:.2f}, {interval[1]:.2f}]" if interval and wide else ""
 
 
 def number(value: float | None) -> Cell:
-    """With two decimals."""
+    """Format a number with two decimals and without an interval."""
     return (UNKNOWN if value is None else f"{value:.2f}"), ""
 
 
 def significant(value: float | None, unit: str = "") -> str:
-    """With three significant digits, never as a power of ten."""
+    """Format a number with three significant digits and a unit."""
     if value is None:
         return UNKNOWN
     digits = f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".") if value else "0"
@@ -44,29 +44,29 @@ def significant(value: float | None, unit: str = "") -> str:
 
 
 def seconds(value: float | None) -> str:
-    """In milliseconds below a second."""
+    """Format a time, in milliseconds if it is below a second."""
     if value is not None and value < 0.9995:
         return significant(1000 * value, "ms")
     return significant(value, "s")
 
 
 def percentiles(value: Percentiles | None) -> Cell:
-    """The median, and behind it the 90th and the 99th percentile."""
+    """Format the median, with the 90th and the 99th percentile in place of an interval."""
     if value is None:
         return UNKNOWN, ""
     return seconds(value.p50), f"p90 {seconds(value.p90)}, p99 {seconds(value.p99)}"
 
 
 def probability(value: float | None) -> str:
-    """A p-value; below a thousandth its size says nothing."""
+    """Format a p-value. Values below 0.001 are not meaningful beyond that."""
     return UNKNOWN if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def count(number: int, noun: str) -> str:
-    """`1 problem`, `2,000 problems`."""
+    """Format a count with a noun: `1 problem`, `2,000 problems`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def joined(cell: Cell, separator: str = " ") -> str:
-    """Both parts of a cell in one text."""
+    """Join the value and the interval of a cell. Empty parts are omitted."""
     return separator.join(part for part in cell if part)

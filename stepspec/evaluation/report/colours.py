@@ -1,7 +1,7 @@
-"""The page's colours, light and dark, and how a plot names one: the page's style decides what a name looks like.
+"""The colors of the page in the light and the dark theme. Plots refer to colors by name.
 
-The colours of policies and of steps stay apart for the colour-blind (after M. Okabe, K. Ito, Color Universal Design,
-2008), and none of them says anything that is not written as well.
+The colors of policies and of steps are distinguishable with color blindness (M. Okabe, K. Ito, Color Universal Design,
+2008). Everything that a color shows is also written as text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,22 +43,22 @@ NUM_SERIES = sum(name.startswith("series-") for name in _NAMES)
 
 
 def placeholder(name: str) -> str:
-    """A colour for a drawing library that wants one, to be replaced by the variable afterwards."""
+    """Return a unique placeholder color for matplotlib. The CSS variable replaces it afterwards."""
     return f"#f0{_NAMES.index(name):02x}e1"
 
 
 def placeholders() -> dict[str, str]:
-    """What stands for each of them in CSS."""
+    """Return the CSS variable of each placeholder."""
     return {placeholder(name): f"var(--{name})" for name in _NAMES}
 
 
 def css(dark: bool) -> str:
-    """The variables of one of the two themes."""
+    """Return the CSS variables of a theme."""
     return "".join(f"--{name}:{colours[dark]};" for name, colours in PALETTE.items())
 
 
 def series(policies: Sequence[str]) -> dict[str, str]:
-    """A colour's name for each policy; the target is always the neutral one."""
+    """Return the color name of each policy. The target always has the neutral color."""
     others = [policy for policy in policies if policy != "target"]
     names = {policy: f"series-{1 + index % (NUM_SERIES - 1)}" for index, policy in enumerate(others)}
     return {policy: names.get(policy, "series-0") for policy in policies}

@@ -1,4 +1,4 @@
-"""What the figures of a run depend on, in words."""
+"""The conditions of a run in words: models, hardware, versions and settings."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from stepspec.evaluation.report.cells import count
 
 
 def conditions_sentence(run: RunRecord, summary: Summary) -> str:
-    """One sentence with everything that the figures depend on."""
+    """Return one sentence with all conditions of the figures."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     parts = [
         f"{run.benchmark}, {count(summary.n, 'problem')} under every policy",
@@ -22,12 +22,12 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
 
 
 def commit_in_words(commit: str | None) -> str:
-    """The beginning of the commit, and whether there were changes on top of it."""
+    """Return the abbreviated commit, with `-dirty` if there were uncommitted changes."""
     return f"commit {commit[:12] + commit[40:]}" if commit else "commit unknown"
 
 
 def models_in_words(engines: Mapping[str, EngineRecord | None]) -> str:
-    """Each model that was loaded: its role, name, number format and device, and what its engine does by itself."""
+    """Return role, name, dtype and device of each loaded model, and the token-level speculation of its engine."""
     return ", ".join(_model_in_words(role, engine) for role, engine in engines.items() if engine is not None)
 
 
@@ -43,7 +43,7 @@ def _model_in_words(role: str, engine: EngineRecord) -> str:
 
 
 def hardware_in_words(known: Mapping[str, str | int | float]) -> str:
-    """The processors and the memory."""
+    """Return the processors and the memory."""
     parts = [str(known["gpu"])] if "gpu" in known else []
     parts.append(f"{known.get('cpu', 'unknown processor')}, {known.get('cores', '?')} cores")
     if "memory_bytes" in known:

@@ -1,7 +1,7 @@
-"""The rows and traces of a run as the page holds them: compressed, as many as the page's size allows.
+"""The rows and traces of a run in the page: compressed, as many traces as the size of the page allows.
 
-Problems on which a policy and the target disagree go first. What a model wrote is data here and never markup: base64
-has no character that means anything to a browser.
+Problems on which a policy and the target disagree go first. Text from a model cannot become markup, because base64 has
+no characters with a meaning in HTML.
 """
 
 import base64
@@ -15,32 +15,32 @@ from stepspec.evaluation.report.tally import ORIGIN_LETTERS, Outcome, ProblemTal
 from stepspec.evaluation.runs import TraceIndex, reasoning, says
 
 CHUNK_CHARACTERS = 400_000
-"""Of JSON in one piece; the page opens a piece when it shows one of its problems."""
+"""JSON characters in one chunk. The page unpacks a chunk when it shows one of its problems."""
 LONGEST_ANSWER = 400
-"""Characters of an answer or a reason in the list; traces hold all of it."""
+"""Maximum characters of an answer or a reason in the problem list. Traces contain the full text."""
 PREVIEW = 160
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """What goes into the page, in base64."""
+    """The embedded data of the page, in base64."""
 
     index: str
     """The problems with their outcomes."""
     chunks: Sequence[str]
-    """Their traces, by chunk; the index says which chunk a problem is in."""
+    """The traces in chunks. The index stores the chunk of each problem."""
     num_problems: int
     num_traced: int
     num_left_out: int
-    """Problems whose traces exist and did not fit."""
+    """Problems whose traces exist but do not fit."""
 
 
 def embed(policies: Sequence[str], tally: RunTally, traces: TraceIndex | None, budget: int) -> Embedded:
-    """Packs a run into at most `budget` characters of traces; the index comes on top."""
+    """Pack a run into an index and at most `budget` characters of traces."""
     chunks: list[str] = []
     chunk_of: dict[str, int] = {}
     previews: dict[str, str] = {}
-    for problems, text in _pieces(policies, tally, traces, previews):
+    for problems, text in _trace_chunks(policies, tally, traces, previews):
         packed = _pack(text)
         if len(packed) > budget:
             break
@@ -57,7 +57,7 @@ def embed(policies: Sequence[str], tally: RunTally, traces: TraceIndex | None, b
 
 
 def by_interest(tally: RunTally) -> list[str]:
-    """The problems in the order in which they are worth reading: lost against the target, won, then the rest."""
+    """Return the problems in order of interest: lost against the target, then won, then the rest."""
     return sorted(tally.problems, key=lambda name: _rank(tally.problems[name]))
 
 
@@ -74,10 +74,10 @@ def _rank(problem: ProblemTally) -> int:
     return 1 if (False, True) in pairs else 2
 
 
-def _pieces(
+def _trace_chunks(
     policies: Sequence[str], tally: RunTally, traces: TraceIndex | None, previews: dict[str, str]
 ) -> Iterator[tuple[list[str], str]]:
-    """Problems and their traces as JSON, a chunk at a time; leaves the beginnings of the questions in `previews`."""
+    """Yield chunks of problem names and their traces as JSON. Adds the start of each question to `previews`."""
     if traces is None:
         return
     names: list[str] = []
@@ -97,23 +97,23 @@ def _pieces(
 
 
 def _traced(policies: Sequence[str], problem: ProblemTally, traces: Sequence[Trace]) -> dict[str, object]:
-    """A problem's traces; a text that several policies wrote is there once."""
+    """Return a problem's traces. A text that several policies wrote is stored once."""
     texts: dict[str, int] = {}
 
-    def place(text: str) -> int:
+    def index_of(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
-    told: dict[str, object] = {}
+    steps_and_answers: dict[str, object] = {}
     for (policy, repeat), trace in _of_rows(problem, traces).items():
-        steps = [_step(step, place(step.text or "")) for step in trace.steps]
-        # Of a model without thinking the reasoning is the answer, and need not be shown twice.
-        answer = None if trace.answer == reasoning(trace) else place(trace.answer)
-        told[f"{policies.index(policy)} {repeat}"] = [steps, answer]
-    return {"question": traces[0].question, "texts": list(texts), "traces": told}
+        steps = [_step(step, index_of(step.text or "")) for step in trace.steps]
+        # The reasoning of a model without thinking is its answer, so do not show it twice.
+        answer = None if trace.answer == reasoning(trace) else index_of(trace.answer)
+        steps_and_answers[f"{policies.index(policy)} {repeat}"] = [steps, answer]
+    return {"question": traces[0].question, "texts": list(texts), "traces": steps_and_answers}
 
 
 def _of_rows(problem: ProblemTally, traces: Sequence[Trace]) -> dict[tuple[str, int], Trace]:
-    """The trace of each row: of several the one that says what the row's hash says."""
+    """Return the trace of each row. If there are several, choose the one that matches the row's hash."""
     found: dict[tuple[str, int], Trace] = {}
     for trace in traces:
         outcome = problem.outcomes.get(trace.policy, {}).get(trace.repeat)
@@ -167,6 +167,6 @@ def _json(value: object) -> str:
 
 
 def _pack(text: str) -> str:
-    # A lone surrogate, which half a character leaves, is no UTF-8.
+    # Text from a model may contain a lone surrogate, which UTF-8 cannot encode.
     packed = gzip.compress(text.encode(errors="replace"), mtime=0)
     return base64.b64encode(packed).decode("ascii")

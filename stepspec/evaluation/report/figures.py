@@ -1,4 +1,4 @@
-"""The figures of a policy: what each is called, what it means, and how it is written in every table."""
+"""The figures of a policy: title, meaning and format of each in every table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from stepspec.evaluation.report.cells import UNKNOWN, Cell
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every policy, as it is written in every table."""
+    """One figure of a policy, with its title, meaning and format."""
 
     title: str
     meaning: str
@@ -18,13 +18,13 @@ class Column:
     is_speed: bool = False
 
     def is_struck(self, policy: PolicySummary) -> bool:
-        """Whether the figure is a speed that does not count, which is shown struck through."""
+        """Return whether the figure is a speed that does not count. Tables show it struck through."""
         return self.is_speed and policy.no_speed is not None and self.cell(policy)[0] != UNKNOWN
 
 
 @dataclass(frozen=True)
 class Extra:
-    """A figure that is in no summary, such as the cost at somebody's prices; its cells by policy."""
+    """A figure that is not in the summary, such as the cost at given prices, with a cell for each policy."""
 
     title: str
     meaning: str
@@ -55,12 +55,12 @@ SPEEDUP_VS_TOKEN = Column(
 )
 STEPS_ACCEPTED = Column(
     "steps accepted",
-    "of the draft's steps that were judged",
+    "share of the draft's judged steps that were accepted",
     lambda each: cells.percent_with_interval(each.step_acceptance, each.step_acceptance_ci),
 )
 TOKENS_ACCEPTED = Column(
     "tokens accepted",
-    "of the tokens drafted by token-level speculation",
+    "share of the tokens drafted by token-level speculation that were accepted",
     lambda each: (cells.percent(each.token_acceptance), "" if each.token_level_exact else "(not exact)"),
 )
 TOKENS_PER_PASS = Column(
@@ -71,7 +71,7 @@ TOKENS_PER_PASS = Column(
 LENGTH = Column("length", "tokens committed over the target's", lambda each: cells.times(each.length_ratio))
 JUDGING = Column(
     "judging",
-    "share of the wall time in the judge and the controller",
+    "share of the wall time spent in the judge and the controller",
     lambda each: (cells.percent(each.judge_controller_share), ""),
 )
 
@@ -86,7 +86,7 @@ COLUMNS: Sequence[Column] = (
     LENGTH,
     JUDGING,
 )
-"""The ones that a README has room for."""
+"""The columns of a README table."""
 
 ACCURACY_WITHOUT_FAILED = Column(
     "accuracy without failed",
@@ -116,7 +116,7 @@ SPEEDUP_MEDIAN = Column(
 )
 LENGTH_WITH_INTERVAL = Column(
     "length",
-    "tokens committed over the target's; a policy that says less is faster for that alone",
+    "tokens committed over the target's; shorter texts alone make a policy faster",
     lambda each: cells.times(each.length_ratio, each.length_ratio_ci),
 )
 TOKENS_PER_S_RATIO = Column(
@@ -126,7 +126,7 @@ TOKENS_PER_S_RATIO = Column(
 )
 LATENCY = Column(
     "latency",
-    "seconds of a request, waiting included: median, 90th and 99th percentile",
+    "seconds of a request, including waiting: median, 90th and 99th percentile",
     lambda each: cells.percentiles(each.latency_s),
 )
 FIRST_THOUGHT = Column(
@@ -136,12 +136,12 @@ FIRST_THOUGHT = Column(
 )
 FIRST_ANSWER = Column(
     "to the first answer",
-    "seconds until the first piece of the answer",
+    "seconds until the first chunk of the answer",
     lambda each: cells.percentiles(each.first_answer_s),
 )
 PROBLEMS_PER_S = Column(
     "problems/s",
-    "problems finished per second at the run's concurrency, idle time at the ends of blocks included",
+    "problems finished per second at the run's concurrency, including idle time at the ends of blocks",
     lambda each: (cells.significant(each.throughput and each.throughput.problems_per_s), ""),
     is_speed=True,
 )
@@ -162,7 +162,7 @@ THROUGHPUT_RATIO = Column(
 )
 JOULES = Column(
     "joules per problem",
-    "drawn by the devices whose driver says so, whatever else ran on them",
+    "energy used by the devices whose driver reports it, including any other work on them",
     lambda each: (cells.significant(each.throughput and each.throughput.joules_per_problem), ""),
 )
 TRUNCATED = Column("truncated", "answers cut off by the token limit", lambda each: (_of_rows(each.truncated, each), ""))
@@ -174,7 +174,7 @@ NOT_READ = Column(
 )
 BY_LAST_NUMBER = Column(
     "by last number",
-    "correct answers that were merely the last number of the text",
+    "correct answers that were only the last number of the text",
     lambda each: (_of_rows(each.by_last_number, each), ""),
 )
 FAILED = Column(
@@ -187,12 +187,12 @@ def _of_rows(part: int, policy: PolicySummary) -> str:
 
 
 def num_rows(policy: PolicySummary) -> int:
-    """Problems times repeats; summaries of before there were repeats do not say it."""
+    """Return the number of rows, problems times repeats. Summaries from before repeats existed do not store it."""
     return policy.n if policy.num_rows is None else policy.num_rows
 
 
 CLOSING: Sequence[Column] = (*COLUMNS, TRUNCATED, NO_ANSWER)
-"""The ones that every table for a terminal has: a text that is cut off or without an answer is no speed."""
+"""The columns of every terminal table. Texts that are cut off or have no answer make a speed meaningless."""
 
 GROUPS: Mapping[str, Sequence[Column]] = {
     "Accuracy": (ACCURACY, ACCURACY_GAIN, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
@@ -202,16 +202,16 @@ GROUPS: Mapping[str, Sequence[Column]] = {
     "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO, JOULES),
     "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, BY_LAST_NUMBER, FAILED),
 }
-"""All figures, for tables with room."""
+"""All columns by group."""
 
 _IN_COLUMNS = {column.title for column in COLUMNS}
 FURTHER: Sequence[Column] = [
     column for columns in GROUPS.values() for column in columns if column.title not in _IN_COLUMNS
 ]
-"""What is not in `COLUMNS`."""
+"""The columns that are not in `COLUMNS`."""
 
 
 def is_known(column: Column, policies: Mapping[str, PolicySummary]) -> bool:
-    """Whether there is anything to show: a figure of at least one policy, or a trouble that occurred."""
+    """Return whether at least one policy has a value other than unknown and zero."""
     written = [column.cell(policy)[0] for policy in policies.values()]
     return any(text != UNKNOWN and not (text == "0" or text.startswith("0 of ")) for text in written)

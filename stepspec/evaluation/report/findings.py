@@ -1,4 +1,4 @@
-"""What a run found, in sentences: the fastest policy that keeps the accuracy, what is not exact, what to beware of."""
+"""Findings of a run in sentences: the fastest policy that keeps the accuracy, exactness, and warnings."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from stepspec.evaluation.stats import Candidate
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02
-"""Of the tokens that the target wrote: with fewer drafted, token-level speculation was as good as off."""
+"""Share of drafted tokens in the target's tokens below which token-level speculation was practically off."""
 MUCH_TROUBLE = 0.05
-"""A share of the rows that changes what the other figures mean."""
+"""Share of rows from which a problem affects the meaning of the other figures."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The sentences that a report opens with."""
+    """The sentences at the top of a report."""
 
     headline: str
     details: Sequence[str]
@@ -26,7 +26,7 @@ class Findings:
 
 
 def findings(run: RunRecord, summary: Summary) -> Findings:
-    """What to say of a run before its first table."""
+    """Return the findings of a run, which come before its first table."""
     named = f"{count(summary.n, 'problem')} of {summary.benchmark}"
     details = [
         f"{count(len(summary.policies), 'policy').replace('policys', 'policies')} on {named}, paired by problem.",
@@ -37,12 +37,12 @@ def findings(run: RunRecord, summary: Summary) -> Findings:
 
 
 def chosen_policy(summary: Summary) -> str | None:
-    """The policy that the headline is about."""
+    """Return the policy of the headline, or None if the run has no baseline."""
     return summary.matched.policy if summary.matched is not None else None
 
 
 def speeds_that_do_not_count(summary: Summary) -> list[str]:
-    """A sentence for each policy whose speed is shown struck through."""
+    """Return a sentence for each policy whose speed is struck through in the tables."""
     return [
         f"The speed of {name} does not count: {policy.no_speed}."
         for name, policy in summary.policies.items()
@@ -54,15 +54,15 @@ def _headline(summary: Summary) -> str:
     if not any(map(_num_answered, summary.policies.values())):
         return "No policy answered anything: every text was cut off or has no answer in it, or the request failed."
     if summary.matched is None:
-        return f"What {_list(summary.policies)} came to on {summary.benchmark}."
+        return f"Results of {_list(summary.policies)} on {summary.benchmark}."
     if not _num_answered(summary.policies[BASELINE]):
         return "The target alone answered nothing, so there is no speed to compare with."
-    kept = f"keeps the target's accuracy to within {_points(summary.matched.loss)}"
+    keeps = f"keeps the target's accuracy to within {_points(summary.matched.loss)}"
     name = summary.matched.policy
     if name == BASELINE:
-        return f"Nothing that {kept} is known to be faster than the target alone."
+        return f"No policy that {keeps} is known to be faster than the target alone."
     speed = joined(times(summary.policies[name].speedup_vs_target, summary.policies[name].speedup_vs_target_ci))
-    return f"The fastest policy that {kept} is {name}: {speed} as fast as the target alone."
+    return f"The fastest policy that {keeps} is {name}: {speed} as fast as the target alone."
 
 
 def _num_answered(policy: PolicySummary) -> int:
@@ -88,11 +88,12 @@ def _accuracies(summary: Summary) -> Iterable[str]:
 
 def _accuracy_gain(name: str, policy: PolicySummary, target: PolicySummary, summary: Summary) -> str:
     gain = joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign="+"))
-    # Own accuracies are over all rows of a policy, and their difference is this one only where nothing is missing.
+    # Each accuracy covers all rows of its policy, so their difference equals the gain only if no rows are missing.
     if any(num_rows(each) != summary.n * summary.num_repeats for each in (policy, target)):
         return (
             f"The accuracy of {name} minus the target's is {gain} on the problems that have ended, with an answer or "
-            "an error, under every policy in the tables; the accuracies there are over all that have ended under each."
+            "an error, under every policy in the tables. The accuracies in the tables are over all problems that have "
+            "ended under each policy."
         )
     own, other = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in (policy, target))
     return f"{name} answers {own} correctly and the target {other}, a difference of {gain} on the same problems."
@@ -112,7 +113,7 @@ def _faster_ones(summary: Summary) -> Iterable[str]:
 
 
 def _pays(name: str, policy: PolicySummary, summary: Summary) -> bool:
-    """Whether it is faster than the target by the rule that the headline goes by."""
+    """Return whether a policy is faster than the target by the rule of the headline."""
     together = policy.throughput if summary.concurrency > 1 else None
     return Candidate(
         name,
@@ -128,9 +129,9 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
     others = [name for name in summary.policies if name not in exact]
     sentences: list[str] = []
     if exact:
-        sentences.append(f"{_list(exact)}: exact, the output has the target's own distribution.")
+        sentences.append(f"{_list(exact)}: exact. The output has the target's distribution.")
     if others:
-        sentences.append(f"{_list(others)}: not exact, other answers are possible, and what that costs is measured.")
+        sentences.append(f"{_list(others)}: not exact. Answers can differ, and the measured accuracy includes this.")
     return " ".join(sentences)
 
 
@@ -141,16 +142,16 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
         yield f"{summary.n:,} of {count(run.num_problems, 'problem')} are finished under every policy in the tables."
     yield from _too_few(summary)
     if not any(run.kind_of(name) == "token" for name in summary.policies):
-        yield "No policy with token-level speculation alone was run, so nothing here says whether steps beat tokens."
+        yield "No policy with token-level speculation alone was run, so it is unknown whether steps beat tokens."
     for name, policy in summary.policies.items():
         yield from _troubles(name, policy)
     if summary.concurrency > 1:
         yield (
-            "Requests that ran together share their moment; with several at once the throughput's interval, over "
-            "blocks, is the one to trust, and the speedup's may be too narrow."
+            "Concurrent requests depend on each other, so the interval of the speedup may be too narrow. Use the "
+            "interval of the throughput, which is over blocks."
         )
     if run.commit is not None and run.commit.endswith("-dirty"):
-        yield "The code had changes on top of its commit."
+        yield "The code had uncommitted changes."
 
 
 def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:
@@ -158,7 +159,8 @@ def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:
     for name in sorted(filter(failed.get, failed), key=[*run.policies, *failed].index):
         policy = summary.policies.get(name)
         if policy is None:
-            yield f"{name}: {count(failed[name], 'request')} ended in an error and none was finished: no table has it."
+            ended = f"{count(failed[name], 'request')} ended in an error and none was finished"
+            yield f"{name}: {ended}. The tables omit it."
             continue
         of_all = f"{failed[name]:,} of {count(failed[name] + num_rows(policy), 'request')}"
         others = joined(percent_with_interval(policy.accuracy_without_failed, policy.accuracy_without_failed_ci))
@@ -169,12 +171,12 @@ def _too_few(summary: Summary) -> Iterable[str]:
     if summary.n >= FEW_PROBLEMS:
         return
     needed = [policy.n_for_one_point for policy in summary.policies.values() if policy.n_for_one_point is not None]
-    advice = f"; to know accuracies to a point takes {count(max(needed), 'problem')}" if needed else ""
-    yield f"{count(summary.n, 'problem')}: that is few, and the intervals are wide{advice}."
+    advice = f" To know accuracies to within a point, run {count(max(needed), 'problem')}." if needed else ""
+    yield f"With only {count(summary.n, 'problem')} the intervals are wide.{advice}"
     if any(
         each.speedup_vs_target is not None and each.speedup_vs_target_ci is None for each in summary.policies.values()
     ):
-        yield "Ratios have no intervals, because so few problems say too little about their spread."
+        yield "Ratios have no intervals, because too few problems were run to estimate their spread."
 
 
 def _troubles(name: str, policy: PolicySummary) -> Iterable[str]:
@@ -189,15 +191,15 @@ def _troubles(name: str, policy: PolicySummary) -> Iterable[str]:
     written = policy.tokens.regenerated + policy.tokens.forced
     if policy.token_drafted and policy.token_drafted < HARDLY * written:
         yield (
-            f"{name}: hardly any tokens were drafted ({policy.token_drafted:,} beside {written:,} written), as "
-            "drafting did not pay by what was measured when the run began. On a machine with nothing else to do it may."
+            f"{name}: hardly any tokens were drafted ({policy.token_drafted:,}, with {written:,} written), because "
+            "drafting did not pay in the measurements at the start of the run. It may pay on an idle machine."
         )
     if not policy.token_level_exact:
-        yield f"{name}: tokens are drafted with a tolerance, so the target's own text does not follow its distribution."
+        yield f"{name}: token-level speculation has a tolerance, so the target's text does not follow its distribution."
 
 
 def differing_conditions(runs: Sequence[RunRecord]) -> list[str]:
-    """What makes runs beside each other hard to compare, in sentences."""
+    """Return sentences about differences that make runs hard to compare."""
     fields = {
         "hardware": "different hardware",
         "versions": "different versions of the libraries",
@@ -207,7 +209,7 @@ def differing_conditions(runs: Sequence[RunRecord]) -> list[str]:
         "prompt_version": "different prompts",
     }
     different = [words for field, words in fields.items() if len({repr(getattr(run, field)) for run in runs}) > 1]
-    return [f"These runs have {_list(different)}: compare them with care."] if different else []
+    return [f"These runs have {_list(different)}: compare them carefully."] if different else []
 
 
 def _points(share: float) -> str:

@@ -1,4 +1,4 @@
-"""`report.md`: what was found, the tables, what their figures mean, and the conditions."""
+"""`report.md`: the findings, the tables, the meanings of their figures, and the conditions."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ GROUPED_BY = {"level": "level", "subject": "subject", "length": "length of the t
 
 
 def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> str:
-    """The report of one run; `setting` tells it from others in one file."""
+    """Return the Markdown report of one run. `setting` distinguishes it from other runs in the same file."""
     found = findings(run, summary)
     columns = [*COLUMNS, *further_columns(summary)]
     meanings = [f"- **{column.title}**: {column.meaning}" for column in (*columns, *extras)]
@@ -53,7 +53,7 @@ def _groups_by(kind: str, words: str, summary: Summary) -> list[str]:
 
 
 def _group_cell(group: Group | None, policy: PolicySummary) -> str:
-    """The accuracy, and the speedup if the policy's speed counts."""
+    """Return the accuracy, and the speedup if the policy's speed counts."""
     if group is None:
         return cells.UNKNOWN
     accuracy = cells.joined(cells.percent_with_interval(group.accuracy, group.accuracy_ci))

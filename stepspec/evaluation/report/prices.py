@@ -1,11 +1,11 @@
-"""What a problem cost at the user's own prices, from what the blocks of a run measured.
+"""Cost of a problem at given prices, computed from the blocks of a run. A price table is a TOML file:
 
 currency = "EUR"
-per_machine_hour = 2.5      # and, or in place of it:
+per_machine_hour = 2.5      # in addition to, or instead of:
 
 [per_million.target]        # tokens
 input = 0.5
-cached = 0.05               # of the input what did not have to be read again; as input if left out
+cached = 0.05               # input tokens from a cache; default: the price of input
 output = 1.5
 
 [per_million.draft]
@@ -25,15 +25,15 @@ from stepspec.loop.policy import FileModel
 
 
 class TokenPrices(FileModel):
-    """Of a million tokens of one model."""
+    """Prices of a million tokens of one model."""
 
     input: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0)
-    """Of input that did not have to be read again; as any input if left out."""
+    """Price of input tokens from a cache. Default: the price of input."""
     output: float = Field(ge=0)
 
     def of(self, usage: Usage) -> float:
-        """What the tokens cost."""
+        """Return the cost of the tokens."""
         cached = self.input if self.cached is None else self.cached
         new_tokens = usage.prompt_tokens - usage.cached_tokens
         millionths = new_tokens * self.input + usage.cached_tokens * cached + usage.generated_tokens * self.output
@@ -41,18 +41,18 @@ class TokenPrices(FileModel):
 
 
 class RolePrices(FileModel):
-    """By role; one that is not named costs nothing by the token."""
+    """Token prices by role. The tokens of a role without prices are free."""
 
     target: TokenPrices | None = None
     draft: TokenPrices | None = None
 
     def named(self) -> dict[str, TokenPrices]:
-        """The prices there are."""
+        """Return the given prices by role."""
         return {role: prices for role, prices in (("target", self.target), ("draft", self.draft)) if prices}
 
 
 class Prices(FileModel):
-    """A price table: of tokens by role, of machines by the hour, or both, which then add up."""
+    """A price table: prices of tokens by role, of machines by the hour, or both, which are then added."""
 
     currency: str = Field(min_length=1, max_length=16)
     per_million: RolePrices = RolePrices()
@@ -65,7 +65,7 @@ class Prices(FileModel):
         return self
 
     def of(self, block: Block) -> float | None:
-        """What a block cost; None if tokens have a price and were not counted."""
+        """Return the cost of a block, or None if tokens have a price but were not counted."""
         if self.per_million.named() and block.usage is None:
             return None
         usage = block.usage or {}
@@ -75,7 +75,7 @@ class Prices(FileModel):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a policy's problems, as far as it could be measured."""
+    """Mean cost of a policy's problems, over the rows whose cost is known."""
 
     per_problem: float
     num_measured: int
@@ -83,7 +83,7 @@ class Cost:
 
 
 def costs(blocks: Iterable[Block], prices: Prices) -> dict[str, Cost]:
-    """The mean cost of a problem by policy; policies of which nothing is known are left out."""
+    """Return the mean cost of a problem by policy. Policies without a known cost are omitted."""
     totals: dict[str, tuple[float, int]] = {}
     for block in blocks:
         money = prices.of(block)
@@ -94,10 +94,16 @@ def costs(blocks: Iterable[Block], prices: Prices) -> dict[str, Cost]:
 
 
 def cost_figure(known: Mapping[str, Cost], num_rows: Mapping[str, int], prices: Prices) -> Extra:
-    """The cost as a line of the tables, for all policies in `num_rows`, which says how many rows each has."""
+    """Return the cost as a table row.
+
+    Args:
+        known: the cost by policy.
+        num_rows: the number of rows of each policy in the table.
+        prices: the price table.
+    """
     return Extra(
         f"{prices.currency} per problem",
-        f"mean cost at the given prices ({_in_words(prices)}); in brackets the share of the rows it was measured on",
+        f"mean cost at the given prices ({_in_words(prices)}); in parentheses, the share of rows with a known cost",
         {policy: _cell(known.get(policy), rows) for policy, rows in num_rows.items()},
     )
 
@@ -112,9 +118,9 @@ def _cell(cost: Cost | None, num_rows: int) -> Cell:
 def _in_words(prices: Prices) -> str:
     parts = [
         f"{role}: {tokens.input:g} in, {tokens.input if tokens.cached is None else tokens.cached:g} cached, "
-        f"{tokens.output:g} out a million tokens"
+        f"{tokens.output:g} out per million tokens"
         for role, tokens in prices.per_million.named().items()
     ]
     if prices.per_machine_hour is not None:
-        parts.append(f"{prices.per_machine_hour:g} a machine-hour")
+        parts.append(f"{prices.per_machine_hour:g} per machine-hour")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""The blocks of a README that are made from the results of runs: tables with their conditions, and a headline."""
+"""README blocks that are generated from runs: tables with their conditions, and a headline."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ Results = Sequence[tuple[RunRecord, Summary]]
 
 
 def readme_block(results: Results) -> str:
-    """What a README shows between the markers: of each run the table and its conditions."""
+    """Return the results block of a README: the table and the conditions of each run."""
     settings = settings_of([run for run, _ in results], [Path() for _ in results])
     return "\n\n".join(
         _run_block(setting, run, summary) for setting, (run, summary) in zip(settings, results, strict=True)
@@ -37,11 +37,11 @@ def _run_block(setting: str, run: RunRecord, summary: Summary) -> str:
 
 
 def headline(results: Results) -> str:
-    """The sentences that a README opens with: speed and accuracy of our policy, with conditions and intervals.
+    """Return the headline of a README: speed and accuracy of `HEADLINED`, with intervals and conditions.
 
     Raises:
-        UsageError: a run did not compare our policy with the target and with token-level speculation, or the policy's
-            speed does not count; or the runs are not on the same problems and hardware.
+        UsageError: a run lacks one of the policies `HEADLINED`, target and token, or the policy's speed does not count.
+            Also if the runs differ in problems, concurrency or hardware.
     """
     run, summary = results[0]
     shared = [(each.data_sha256, each.concurrency, each.hardware, other.n) for each, other in results]
@@ -59,7 +59,7 @@ def _at_temperature(run: RunRecord, summary: Summary) -> str:
     if ours is None or target is None or ours.speedup_vs_token is None:
         raise UsageError(f"The headline needs a run of the policies target, token and {HEADLINED}.")
     if ours.no_speed is not None:
-        raise UsageError(f"The speed of {HEADLINED} does not count and is no headline: {ours.no_speed}.")
+        raise UsageError(f"The speed of {HEADLINED} does not count and cannot be a headline: {ours.no_speed}.")
     cells = (
         times(ours.speedup_vs_target, ours.speedup_vs_target_ci),
         times(ours.speedup_vs_token, ours.speedup_vs_token_ci),
@@ -75,21 +75,21 @@ def _at_temperature(run: RunRecord, summary: Summary) -> str:
 
 
 def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
-    """The text with what stands between the markers of that kind and benchmark replaced.
+    """Return the text with a new block between the markers of this kind and benchmark.
 
     Raises:
-        UsageError: the markers are not there.
+        UsageError: a marker is missing.
     """
     marker, end_marker = f"<!-- {kind}:{benchmark} -->", f"<!-- /{kind} -->"
     before, found, rest = text.partition(marker)
     _, end, after = rest.partition(end_marker)
     if not found or not end:
-        raise UsageError(f"There is no {marker} with {end_marker} after it; add both where the text belongs.")
+        raise UsageError(f"The file has no {marker} followed by {end_marker}. Add both where the block belongs.")
     return f"{before}{marker}\n{block}\n{end_marker}{after}"
 
 
 def with_results(text: str, results: Results) -> str:
-    """A README with its tables made anew, and its headline if it has one."""
+    """Return a README with new tables, and with a new headline if it has one."""
     benchmark = results[0][1].benchmark
     text = with_block(text, "results", benchmark, readme_block(results))
     if f"<!-- headline:{benchmark} -->" not in text:
@@ -98,10 +98,10 @@ def with_results(text: str, results: Results) -> str:
 
 
 def read_results(folder: Path) -> Results:
-    """The conditions and the summaries of finished runs: the folder's own, or of the folders right below it.
+    """Load conditions and summaries of finished runs: of the folder itself, or of its direct subfolders.
 
     Raises:
-        UsageError: a folder does not hold both.
+        UsageError: a folder does not contain both.
     """
     return [(read_run(each), _finished_summary(each)) for each in find_runs(folder)]
 
@@ -109,5 +109,5 @@ def read_results(folder: Path) -> Results:
 def _finished_summary(folder: Path) -> Summary:
     summary = read_summary(folder)
     if summary is None:
-        raise UsageError(f"{folder} holds no finished run: there is no summary.json.")
+        raise UsageError(f"{folder} contains no finished run: summary.json is missing.")
     return summary

@@ -1,4 +1,4 @@
-"""One run as a report takes it: its records, what was gathered from its rows, and where its traces are."""
+"""The data of one run for a report: its records, a tally of its rows, and an index of its traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,23 +13,29 @@ from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, read_ru
 
 @dataclass(frozen=True)
 class Source:
-    """A run and what reports say of it."""
+    """The data of a run for reports."""
 
     folder: Path
     run: RunRecord
     summary: Summary
     tally: RunTally
     traces: TraceIndex | None
-    """None where they are not wanted."""
+    """None if the report does not include traces."""
     extras: Sequence[Extra]
 
 
 def read_source(folder: Path, summary: Summary, *, traces: bool = True, prices: Prices | None = None) -> Source:
-    """Reads a run's rows once and finds its traces; `summary` is of the same rows.
+    """Read the rows of a run once and index its traces.
+
+    Args:
+        folder: the folder of the run.
+        summary: the summary of the same rows.
+        traces: whether to index the traces.
+        prices: prices for the cost figure; None omits it.
 
     Raises:
-        UsageError: the folder holds no run, or a damaged one.
-        StepSpecError: the disk refuses.
+        UsageError: the folder contains no run, or a damaged one.
+        StepSpecError: a file cannot be read.
     """
     index = TraceIndex(folder) if traces else None
     extras: list[Extra] = []
@@ -40,15 +46,15 @@ def read_source(folder: Path, summary: Summary, *, traces: bool = True, prices: 
 
 
 def settings_of(runs: Sequence[RunRecord], folders: Sequence[Path]) -> list[str]:
-    """What tells each of several runs from the others, such as `concurrency 4`; empty for a single run."""
+    """Return the settings that distinguish each run, such as `concurrency 4`. The text is empty for a single run."""
     if len(runs) < 2:
         return ["" for _ in runs]
-    told = [
+    settings = [
         [run.benchmark, f"concurrency {run.concurrency}", f"temperature {run.temperature:g}", f"seed {run.seed}"]
         for run in runs
     ]
-    different = [place for place, texts in enumerate(zip(*told, strict=True)) if len(set(texts)) > 1]
-    names = [", ".join(texts[place] for place in different) for texts in told]
+    different = [index for index, texts in enumerate(zip(*settings, strict=True)) if len(set(texts)) > 1]
+    names = [", ".join(texts[index] for index in different) for texts in settings]
     if len(set(names)) == len(names):
         return names
     return [

@@ -13,18 +13,18 @@ from stepspec.evaluation.report.findings import speeds_that_do_not_count
 
 
 def closing_table(summary: Summary, *, setting: str = "") -> Table:
-    """The table that closes an evaluation: what one wants to know first."""
+    """Return the terminal table at the end of an evaluation, with the most important figures."""
     return _table(summary, CLOSING, setting, ())
 
 
 def full_table(summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> Table:
-    """The same with every figure that was measured."""
+    """Return a terminal table with every figure that was measured."""
     further = [column for column in further_columns(summary) if column not in CLOSING]
     return _table(summary, (*CLOSING, *further), setting, extras)
 
 
 def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Sequence[Extra]) -> Table:
-    """For a terminal: a line per figure, so that several policies fit into 80 columns."""
+    """Return a terminal table with a row for each figure, so that several policies fit into 80 columns."""
     named = f"{summary.benchmark}, {setting}" if setting else summary.benchmark
     title = Text(f"{named}: {cells.count(summary.n, 'problem')}, 95% intervals")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -41,7 +41,7 @@ def _table(summary: Summary, columns: Sequence[Column], setting: str, extras: Se
 
 
 def _figure(column: Column, policy: PolicySummary) -> Text:
-    """A figure in lines, struck through where it does not count."""
+    """Return a cell in several lines, struck through if the figure does not count."""
     lines = _lines(column.cell(policy))
     if column.is_struck(policy):
         lines.stylize("strike dim")
@@ -49,22 +49,22 @@ def _figure(column: Column, policy: PolicySummary) -> Text:
 
 
 def _lines(cell: cells.Cell) -> Text:
-    """A value, and below it its interval or one percentile a line."""
+    """Return the value, with the interval or each percentile on its own line below."""
     return Text(cells.joined(cell, "\n").replace(", p99", "\np99"))
 
 
 def further_columns(summary: Summary) -> list[Column]:
-    """Of the figures beyond `COLUMNS` those that were measured."""
+    """Return the columns beyond `COLUMNS` that were measured."""
     return [column for column in FURTHER if is_known(column, summary.policies)]
 
 
 def readme_table(summary: Summary) -> str:
-    """The table in Markdown, a policy a line, without a final newline."""
+    """Return a Markdown table with a row for each policy, without a final newline."""
     return _policies_table(summary, COLUMNS)
 
 
 def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
-    """What the other table has no room for, a figure a line; empty where nothing of it was measured."""
+    """Return a Markdown table of the columns beyond `COLUMNS`, a row for each figure. Empty if none was measured."""
     rows = [
         [column.title, *(_written(column, policy) for policy in summary.policies.values())]
         for column in further_columns(summary)
@@ -84,7 +84,7 @@ def _written(column: Column, policy: PolicySummary) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Return a Markdown table with the first column left-aligned and the others right-aligned."""
     return "\n".join(map(_markdown_row, [head, [":--", *("--:" for _ in head[1:])], *rows]))
 
 

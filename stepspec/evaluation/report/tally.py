@@ -1,4 +1,7 @@
-"""What the page draws, gathered from rows in one pass: memory grows by some bytes a step, and not with texts."""
+"""Data for the plots and the problem list, collected from rows in one pass.
+
+Memory grows by a few bytes for each step and does not depend on the length of texts.
+"""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -8,12 +11,12 @@ from stepspec.evaluation.records import ResultRow, StepRecord
 
 ORIGIN_LETTERS: Mapping[str, str] = {"draft": "d", "salvaged": "s", "target": "t"}
 MAX_LETTERS = 400
-"""Of a request's steps, for the strip that shows who wrote them."""
+"""Maximum steps of a request in the strip that shows which model wrote each step."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one request."""
+    """The outcome of one request."""
 
     status: str
     answer: str | None
@@ -24,12 +27,12 @@ class Outcome:
     wall_s: float
     num_tokens: int
     origins: str
-    """A letter a step: who wrote it."""
+    """One letter for each step, from `ORIGIN_LETTERS`."""
     output_sha256: str
 
     @classmethod
     def of(cls, row: ResultRow) -> "Outcome":
-        """Without the steps, but for their origins."""
+        """Return the outcome of a row. Of its steps it contains only the origins."""
         return cls(
             status=row.status,
             answer=row.answer,
@@ -61,21 +64,22 @@ class ScoreTally:
     accepted: "array[float]" = field(default_factory=lambda: array("d"))
     refused: "array[float]" = field(default_factory=lambda: array("d"))
     lowest: "array[float]" = field(default_factory=lambda: array("d"))
-    """The lowest accepted score of each request that has one, and beside it whether its answer is right."""
+    """The lowest accepted score of each request with an accepted score."""
     correct: "array[int]" = field(default_factory=lambda: array("b"))
+    """Whether the answer of each request in `lowest` is correct, as 0 or 1."""
     problems: list[str] = field(default_factory=list[str])
-    """Which problem each of `lowest` is of."""
+    """The problem of each request in `lowest`."""
 
 
 @dataclass
 class PlaceTally:
-    """How many steps of one problem were judged and accepted, by their place in the request; repeats add up."""
+    """Numbers of judged and accepted steps of one problem, by step index. Repeats are summed."""
 
     judged: "array[int]" = field(default_factory=lambda: array("L"))
     accepted: "array[int]" = field(default_factory=lambda: array("L"))
 
     def add(self, index: int, accepted: bool) -> None:
-        """Takes in a judged step."""
+        """Add a judged step."""
         missing = [0] * (index + 1 - len(self.judged))
         self.judged.extend(missing)
         self.accepted.extend(missing)
@@ -88,11 +92,11 @@ class PolicyTally:
     """The steps of one policy."""
 
     places: dict[str, PlaceTally] = field(default_factory=dict[str, PlaceTally])
-    """By problem, of those that have a judged step."""
+    """By problem, for problems with a judged step."""
     scores: dict[str, ScoreTally] = field(default_factory=dict[str, ScoreTally])
 
     def add(self, row: ResultRow) -> None:
-        """Takes in the steps of a row."""
+        """Add the steps of a row."""
         lowest: dict[str, float] = {}
         for index, step in enumerate(row.steps):
             if not step.scores:
@@ -112,13 +116,13 @@ class PolicyTally:
 
 
 def is_accepted(step: StepRecord) -> bool:
-    """Whether a step that has scores was kept as the draft wrote it."""
+    """Return whether a step with scores was accepted, so that it is entirely the draft's."""
     return step.origin == "draft"
 
 
 @dataclass
 class RunTally:
-    """Everything that the page takes from the rows of a run."""
+    """All data that the page needs from the rows of a run."""
 
     policies: dict[str, PolicyTally] = field(default_factory=dict[str, PolicyTally])
     problems: dict[str, ProblemTally] = field(default_factory=dict[str, ProblemTally])
@@ -126,21 +130,21 @@ class RunTally:
 
     @classmethod
     def of(cls, rows: Iterable[ResultRow]) -> "RunTally":
-        """From all rows of a run, once each."""
+        """Return the tally of all rows of a run."""
         tally = cls()
         for row in rows:
             tally.add(row)
         return tally
 
     def add(self, row: ResultRow) -> None:
-        """Takes in one row."""
+        """Add one row."""
         self.num_rows += 1
         self.policies.setdefault(row.policy, PolicyTally()).add(row)
         problem = self.problems.setdefault(row.problem, ProblemTally(row.gold, row.level, row.subject))
         problem.outcomes.setdefault(row.policy, {})[row.repeat] = Outcome.of(row)
 
     def walls(self, policy: str) -> list[float]:
-        """Seconds of every request of a policy."""
+        """Return the wall time in seconds of every request of a policy."""
         return [
             outcome.wall_s
             for problem in self.problems.values()
@@ -148,7 +152,7 @@ class RunTally:
         ]
 
     def length_ratios(self, policy: str, baseline: str) -> list[float]:
-        """By problem, the policy's committed tokens over the baseline's, in the repeats that both have finished."""
+        """Return for each problem the policy's committed tokens over the baseline's, in repeats that both finished."""
         ratios: list[float] = []
         for problem in self.problems.values():
             own, other = problem.outcomes.get(policy, {}), problem.outcomes.get(baseline, {})

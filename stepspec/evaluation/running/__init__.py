@@ -1,4 +1,4 @@
-"""Evaluation: a benchmark times policies gives rows, each on disk at once, and the rows give a summary.
+"""Runs a benchmark under several policies, stores each row as soon as it finishes, and summarizes the rows.
 
 name, benchmark = load_benchmark("gsm-mini")
 problems = load_problems(benchmark, data_file=None, limit=100)

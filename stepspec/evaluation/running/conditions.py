@@ -1,4 +1,4 @@
-"""The conditions of a run, as `run.json` keeps them: policies, models, settings, versions and hardware."""
+"""The conditions of a run, as stored in `run.json`: policies, models, settings, versions and hardware."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from stepspec.loop.policy import Policy
 
 @dataclass(frozen=True)
 class Settings:
-    """What the person who starts a run may choose. None is what the benchmark says."""
+    """Settings that the user chooses for a run. None means the benchmark's default."""
 
     seed: int = 0
     concurrency: int = 1
@@ -34,7 +34,7 @@ def conditions(
     pair_hash: str,
     settings: Settings,
 ) -> RunRecord:
-    """The record of a run that is about to start here and now."""
+    """Return the record of a run that is about to start on this machine."""
     sampling = benchmark.sampling
     temperature = settings.temperature if settings.temperature is not None else sampling.temperature
     return RunRecord(
@@ -61,11 +61,11 @@ def conditions(
 
 
 def engine_record(engine: Engine | None) -> EngineRecord | None:
-    """A model as results keep it."""
+    """Return the record of a model, as stored in results."""
     if engine is None:
         return None
-    found = {"speculation": engine.own_speculation, "forgets": "forget" in engine.abilities}
-    return EngineRecord.model_validate({**engine.describe(), **found})
+    behavior = {"speculation": engine.own_speculation, "forgets": "forget" in engine.abilities}
+    return EngineRecord.model_validate({**engine.describe(), **behavior})
 
 
 def _policy_record(policy: Policy, text: str, target: Engine | None) -> PolicyRecord:

@@ -1,4 +1,4 @@
-"""Rows of problems as they lie in files: jsonl, also gzipped, csv with a header, or parquet, one at a time."""
+"""Reads rows of problems from files, one at a time: jsonl (also gzipped), csv with a header, or parquet."""
 
 import csv
 import gzip
@@ -23,20 +23,21 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class DataRow:
-    """What one row says. `where` is how a person finds it."""
+    """The fields of one row. `where` names its file and line for error messages."""
 
     where: str
     fields: Fields
 
 
 def read_rows(path: Path) -> Iterator[DataRow]:
-    """The rows of a file, read as they are asked for.
+    """Yield the rows of a file, read lazily.
 
     Raises:
-        UsageError: the file's name ends in none of `SUFFIXES`, it cannot be read, or a row is not of its form.
+        UsageError: the file name ends in none of `SUFFIXES`, the file cannot be read, or a row is malformed.
     """
     readers = (_json_rows, _json_rows, _csv_rows, _parquet_rows)
-    reader = next((each for end, each in zip(SUFFIXES, readers, strict=True) if path.name.lower().endswith(end)), None)
+    by_suffix = zip(SUFFIXES, readers, strict=True)
+    reader = next((each for suffix, each in by_suffix if path.name.lower().endswith(suffix)), None)
     if reader is None:
         raise UsageError(f"Problems are read from .jsonl, .jsonl.gz, .csv and .parquet files; {path} is none of them.")
     try:
@@ -46,24 +47,24 @@ def read_rows(path: Path) -> Iterator[DataRow]:
 
 
 def text_of(row: DataRow, key: str) -> str:
-    """A text of a row.
+    """Return the text at a key of a row.
 
     Raises:
-        UsageError: there is none, or it is no text that a model could be given.
+        UsageError: the key is missing, or its value is empty, not text, or not valid Unicode.
     """
     value = _value(row, key)
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"{row.where}: key {key!r} must be text that is not empty.")
     if _SURROGATE.search(value):
-        raise UsageError(f"{row.where}: key {key!r} holds half of a surrogate pair, which is no text.")
+        raise UsageError(f"{row.where}: key {key!r} contains a lone surrogate, which is not valid text.")
     return value
 
 
 def text_or_number_of(row: DataRow, key: str) -> str:
-    """The same, but a number is taken as it is written, so that 5 in one form of file is "5" in another.
+    """Return the text at a key of a row, or a number as text, so that 5 in one file format equals "5" in another.
 
     Raises:
-        UsageError: there is neither, or it is no text that a model could be given.
+        UsageError: the key is missing, or its value is neither a finite number nor text that `text_of` accepts.
     """
     value = _value(row, key)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -78,7 +79,7 @@ def _value(row: DataRow, key: str) -> Any:
 
 
 def content_line(*texts: str) -> bytes:
-    """A row as content hashes take it: one line of JSON, which says the same for every form of file."""
+    """Return a row as content hashes use it: one line of JSON, the same for every file format."""
     return json.dumps(texts, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 

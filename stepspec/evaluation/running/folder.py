@@ -1,7 +1,7 @@
-"""The folder of a run as it is written: `run.json` before anything, rows one by one, summary and report at the end.
+"""Writes the folder of a run: first `run.json`, then row by row, and finally the summary and the report.
 
-A killed run leaves at most one line in each file that is not whole; the next start removes it and keeps the rest. Two
-processes never write one file: each holds a lock on the files of its part.
+A killed run leaves at most one incomplete line in each file, which the next start removes. Two processes never write
+the same file: each holds a lock on the files of its part.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, read
 
 
 class RunFolder:
-    """Where a run is kept. A context manager that holds the files of its part open.
+    """The folder that stores a run. A context manager that holds the files of its part open.
 
     Raises, from every method:
         UsageError: the folder holds something else, or another run, or another process writes this part.
-        StepSpecError: the disk refuses.
+        StepSpecError: a file cannot be read or written.
     """
 
     def __init__(self, path: Path, part: Part = WHOLE) -> None:
@@ -42,9 +42,9 @@ class RunFolder:
             os.close(self._open.popitem()[1])
 
     def refuse_strangers(self) -> None:
-        """Refuses a folder with files but no run, so that nothing is mixed into what somebody keeps there."""
+        """Reject a folder with files but no run, so that run files are not mixed with a user's other files."""
         if self.path.is_file():
-            raise UsageError(f"{self.path} is a file; a run is kept in a folder.")
+            raise UsageError(f"{self.path} is a file; give a folder with --output.")
         with self._disk():
             if not self.path.is_dir() or (self.path / "run.json").exists():
                 return
@@ -53,7 +53,7 @@ class RunFolder:
                 raise UsageError(f"{self.path} is not empty and holds no run; give another folder with --output.")
 
     def begin(self, run: RunRecord) -> None:
-        """Makes the folder and its `run.json`, or checks that the run there is the same one."""
+        """Create the folder and its `run.json`, or check that the run there is the same one."""
         self.refuse_strangers()
         with self._disk():
             self.path.mkdir(parents=True, exist_ok=True)
@@ -62,41 +62,41 @@ class RunFolder:
             self._descriptor("rows")
 
     def rows(self) -> Iterator[ResultRow]:
-        """The finished rows of all parts, each once."""
+        """Yield the finished rows of all parts, each once."""
         return iter_rows(self.path)
 
     def failures(self) -> Iterator[Failure]:
-        """The requests that ended in an error, whether or not a later try succeeded."""
+        """Yield the requests that ended in an error, whether or not a later try succeeded."""
         return iter_failures(self.path)
 
     def blocks(self) -> Iterator[Block]:
-        """What was measured of rows together."""
+        """Yield the blocks: measurements that cover several rows."""
         return iter_blocks(self.path)
 
     def add(self, row: ResultRow, trace: Trace | None) -> None:
-        """Appends a finished row, after its trace, so that no finished row lacks one."""
+        """Append a finished row after its trace, so that no finished row lacks one."""
         if trace is not None:
             self.add_trace(trace)
         self.add_row(row)
 
     def add_row(self, row: ResultRow) -> None:
-        """Appends a finished row."""
+        """Append a finished row."""
         self._append("rows", row.model_dump_json(exclude={"steps": {"__all__": {"text"}}}))
 
     def add_trace(self, trace: Trace) -> None:
-        """Appends what a request said."""
+        """Append the full output of a request."""
         self._append("traces", trace.model_dump_json())
 
     def add_block(self, block: Block) -> None:
-        """Appends what was measured of rows together."""
+        """Append a block: measurements that cover several rows."""
         self._append("blocks", block.model_dump_json())
 
     def add_failure(self, failure: Failure) -> None:
-        """Appends a request that ended in an error."""
+        """Append a request that ended in an error."""
         self._append("failures", failure.model_dump_json())
 
     def finish(self, summary: Summary) -> None:
-        """Writes what is computed from the rows."""
+        """Write the summary and the report, which are computed from the rows."""
         with self._disk():
             write_whole(self.path / "summary.json", summary.model_dump_json(indent=2) + "\n")
             write_whole(self.path / "report.md", markdown_report(read_run(self.path), summary))
@@ -117,16 +117,16 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise StepSpecError(
-                f"Cannot keep the run in {self.path}: {reason}. What is finished there stays valid; start "
-                "again with the same --output once this is put right."
+                f"Cannot store the run in {self.path}: {reason}. Finished rows stay valid. Fix the problem, then start "
+                "again with the same --output."
             ) from error
 
 
 def refuse_another(path: Path, there: RunRecord, run: RunRecord) -> None:
-    """Refuses a run that is not the one in the folder.
+    """Reject a run that is not the one in the folder.
 
     Raises:
-        UsageError: they differ; the message says in what.
+        UsageError: the runs differ; the message lists the settings.
     """
     differences = what_differs(there, run)
     if differences:
@@ -137,9 +137,9 @@ def refuse_another(path: Path, there: RunRecord, run: RunRecord) -> None:
 
 
 def what_differs(there: RunRecord, run: RunRecord) -> str:
-    """The settings by which two runs are not the same, with both values where these are short; empty if they are."""
-    kept = there.identity()
-    different = {name: (kept[name], value) for name, value in run.identity().items() if kept[name] != value}
+    """Return the settings in which two runs differ, numbers with both values; empty if the runs are the same."""
+    stored = there.identity()
+    different = {name: (stored[name], value) for name, value in run.identity().items() if stored[name] != value}
     return ", ".join(
         f"{name} ({was} there, {now} here)" if isinstance(now, int | float) and name != "version" else name
         for name, (was, now) in different.items()
@@ -152,7 +152,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def write_new(file: Path, text: str) -> bool:
-    """Makes a file at once, unless there is one already, which another process may be making just now."""
+    """Create a file atomically and return whether it is new: another process may have created it first."""
     if file.exists():
         return False
     temporary = _write_temporary(file, text)
@@ -181,21 +181,21 @@ def _is_temporary(file: Path) -> bool:
 
 
 def _open_lines(file: Path) -> int:
-    """Opens a file of lines for appending, without the last line if it is not whole, and keeps others out."""
+    """Open a file of lines for appending, cut off an incomplete last line, and lock out other processes."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(fd, _whole_length(fd))
+        os.ftruncate(fd, _complete_length(fd))
     except BlockingIOError as error:
         os.close(fd)
         raise UsageError(
-            f"Another process is writing {file}. Let it finish, or start both anew with --part 1/2 and --part 2/2."
+            f"Another process is writing {file}. Let it finish, or restart both with --part 1/2 and --part 2/2."
         ) from error
     return fd
 
 
-def _whole_length(fd: int) -> int:
-    """Bytes up to the end of the last whole line."""
+def _complete_length(fd: int) -> int:
+    """Return the number of bytes up to the end of the last complete line."""
     end = os.fstat(fd).st_size
     while end:
         start = max(0, end - 65_536)
@@ -209,7 +209,7 @@ def _whole_length(fd: int) -> int:
 def _append_line(fd: int, text: str) -> None:
     line = text.encode() + b"\n"
     size = os.fstat(fd).st_size
-    # One call: whatever kills the process, at most the last line is cut short.
+    # A single write call, so that a killed process cuts short at most the last line.
     if os.write(fd, line) < len(line):
         os.ftruncate(fd, size)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,4 +1,4 @@
-"""What is read before and after a block of rows: energy drawn, and tokens that the engines have read and written."""
+"""Readings before and after a block of rows: energy drawn, and tokens that the engines read and wrote."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from stepspec.evaluation.records import Usage
 
 @dataclass(frozen=True)
 class Reading:
-    """What the gauges showed at one time."""
+    """The values of all gauges at one time."""
 
     joules: Mapping[str, float]
     work: Mapping[str, Metrics]
@@ -25,15 +25,15 @@ class Gauges:
         self._energy = energy if energy is not None else EnergyMeter([])
 
     def read(self) -> Reading:
-        """What they show now."""
+        """Return the current values."""
         return Reading(self._energy.read(), {role: engine.metrics() for role, engine in self._engines.items()})
 
     def joules_since(self, before: Reading, now: Reading) -> float | None:
-        """Joules drawn between two readings; None if nothing counts them."""
+        """Return the joules drawn between two readings; None if they are not measured."""
         return self._energy.drawn(before.joules, now.joules)
 
     def usage_since(self, before: Reading, now: Reading) -> dict[str, Usage] | None:
-        """Tokens read and written between two readings, by role; None without engines."""
+        """Return the tokens read and written between two readings, by role; None without engines."""
         if not self._engines:
             return None
         return {role: _usage(now.work[role] - before.work[role]) for role in self._engines}

@@ -1,4 +1,4 @@
-"""The figures of some of the problems: of one level, of one subject, or of a third of them by length."""
+"""Figures over subsets of the problems: one level, one subject, or a third of the problems by length."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -13,11 +13,11 @@ from stepspec.evaluation.stats import Paired, Ratio, Share, products_of_sums
 LENGTHS = ("short", "middle", "long")
 
 Members = Mapping[str, Sequence[str]]
-"""The problems of each group, by its name."""
+"""The problem ids of each group, by group name."""
 
 
 def groups(table: Table, pairs: Pairs) -> Mapping[str, dict[str, list[Group]]]:
-    """By policy, its figures by level, subject and length, where problems differ in them."""
+    """Return each policy's figures by level, subject and length, if problems differ in them."""
     labels = {problem: table.labels[problem] for problem in table.problems if problem in table.labels}
     kinds = {
         "level": _members_by({problem: level for problem, (level, _) in labels.items()}),
@@ -39,9 +39,9 @@ def _members_by(labels: Mapping[str, int | None] | Mapping[str, str | None]) -> 
 
 
 def _thirds(pairs: Pairs) -> Members:
-    """By the tokens that all policies took, each as a share of what it took in all.
+    """Return thirds of the problems by tokens under all policies, each policy's tokens as shares of its total.
 
-    By the target's alone, problems that it happened to be long on would be those that all others are fast on.
+    With thirds by the target's tokens alone, the others would look fast where the target was long by chance.
     """
     lengths = [each.committed / each.committed.sum() for each in pairs.compared.values() if each.committed.any()]
     if not lengths:
@@ -55,7 +55,7 @@ def _thirds(pairs: Pairs) -> Members:
 
 
 def _groups_here(name: str, problems: Sequence[str], pairs: Pairs) -> Mapping[str, Group]:
-    """The figures of all policies over the same problems, whose resamples they share."""
+    """Return the figures of all policies over the same problems, computed from the same resamples."""
     here = {policy: compared.of(set(problems)) for policy, compared in pairs.compared.items()}
     target = here.get(BASELINE)
     others = [policy for policy in here if policy != BASELINE] if target and target.problems else []

@@ -1,4 +1,4 @@
-"""Policies against each other, over the problems that all of them have finished."""
+"""Compares policies over the problems that all of them finished."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -21,15 +21,18 @@ from stepspec.evaluation.stats import (
 )
 
 MATCHED_LOSS = 0.01
-"""The accuracy that an accuracy-matched policy may lose, for all that is known: a point."""
+"""Upper bound of the accuracy that an accuracy-matched policy may lose: one point."""
 WANTED_SPEEDUP_WIDTH = 0.05
-"""Half of the interval, as a share of the speedup, that `n_for_speedup` is given for."""
+"""Half-width of the interval that `n_for_speedup` plans for, as a share of the speedup."""
 
 Figure = Literal["speedup", "speedup vs token", "length", "rate"]
 
 
 class Pairs:
-    """All ratios come from the same resamples. Without a problem that all have finished, nothing is known."""
+    """Ratios and accuracy differences between policies. All ratios come from the same resamples.
+
+    Figures are None if no problem is finished under all policies.
+    """
 
     def __init__(self, run: RunRecord, table: Table) -> None:
         self._run = run
@@ -40,7 +43,7 @@ class Pairs:
         self._ratios: Mapping[tuple[Figure, str], Ratio] = self._compute_ratios() if self._has_times else {}
 
     def rng(self) -> np.random.Generator:
-        """A generator for one figure, so that none depends on which others there are."""
+        """Return a new generator for one figure, so that no figure depends on which others are computed."""
         return np.random.default_rng(self._run.seed)
 
     def _fastest_token_level(self) -> str | None:
@@ -62,7 +65,7 @@ class Pairs:
         return dict(zip(wanted, found.values(), strict=True))
 
     def _powers(self, policy: str) -> Mapping[Figure, Powers]:
-        """How each figure of a policy is made of sums. Of a policy against itself it is 1, whatever the sums."""
+        """Return each figure of a policy as powers of sums. A policy against itself has no powers: its figure is 1."""
         figures: dict[Figure, Powers] = {"speedup": _quotient(f"{BASELINE} s", f"{policy} s")}
         if self.token_baseline is not None:
             figures["speedup vs token"] = _quotient(f"{self.token_baseline} s", f"{policy} s")
@@ -72,34 +75,34 @@ class Pairs:
         return figures
 
     def ratio(self, figure: Figure, policy: str) -> tuple[float | None, Interval | None]:
-        """A policy's sums over those of the target, or of the fastest token-level policy."""
+        """Return a ratio of a policy to the target or to the fastest token-level policy, with its interval."""
         found = self._ratios.get((figure, policy))
         return (found.value, found.interval) if found else (None, None)
 
     def accuracy(self, policy: str) -> Paired | None:
-        """Against the target's; None of the target itself."""
+        """Return the paired accuracies of a policy and the target; None for the target itself."""
         if policy == BASELINE or BASELINE not in self.compared:
             return None
         own, target = self.compared[policy].scores, self.compared[BASELINE].scores
         return Paired.of(list(own.values()), list(target.values()))
 
     def median_speedup(self, policy: str) -> tuple[float | None, Interval | None]:
-        """The median over problems."""
+        """Return the median over problems of the speedup, with its interval."""
         if not self._has_times:
             return None, None
         return median_of_ratios(self.compared[BASELINE].wall_s, self.compared[policy].wall_s)
 
     def n_for_speedup(self, policy: str) -> int | None:
-        """Problems for the speedup to be known to 5%; None of the target itself."""
+        """Return how many problems give an interval of ±5% of the speedup; None for the target itself."""
         if policy == BASELINE or not self._has_times:
             return None
         return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
 
     def matched(self, throughputs: Mapping[str, float | None]) -> Matched | None:
-        """The fastest policy that keeps the target's accuracy within a point, by the rule of `stats.fastest`.
+        """Return the fastest policy that keeps the target's accuracy within a point, by the rule of `stats.fastest`.
 
         Args:
-            throughputs: over the target's, where several requests ran together.
+            throughputs: throughput over the target's by policy; empty if requests ran one at a time.
         """
         if BASELINE not in self.compared:
             return None

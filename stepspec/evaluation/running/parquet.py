@@ -1,5 +1,5 @@
 # pyright: basic
-"""Rows of parquet files, for which pyarrow has to be installed."""
+"""Reads rows of parquet files. Requires pyarrow."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +14,10 @@ BATCH_ROWS = 256
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, of which a batch at a time is in memory.
+    """Yield the rows of a file, with one batch at a time in memory.
 
     Raises:
-        UsageError: the file is missing or not of that form.
+        UsageError: the file is missing or is not a parquet file.
     """
     try:
         with parquet.ParquetFile(path) as file:

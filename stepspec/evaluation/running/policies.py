@@ -1,4 +1,4 @@
-"""The policies of a run: those that were asked for, and the baselines without which figures say little."""
+"""The policies of a run: those that the user requests, and the baselines to compare them with."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,21 +30,21 @@ num_tokens = {num_tokens}
 
 @dataclass(frozen=True)
 class Fitted:
-    """Policies as a pair carries them out, and what the user should know about that."""
+    """Policies as a pair runs them, and notes for the user on what was changed."""
 
     policies: Mapping[str, LoadedPolicy]
     notes: Sequence[str]
 
 
 TOKEN_BASELINES = ("token", "lookup")
-"""What is compared with besides the target: token-level speculation by the draft, or where that cannot be by lookup."""
+"""Baselines besides the target, in order of preference: token-level speculation by the draft, or by lookup."""
 
 
 def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
-    """The policies of a run by name, `target` among them: without it there is nothing to compare with.
+    """Return the policies of a run by name, always including the baseline `target`.
 
     Raises:
-        UsageError: a policy is unknown or wrong, two have one name, or `target` is not the target alone.
+        UsageError: a policy is unknown or invalid, two share a name, or `target` is not the target alone.
     """
     loaded: dict[str, LoadedPolicy] = {}
     for each in names:
@@ -60,16 +60,16 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
 
 
 def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out: bool = False) -> Fitted:
-    """The policies as this pair carries them out, with the baselines that it can have.
+    """Return the policies as this pair runs them, with the baselines that it supports.
 
-    Where the target's engine drafts tokens by itself, the target alone is the target as its engine serves it. Where it
-    drafts as a policy asks, exact token-level speculation is added if no policy is that.
+    If the target's engine drafts tokens by itself, the policy `target` is the target as its engine serves it.
+    Otherwise an exact token-level baseline is added if none of the policies is one.
 
     Args:
-        leave_out: whether a policy that the pair cannot carry out is left out with a note, and not an error.
+        leave_out: leave out a policy that the pair cannot run, with a note, instead of raising an error.
 
     Raises:
-        UsageError: the pair cannot carry out a policy.
+        UsageError: the pair cannot run a policy.
     """
     fitted, notes = dict[str, LoadedPolicy](), list[str]()
     for name, (wanted, text) in policies.items():
@@ -95,7 +95,7 @@ def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out:
 
 
 def _same(policy: Policy, baseline: Policy, pair: Pair) -> bool:
-    """Whether two policies are one on these engines, so that one of them would be faster by chance alone."""
+    """Return whether two policies do the same on these engines, so that only chance would make one faster."""
     own = pair.target.own_speculation
     found = [each.model_dump(exclude={"summary", "paper"}) for each in (policy, baseline)]
     for each in found:
@@ -105,7 +105,7 @@ def _same(policy: Policy, baseline: Policy, pair: Pair) -> bool:
 
 
 def _with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> dict[str, LoadedPolicy]:
-    """The policies, with the token-level speculation that this pair can do if none of them is that already."""
+    """Return the policies, plus an exact token-level policy that this pair supports if none of them is one."""
     own = pair.target.own_speculation
     if "engine" in pair.target.drafters or any(
         policy.kind(own) == "token" and policy.token_level_exact for policy, _ in policies.values()
@@ -119,7 +119,7 @@ def _with_token_baseline(policies: Mapping[str, LoadedPolicy], pair: Pair) -> di
 
 
 def can_serve(policy: Policy, pair: Pair) -> bool:
-    """Whether a pair can do what a policy asks."""
+    """Return whether a pair can run a policy."""
     try:
         fit_policy(policy, pair)
     except UsageError:
@@ -128,7 +128,7 @@ def can_serve(policy: Policy, pair: Pair) -> bool:
 
 
 def token_policy(drafter: DrafterName, num_tokens: int | None) -> LoadedPolicy:
-    """Token-level speculation with so many tokens a round; None has the engine choose."""
+    """Return token-level speculation with `num_tokens` drafted tokens per round; None lets the engine choose."""
     words = "as many tokens as pay" if num_tokens is None else f"{num_tokens} tokens a round"
     number = '"auto"' if num_tokens is None else str(num_tokens)
     text = TOKEN_LEVEL.format(drafter=drafter, words=words, num_tokens=number)

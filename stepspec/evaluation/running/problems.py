@@ -1,4 +1,4 @@
-"""The problems of a benchmark: drawn, from the Hugging Face hub, or from a file, checked against its hash."""
+"""Loads the problems of a benchmark: generated, from the Hugging Face hub, or from a file checked against its hash."""
 
 import hashlib
 import itertools
@@ -20,14 +20,14 @@ GENERATORS: Mapping[str, Callable[[Split], Iterator[Problem] | Iterator[plain.Pl
     "gsm-mini": load_split,
     "gsm-plain": plain.load_split,
 }
-"""Of problems, by the kind of data."""
+"""Problem generators, by the kind of data."""
 
 
 def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
-    """A benchmark by name or from a file of the user's, with the name that results call it by.
+    """Load a benchmark by name or from a user's file. Return its name in results and the benchmark.
 
     Raises:
-        UsageError: there is no such benchmark, or the file says something that a benchmark cannot.
+        UsageError: there is no such benchmark, or the file is invalid.
     """
     path = find_data_file("evals", name_or_file)
     benchmark, _ = load_toml(path, Benchmark)
@@ -42,18 +42,18 @@ def load_benchmark(name_or_file: str) -> tuple[str, Benchmark]:
 
 
 def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | None) -> ProblemSet:
-    """The first `limit` problems of a benchmark; None is its default limit. All rows are read and checked in any case.
+    """Load the first `limit` problems of a benchmark; None means its default limit. All rows are read and checked.
 
     Raises:
-        UsageError: a file where none is taken; none where one is needed, and the hub does not give it; a file that
-            cannot be read, is empty, holds other problems than the benchmark's, or has a bad row.
+        UsageError: the benchmark takes no file; it needs a file and none is given; the hub download fails; or the
+            file cannot be read, is empty, holds different problems, or has an invalid row.
     """
     limit = limit if limit is not None else benchmark.default_limit
     data = benchmark.data
     if isinstance(data, DrawnData):
         if data_file is not None:
-            raise UsageError(f"{benchmark.title} draws its own problems; leave out --data.")
-        return _drawn(data, limit)
+            raise UsageError(f"{benchmark.title} generates its own problems; leave out --data.")
+        return _generated(data, limit)
     if data_file is None and isinstance(data, FileData) and data.path is not None:
         data_file = Path(data.path)
     if data_file is None and isinstance(data, HubData) and data.copy_path and Path(data.copy_path).is_file():
@@ -65,15 +65,15 @@ def load_problems(benchmark: Benchmark, data_file: Path | None, limit: int | Non
     return _from_hub(benchmark, data, limit)
 
 
-def _drawn(data: DrawnData, limit: int | None) -> ProblemSet:
+def _generated(data: DrawnData, limit: int | None) -> ProblemSet:
     split = cast(Split, data.split)
     if limit is None and SPLIT_SIZES[split] is None:
-        raise UsageError(f"The split {split!r} has no end; say how many problems with --limit.")
-    drawn = itertools.islice(GENERATORS[data.kind](split), limit)
-    problems = tuple(EvalProblem(each.id, each.question, str(each.answer), each.level) for each in drawn)
-    # Without the subject, which they lack: runs of before there were subjects can still be resumed.
-    known = [{key: value for key, value in asdict(problem).items() if key != "subject"} for problem in problems]
-    return ProblemSet(problems, hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest())
+        raise UsageError(f"The split {split!r} is infinite; set the number of problems with --limit.")
+    generated = itertools.islice(GENERATORS[data.kind](split), limit)
+    problems = tuple(EvalProblem(each.id, each.question, str(each.answer), each.level) for each in generated)
+    # Hash without `subject`, which these problems lack, so that runs from before that field can still be resumed.
+    hashed = [{key: value for key, value in asdict(problem).items() if key != "subject"} for problem in problems]
+    return ProblemSet(problems, hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest())
 
 
 def _from_file(benchmark: Benchmark, data: RowsTable, path: Path, limit: int | None) -> ProblemSet:
@@ -91,7 +91,7 @@ def _from_file(benchmark: Benchmark, data: RowsTable, path: Path, limit: int | N
 
 
 def _difference(benchmark: Benchmark, data: RowsTable, path: Path, rows: ProblemReader) -> str | None:
-    """What tells that a file is not the benchmark's, if anything that is pinned does."""
+    """Return why a file is not the benchmark's data, by pinned hashes and row counts; None if nothing differs."""
     published = data.files[0].sha256 if isinstance(data, HubData) and len(data.files) == 1 else None
     if rows.sha256 == data.sha256 or (published and _hash_file(path) == published):
         return None
@@ -111,11 +111,11 @@ def _from_hub(benchmark: Benchmark, data: HubData, limit: int | None) -> Problem
     for path in _fetched(benchmark, data):
         rows.read(path)
     if not rows.num_problems:
-        raise _missing(benchmark, data, "what the hub gave has no problems")
+        raise _missing(benchmark, data, "the downloaded data has no problems")
     if data.rows not in (None, rows.num_rows):
-        raise _missing(benchmark, data, f"what the hub gave has {rows.num_rows:,} rows, and not {data.rows:,}")
+        raise _missing(benchmark, data, f"the downloaded data has {rows.num_rows:,} rows instead of {data.rows:,}")
     if data.sha256 not in (None, rows.sha256) and not all(file.sha256 for file in data.files):
-        raise _missing(benchmark, data, "what the hub gave is not what was pinned")
+        raise _missing(benchmark, data, "the downloaded data does not match the pinned hash")
     return rows.problem_set()
 
 
@@ -131,7 +131,7 @@ def _fetched(benchmark: Benchmark, data: HubData) -> Iterator[Path]:
         except FetchError as error:
             raise _missing(benchmark, data, str(error)) from error
         if file.sha256 not in (None, _hash_file(path)):
-            raise _missing(benchmark, data, f"{path}, which the hub gave, is not the file that was pinned")
+            raise _missing(benchmark, data, f"the downloaded file {path} does not match its pinned hash")
         yield path
 
 

@@ -1,4 +1,4 @@
-"""From rows of data to problems: which column says what, where the gold answer stands, and what all of it hashes to."""
+"""Turns rows of data into problems: selects columns, extracts the gold answer, and hashes the content."""
 
 import hashlib
 import re
@@ -12,13 +12,13 @@ from stepspec.evaluation.grade import Grading, extract_answer
 from stepspec.evaluation.running.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 _LEVEL = re.compile(r"(?:Level )?(\d{1,4})(?:\.0)?")
-# In MATH a box has braces, but for some that end with the formula.
+# Most boxes in MATH have braces. Some have none and end with the formula.
 _OPEN_BOX = re.compile(r"\\boxed[ \t]+([^{\s$][^$\n]*)")
 
 
 @dataclass(frozen=True)
 class EvalProblem:
-    """A question and its right answer. `level` says how hard it is and `subject` of what kind, where that is known."""
+    """A question and its right answer, with its difficulty (`level`) and `subject` if known."""
 
     id: str
     question: str
@@ -31,8 +31,8 @@ class EvalProblem:
 class ProblemSet:
     """The problems of a run.
 
-    `sha256` is the content hash of all rows, whatever the limit and the form of the file; of drawn problems it is that
-    of those drawn.
+    `sha256` is the content hash of all rows, independent of the limit and the file format. For generated problems it
+    covers only those up to the limit.
     """
 
     problems: tuple[EvalProblem, ...]
@@ -40,7 +40,7 @@ class ProblemSet:
 
 
 class ProblemReader:
-    """Reads files one row at a time: keeps the first `limit` problems (None: all), and checks and hashes all rows."""
+    """Reads files one row at a time. It keeps the first `limit` problems (None: all) and checks and hashes all rows."""
 
     def __init__(self, grader: GraderKind, data: RowsTable, limit: int | None) -> None:
         self.num_rows = 0
@@ -53,23 +53,23 @@ class ProblemReader:
 
     @property
     def num_problems(self) -> int:
-        """Rows with an answer, beyond the limit too."""
+        """Number of rows with an answer, including those beyond the limit."""
         return len(self._ids)
 
     @property
     def sha256(self) -> str:
-        """Content hash of what was read."""
+        """Content hash of all rows read so far."""
         return self._digest.hexdigest()
 
     def problem_set(self) -> ProblemSet:
-        """What was kept."""
+        """Return the problems that were kept."""
         return ProblemSet(tuple(self._problems), self.sha256)
 
     def read(self, path: Path) -> None:
-        """Adds the rows of a file.
+        """Add the rows of a file.
 
         Raises:
-            UsageError: the file cannot be read, a row lacks something, or two have one id.
+            UsageError: the file cannot be read, a row is incomplete, or two rows have the same id.
         """
         for row in read_rows(path):
             self.num_rows += 1
@@ -86,7 +86,7 @@ class ProblemReader:
         columns = self._data.columns
         question = text_of(row, columns.question)
         answer = text_or_number_of(row, columns.answer)
-        # A row without a name is called by its place, and not by its line, which differs from file to file.
+        # A row without an id is named by its index, because line numbers differ between file formats.
         names = [text_or_number_of(row, columns.id or "id")] if columns.id or "id" in row.fields else []
         self._digest.update(content_line(question, answer, *names))
         gold = _answer_in(answer, self._data.answer_from)

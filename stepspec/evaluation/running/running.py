@@ -1,4 +1,4 @@
-"""Runs a benchmark under several policies and keeps every row as soon as it is finished."""
+"""Runs a benchmark under several policies and stores every row as soon as it is finished."""
 
 import asyncio
 import time
@@ -34,33 +34,33 @@ WARM_UP_QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many a
 WARM_UP_MAX_TOKENS = 128
 
 MAX_FAILURES_IN_A_ROW = 5
-"""With so many the fault is the engine's and not a problem's, and the run stops."""
+"""After this many failures the engine is at fault, not a problem, and the run stops."""
 
 OnRow = Callable[[ResultRow | None, int, int], None]
-"""Called with the row just finished (None at the start), the number of finished rows, and of all rows."""
+"""Callback. Args: the row just finished (None at the start or after a failure), number of done rows, total rows."""
 
 
 class System(Protocol):
-    """What answers questions under one policy: `stepspec.api.session.StepSpec`, or a script in tests."""
+    """Answers questions under one policy: `stepspec.api.session.StepSpec`, or a scripted system in tests."""
 
     async def generate(
         self, question: str, *, prompt: str = ..., sampling: Sampling = ..., max_tokens: int = ...
     ) -> Result: ...
 
     async def forget(self) -> None:
-        """Drops what the engines keep of requests that have ended, whatever the policy."""
+        """Clear what the engines cache of ended requests, independent of the policy."""
         ...
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """How a run is kept and what of it is done here."""
+    """Where a run is stored, which part of it runs here, and what is stored besides rows."""
 
     folder: Path
     part: Part = WHOLE
     traces: bool = False
     retry_errors: bool = False
-    """Whether requests that ended in an error are made again."""
+    """Whether to retry requests that ended in an error."""
 
 
 async def evaluate(
@@ -74,40 +74,40 @@ async def evaluate(
     gauges: Gauges | None = None,
     on_row: OnRow | None = None,
 ) -> Summary:
-    """Runs what is not finished yet of this part, and summarises all that is in the folder.
+    """Run the unfinished jobs of this part, then write and return the summary of the whole folder.
 
     Args:
-        run: the conditions; its policies are those of `systems`.
-        problems: all of the run, of which the part takes its own.
-        systems: what answers, by policy.
-        keeping: where, and how much.
-        grading: what grades answers; the caller closes it.
-        ask: puts a question into the words of the whole request; None has the systems do that by `run.prompt_id`.
-        gauges: what is read before and after every block.
-        on_row: told of every row.
+        run: the conditions; its policies are the keys of `systems`.
+        problems: all problems of the run; the part selects its own.
+        systems: the system that answers under each policy.
+        keeping: where the run is stored, and which part runs here.
+        grading: grades the answers; the caller closes it.
+        ask: turns a question into the full request text; with None, the systems do so by `run.prompt_id`.
+        gauges: counters to read before and after every block.
+        on_row: called for every row.
 
     Raises:
         UsageError: the folder holds something else, or another run.
-        StepSpecError: the disk failed, or an engine did several times in a row; finished rows are kept.
+        StepSpecError: the disk failed, or an engine failed several times in a row; finished rows are stored.
     """
     assert set(systems) == set(run.policies), (systems, run.policies)
-    with RunFolder(keeping.folder, keeping.part) as kept:
-        kept.begin(run)
-        done = {row.key for row in kept.rows()}
+    with RunFolder(keeping.folder, keeping.part) as folder:
+        folder.begin(run)
+        done = {row.key for row in folder.rows()}
         if not keeping.retry_errors:
-            done |= {failure.key for failure in kept.failures()}
-        mine = keeping.part.of(problems)
-        blocks = list(schedule(mine, list(run.policies), run.concurrency, run.num_repeats))
+            done |= {failure.key for failure in folder.failures()}
+        own_problems = keeping.part.of(problems)
+        blocks = list(schedule(own_problems, list(run.policies), run.concurrency, run.num_repeats))
         remaining = [[job for job in block if job.key not in done] for block in blocks]
         num_jobs = sum(map(len, blocks))
         progress = _Progress(on_row, num_jobs - sum(map(len, remaining)), num_jobs)
-        runner = _Runner(run, systems, kept, grading, ask, keeping.traces, gauges or Gauges(), progress)
+        runner = _Runner(run, systems, folder, grading, ask, keeping.traces, gauges or Gauges(), progress)
         await runner.warm_up({job.policy for block in remaining for job in block}, max(map(len, remaining), default=0))
         for block in remaining:
             await runner.run_block(block)
         runner.note_failures()
-        summary = summarise(run, kept.rows(), kept.blocks(), kept.failures())
-        kept.finish(summary)
+        summary = summarise(run, folder.rows(), folder.blocks(), folder.failures())
+        folder.finish(summary)
     return summary
 
 
@@ -116,13 +116,13 @@ class _Progress:
         self._on_row = on_row
         self._num_done = num_done
         self._num_rows = num_rows
-        self._tell(None)
+        self._report(None)
 
     def add(self, row: ResultRow | None) -> None:
         self._num_done += 1
-        self._tell(row)
+        self._report(row)
 
-    def _tell(self, row: ResultRow | None) -> None:
+    def _report(self, row: ResultRow | None) -> None:
         if self._on_row is not None:
             self._on_row(row, self._num_done, self._num_rows)
 
@@ -139,44 +139,47 @@ class _Runner:
     progress: _Progress
 
     def __post_init__(self) -> None:
-        # By policy, since its last success: an engine that is gone is no problem's failure.
+        # By policy, since its last success. They are stored only once the engine answers again: if the engine is
+        # down, the failures are not the problems' own.
         self._failures: dict[str, list[Failure]] = {policy: [] for policy in self.run.policies}
 
     async def warm_up(self, policies: set[str], num_jobs: int) -> None:
-        """As many requests at once as in the run, so that no recorded one is the first of its kind: those of a block
-        of that many jobs."""
+        """Send warm-up requests under each policy, so that no recorded request is the first of its kind.
+
+        As many run concurrently as in a block of `num_jobs` jobs.
+        """
         limit = min(self.run.max_tokens, WARM_UP_MAX_TOKENS)
         num_requests = min(self.run.concurrency, num_jobs)
         for policy in [name for name in self.run.policies if name in policies]:
-            await _together([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)])
+            await _run_concurrently([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)])
 
     async def run_block(self, block: Sequence[Job]) -> None:
-        """Runs jobs of one policy, `concurrency` at a time, and keeps what was measured of all of them.
+        """Run jobs of one policy, `concurrency` at a time, and store the measurements that cover all of them.
 
-        Before it the engines forget, so that nothing an earlier policy did helps this one. Within it they carry
-        everything on, as in production.
+        The engines' caches are cleared before the block, so that an earlier policy's work cannot help this one. Within
+        the block they are kept, as in production.
 
-        Answers are graded beside the next requests, and after the last one the clock has stopped: a grader's time is
-        no policy's.
+        Answers are graded while the next requests run. After the last request the clock stops, so grading time counts
+        for no policy.
         """
         if not block:
             return
         await self.systems[block[0].policy].forget()
         waiting = iter(block)
-        keeping: list[asyncio.Task[ResultRow]] = []
+        storing: list[asyncio.Task[ResultRow]] = []
 
         async def work() -> None:
             for job in waiting:
-                result = await self._answered(job)
+                result = await self._answer(job)
                 if result is not None:
-                    keeping.append(asyncio.create_task(self._keep(job, result)))
+                    storing.append(asyncio.create_task(self._store(job, result)))
 
         before, started = self.gauges.read(), time.perf_counter()
         try:
-            await _together([work() for _ in range(min(self.run.concurrency, len(block)))])
+            await _run_concurrently([work() for _ in range(min(self.run.concurrency, len(block)))])
             wall_s, now = time.perf_counter() - started, self.gauges.read()
         finally:
-            rows = await asyncio.gather(*keeping)  # what is answered is kept, whatever happened to the others
+            rows = await asyncio.gather(*storing)  # store answered requests even if others failed
         if rows:
             self.folder.add_block(
                 Block(
@@ -189,14 +192,14 @@ class _Runner:
                 )
             )
 
-    async def _answered(self, job: Job) -> Result | None:
-        """None if the request ended in an error."""
+    async def _answer(self, job: Job) -> Result | None:
+        """Return the result of a job; None if the request ended in an error."""
         question = self.ask(job.problem.question) if self.ask else job.problem.question
         seed = seed_of(self.run.seed, job.problem.id, job.repeat)
         try:
             result = await self._generate(job.policy, question, seed, self.run.max_tokens)
-        except ContextError as error:  # the problem's own fault, at which the engine is well
-            self._keep_failure(_failure(job, error))
+        except ContextError as error:  # the problem is at fault, and the engine still works
+            self._store_failure(_failure(job, error))
             return None
         except EngineError as error:
             self._failed(_failure(job, error), error)
@@ -205,9 +208,9 @@ class _Runner:
         result.counts.check(self.run.max_tokens)
         return result
 
-    async def _keep(self, job: Job, result: Result) -> ResultRow:
+    async def _store(self, job: Job, result: Result) -> ResultRow:
         cut_short = result.finish_reason == "length"
-        # In a thread, since a worker may take seconds over what a model wrote.
+        # Run in a thread, because grading an answer can take seconds.
         grade = await asyncio.to_thread(self.grading.grade, result.answer, job.problem.gold, cut_short=cut_short)
         row = make_row(self.run, job, result, grade)
         self.folder.add(row, _make_trace(job, result) if self.traces else None)
@@ -219,21 +222,21 @@ class _Runner:
         in_a_row.append(failure)
         if len(in_a_row) >= MAX_FAILURES_IN_A_ROW:
             raise EngineError(
-                f"{MAX_FAILURES_IN_A_ROW} requests in a row under {failure.policy} failed, the last of them so: {error}"
+                f"{MAX_FAILURES_IN_A_ROW} requests in a row failed under {failure.policy}. The last error: {error}"
             ) from error
 
     def note_failures(self) -> None:
-        """Keeps the failures of the end of the run, which were too few to be an engine's."""
+        """Store the failures at the end of the run, which were too few to blame an engine."""
         for policy in self._failures:
             self._note_failures(policy)
 
     def _note_failures(self, policy: str) -> None:
-        """Keeps a policy's failures so far: an engine that answers again has shown that they were the problems' own."""
+        """Store a policy's failures so far: the engine answers again, so the problems were at fault."""
         failures = self._failures[policy]
         while failures:
-            self._keep_failure(failures.pop(0))
+            self._store_failure(failures.pop(0))
 
-    def _keep_failure(self, failure: Failure) -> None:
+    def _store_failure(self, failure: Failure) -> None:
         self.folder.add_failure(failure)
         self.progress.add(None)
 
@@ -241,7 +244,7 @@ class _Runner:
         sampling = Sampling(temperature=self.run.temperature, top_p=self.run.top_p, seed=seed)
         prompt = "bare" if self.ask else self.run.prompt_id
         result = await self.systems[policy].generate(question, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
-        return _without_halves(result)
+        return _replace_surrogates(result)
 
 
 def _failure(job: Job, error: Exception) -> Failure:
@@ -249,22 +252,22 @@ def _failure(job: Job, error: Exception) -> Failure:
     return Failure(problem=job.problem.id, policy=job.policy, repeat=job.repeat, error=str(error), at=now)
 
 
-def _without_halves(result: Result) -> Result:
-    """The result, without the half characters that a model may stop at and that no file takes."""
+def _replace_surrogates(result: Result) -> Result:
+    """Return the result without lone surrogates, which a model may end on and which no file can store."""
     return replace(
         result,
-        reasoning=_whole(result.reasoning),
-        answer=_whole(result.answer),
-        steps=tuple(replace(step, text=_whole(step.text)) for step in result.steps),
+        reasoning=_encodable(result.reasoning),
+        answer=_encodable(result.answer),
+        steps=tuple(replace(step, text=_encodable(step.text)) for step in result.steps),
     )
 
 
-def _whole(text: str) -> str:
+def _encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-async def _together(coroutines: Sequence[Coroutine[None, None, object]]) -> None:
-    """Runs all at once; the first error ends the others and is raised as it is, not in a group."""
+async def _run_concurrently(coroutines: Sequence[Coroutine[None, None, object]]) -> None:
+    """Run all coroutines concurrently. The first error cancels the others and is raised itself, not in a group."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
@@ -275,7 +278,7 @@ async def _together(coroutines: Sequence[Coroutine[None, None, object]]) -> None
 
 
 def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRow:
-    """The row of a finished job."""
+    """Return the row of a finished job."""
     counts, times = asdict(result.counts), asdict(result.times)
     return ResultRow(
         problem=job.problem.id,

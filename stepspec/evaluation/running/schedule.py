@@ -1,8 +1,8 @@
-"""The order of a run: which policy answers which problems when, so that none has the better time of day.
+"""The order of a run: which policy answers which problems when, so that no policy benefits from the time of day.
 
-Policies take turns in blocks, in orders that are balanced. With one request at a time a block is one problem, so
-policies alternate problem by problem. With more in flight a block is several times as many problems, and no two
-policies ever share a batch.
+Policies take turns in blocks, in balanced orders. With one request at a time a block is one problem, so policies
+alternate problem by problem. With concurrent requests a block has several times as many problems, and two policies
+never share a batch.
 """
 
 import hashlib
@@ -14,22 +14,22 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.running.problems import EvalProblem
 
 ROUNDS_PER_BLOCK = 4
-"""Problems per block over requests in flight: enough that the last ones, which run alone, weigh little."""
+"""Problems per block over concurrent requests: enough that the last ones, which run alone, matter little."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the parts that several processes run, each with problems of its own, so that pairs stay together."""
+    """One of several parts that separate processes run. Each has its own problems, so that pairs stay together."""
 
     number: int = 1
     count: int = 1
 
     @classmethod
     def parse(cls, text: str) -> "Part":
-        """From `2/4`.
+        """Parse a part from text such as `2/4`.
 
         Raises:
-            UsageError: it is not that.
+            UsageError: the text has another format.
         """
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         part = cls(int(match[1]), int(match[2])) if match else cls(0, 0)
@@ -39,11 +39,11 @@ class Part:
 
     @property
     def suffix(self) -> str:
-        """What the part's files have behind their names."""
+        """The suffix of the part's file names."""
         return "" if self.count == 1 else f"-{self.number}of{self.count}"
 
     def of(self, problems: Sequence[EvalProblem]) -> Sequence[EvalProblem]:
-        """The problems of this part."""
+        """Return the problems of this part."""
         return problems[self.number - 1 :: self.count]
 
 
@@ -52,7 +52,7 @@ WHOLE = Part()
 
 @dataclass(frozen=True)
 class Job:
-    """One row to be."""
+    """One problem to run under one policy, for one repeat."""
 
     problem: EvalProblem
     policy: str
@@ -65,16 +65,16 @@ class Job:
 
 
 def balanced_orders(policies: Sequence[str]) -> list[list[str]]:
-    """Orders of the policies to go through one after the other (Williams, Australian J. Chem. 2, 1949).
+    """Return orders of the policies to use one after the other (Williams, Australian J. Chem. 2, 1949).
 
-    After every two of them each policy has run as often before as after every other. After all of them each has also
-    stood as often in every place, and as often directly behind every other.
+    After every two orders, each policy has run as often before as after every other. After all orders, each has also
+    been equally often in every position, and equally often directly after every other.
     """
     n = len(policies)
-    zigzag = [place // 2 if place % 2 == 0 else n - 1 - place // 2 for place in range(n)]
+    zigzag = [index // 2 if index % 2 == 0 else n - 1 - index // 2 for index in range(n)]
     orders = list[list[str]]()
     for shift in range(n // 2 if n % 2 == 0 else n):
-        order = [policies[(place + shift) % n] for place in zigzag]
+        order = [policies[(index + shift) % n] for index in zigzag]
         orders += [order, order[::-1]]
     return orders
 
@@ -82,7 +82,7 @@ def balanced_orders(policies: Sequence[str]) -> list[list[str]]:
 def schedule(
     problems: Sequence[EvalProblem], policies: Sequence[str], concurrency: int, num_repeats: int = 1
 ) -> Iterator[list[Job]]:
-    """All jobs, in blocks of one policy each that run after one another."""
+    """Yield all jobs in blocks that run one after the other, each of one policy."""
     items = [(problem, repeat) for repeat in range(num_repeats) for problem in problems]
     size = 1 if concurrency == 1 else concurrency * ROUNDS_PER_BLOCK
     orders = balanced_orders(policies)
@@ -92,6 +92,6 @@ def schedule(
 
 
 def seed_of(run_seed: int, problem: str, repeat: int) -> int:
-    """The seed of a request: the same under every policy, on every machine and after every resumption."""
+    """Return the seed of a request: the same under every policy, on every machine and after a run is resumed."""
     digest = hashlib.sha256(f"{run_seed}/{repeat}/{problem}".encode()).digest()
     return int.from_bytes(digest[:4], "big")

@@ -1,8 +1,8 @@
-"""What rows come to: accuracies with intervals, speedups over the same problems, rates and sums.
+"""Summarizes rows: accuracies with intervals, speedups over the same problems, rates and sums.
 
-Definitions: a policy's own figures are over all its rows. Paired figures are over the (problem, repeat) pairs
-that are finished under every policy that has any row, added up per problem. Accuracies count requests that ended in an
-error as not correct. The target is not compared with itself in accuracy: those are null.
+A policy's own figures cover all its rows. Paired figures cover the (problem, repeat) pairs that are finished under
+every policy with any row, summed per problem. Accuracies count requests that ended in an error as not correct. The
+target's accuracy is not compared with itself: those fields are null.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,13 +14,13 @@ from stepspec.evaluation.running.tally import Table, Tally, percentiles
 from stepspec.evaluation.running.throughput import throughputs
 
 WANTED_ACCURACY_WIDTH = 0.01
-"""Half of the interval of the difference of accuracies that `n_for_one_point` is given for."""
+"""Half-width of the interval of the accuracy difference that `n_for_one_point` plans for."""
 
 
 def summarise(
     run: RunRecord, rows: Iterable[ResultRow], blocks: Iterable[Block] = (), failures: Iterable[Failure] = ()
 ) -> Summary:
-    """The summary of a run, whole or not; policies without a row are left out."""
+    """Return the summary of a run, complete or not, without policies that have no row."""
     table = Table(run.policies, rows, failures)
     pairs = Pairs(run, table)
     rates, parts = throughputs(list(blocks), list(table.begun), run.seed), groups(table, pairs)
@@ -46,7 +46,7 @@ def summarise(
         failed={policy: len(tally.failed) for policy, tally in table.tallies.items() if tally.failed},
         token_baseline=pairs.token_baseline,
         matched=pairs.matched(
-            # One at a time a request's speedup says it all, and blocks would say it again with other noise.
+            # Without concurrency, throughput repeats the request speedup with different noise.
             {policy: rate.speedup_vs_target for policy, rate in rates.items()} if run.concurrency > 1 else {},
         ),
         num_repeats=run.num_repeats,
@@ -54,13 +54,13 @@ def summarise(
 
 
 def _answers(policy: str, table: Table) -> Mapping[str, object]:
-    """What the policy left without an answer, by itself and beside the target."""
+    """Return the counts of requests that the policy left unanswered, alone and compared with the target."""
     tally = table.begun[policy]
     unanswered = {"failed": len(tally.failed), "unanswered": len(tally.ended - tally.answered)}
     if BASELINE not in table.begun:
         return unanswered
-    beside = table.answered(policy)
-    compared = {"answers_lost": beside.only_target, "answers_gained": beside.only_policy}
+    answered = table.answered(policy)
+    compared = {"answers_lost": answered.only_target, "answers_gained": answered.only_policy}
     return unanswered | compared | {"no_speed": table.why_no_speed(policy)}
 
 

@@ -1,6 +1,6 @@
-"""What is kept of rows to compare policies by: a few figures of each, and sums of the rest.
+"""Collects what a comparison of policies needs from rows: a few figures per row, and sums of the rest.
 
-Rows are read once and forgotten, so that memory grows by some hundred bytes a row, whatever the models wrote.
+Rows are read once and dropped. Memory grows by a few hundred bytes per row, independent of the output length.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ Key = tuple[str, int]
 
 
 class Figures(NamedTuple):
-    """What policies are compared by, row by row."""
+    """The figures of one row that policies are compared by."""
 
     correct: float
     wall_s: float
@@ -30,8 +30,9 @@ class Figures(NamedTuple):
     answered: bool
     """Neither cut off by the token limit nor without an answer."""
     judged: int
+    """Judged steps."""
     accepted: int
-    """Steps."""
+    """Accepted steps."""
 
 
 @dataclass
@@ -44,11 +45,11 @@ class Tally:
     first_step_s: list[float] = field(default_factory=list[float])
     first_answer_s: list[float] = field(default_factory=list[float])
     counts: Counter[str] = field(default_factory=Counter[str])
-    """Statuses, tokens by fate, steps, passes, and whatever else is only added up."""
+    """Sums over rows: statuses, token counts, drafted and accepted tokens, and target passes."""
     seconds: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, row: ResultRow) -> None:
-        """Takes a row."""
+        """Add a row."""
         correct = row.status == "correct"
         answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
@@ -67,12 +68,12 @@ class Tally:
 
     @property
     def tokens(self) -> TokenRecord:
-        """Tokens by fate."""
+        """Token counts, summed over rows."""
         return TokenRecord(**{name: self.counts[name] for name in TokenRecord.model_fields})
 
     @property
     def time_s(self) -> TimeRecord:
-        """Exclusive seconds by role."""
+        """Exclusive seconds by part, summed over rows."""
         return TimeRecord(**{name: self.seconds[name] for name in TimeRecord.model_fields})
 
     @property
@@ -86,11 +87,11 @@ class Tally:
         return {key for key, figures in self.figures.items() if figures.answered}
 
     def score(self, key: Key) -> float:
-        """Of a request that has ended; one that ended in an error is not correct."""
+        """Return 1 or 0 for a request that ended; one that ended in an error is not correct."""
         return self.figures[key].correct if key in self.figures else 0.0
 
     def accuracy(self, *, without_failed: bool = False) -> Share:
-        """Over all requests that have ended, or those that have a row, clustered by problem."""
+        """Return the accuracy over all requests that ended, or only those with a row, clustered by problem."""
         by_problem: defaultdict[str, list[float]] = defaultdict(list)
         for key in self.figures if without_failed else sorted(self.ended):
             by_problem[key[0]].append(self.score(key))
@@ -98,7 +99,7 @@ class Tally:
 
     @property
     def step_acceptance(self) -> Share | None:
-        """Accepted of judged steps, clustered by problem; None where none was judged."""
+        """Share of judged steps that were accepted, clustered by problem; None if none was judged."""
         judged, accepted = Counter[str](), Counter[str]()
         for (problem, _), figures in self.figures.items():
             judged[problem] += figures.judged
@@ -109,7 +110,7 @@ class Tally:
 
     @property
     def latency_s(self) -> Percentiles | None:
-        """Of the whole request."""
+        """Percentiles of the seconds per request."""
         return percentiles([figures.wall_s for figures in self.figures.values()])
 
 
@@ -117,40 +118,40 @@ ADDED_UP = {"token_drafted", "token_accepted", "target_passes"}
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """None of nothing."""
+    """Return the percentiles of values; None if there are none."""
     return percentiles_of(values) if values else None
 
 
 def percentiles_of(values: Sequence[float]) -> Percentiles:
-    """As results keep them; there is at least one value."""
+    """Return the percentiles of at least one value, as stored in results."""
     quantiles = Quantiles.of(values)
     return Percentiles(p50=quantiles.p50, p90=quantiles.p90, p99=quantiles.p99)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A policy's figures that others are compared with, by problem; repeats are summed, but for the scores."""
+    """A policy's figures by problem, for comparison with other policies. All but the scores are summed over repeats."""
 
     scores: Mapping[str, Sequence[float]]
-    """Of the requests that have ended under every policy, each by itself; a failed one is not correct."""
+    """By problem, one score per request that ended under every policy; a failed request is not correct."""
     problems: Sequence[str]
-    """Those with a repeat that is finished under every policy; the others have no time."""
+    """Problems with a repeat that is finished under every policy. Others have no time."""
     wall_s: Floats  # [problems]
     committed: Floats  # [problems]
 
     def of(self, chosen: Collection[str]) -> "Compared":
-        """The same for some of the problems."""
-        places = [place for place, problem in enumerate(self.problems) if problem in chosen]
+        """Return the same figures for a subset of the problems."""
+        indices = [index for index, problem in enumerate(self.problems) if problem in chosen]
         return Compared(
             {problem: scores for problem, scores in self.scores.items() if problem in chosen},
-            [self.problems[place] for place in places],
-            self.wall_s[places],
-            self.committed[places],
+            [self.problems[index] for index in indices],
+            self.wall_s[indices],
+            self.committed[indices],
         )
 
 
 class Table:
-    """The rows of a run, and the requests without a row because they ended in an error, by policy.
+    """The rows of a run and its failed requests, by policy.
 
     Raises:
         UsageError: a row is of a policy that is not the run's.
@@ -159,7 +160,7 @@ class Table:
     def __init__(self, policies: Iterable[str], rows: Iterable[ResultRow], failures: Iterable[Failure] = ()) -> None:
         self.tallies = {policy: Tally() for policy in policies}
         self.labels: dict[str, tuple[int | None, str | None]] = {}
-        """By problem: its level and subject."""
+        """Level and subject, by problem."""
         for row in rows:
             if row.policy not in self.tallies:
                 raise UsageError(f"A row is of the policy {row.policy!r}, which this run does not have.")
@@ -169,20 +170,20 @@ class Table:
             tally = self.tallies.setdefault(failure.policy, Tally())
             if (failure.problem, failure.repeat) not in tally.figures:
                 tally.failed.add((failure.problem, failure.repeat))
-        # A policy of which nothing has finished must not take the others' comparisons with it.
+        # A policy without a finished row must not remove the comparisons of the others.
         self.begun = {policy: tally for policy, tally in self.tallies.items() if tally.figures}
         ended = _by_problem(_common(tally.ended for tally in self.begun.values()))
         finished = _by_problem(_common(set(tally.figures) for tally in self.begun.values()))
         self.problems = list(ended)
-        """Those with at least one repeat that has ended under every policy that has begun."""
+        """Problems with at least one repeat that ended under every policy that has begun."""
         self.num_finished = len(finished)
-        """Problems with at least one repeat that has a row under each of them."""
+        """Number of problems with at least one repeat that has a row under each of these policies."""
         self.compared: Mapping[str, Compared] = {
             policy: _compared(tally, ended, finished) for policy, tally in self.begun.items()
         }
 
     def answered(self, policy: str) -> Answered:
-        """What the policy and the target answered of the requests that have ended under both."""
+        """Return how many requests the policy and the target answered, of those that ended under both."""
         own, target = self.begun[policy], self.begun[BASELINE]
         requests = own.ended & target.ended
         by_own, by_target = own.answered & requests, target.answered & requests
@@ -194,7 +195,7 @@ class Table:
         )
 
     def why_no_speed(self, policy: str) -> str | None:
-        """Why the policy's speed does not count; None where it does, of the target itself, and without a target."""
+        """Return why the policy's speed does not count; None if it does, for the target itself, or without one."""
         if policy == BASELINE or BASELINE not in self.begun:
             return None
         return self.answered(policy).why_no_speed()

@@ -1,4 +1,4 @@
-"""How much a policy gets done in a time, and the energy and tokens it takes, from blocks of rows that ran together."""
+"""Computes throughput, energy and token usage of policies from blocks of rows that ran together."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,18 +9,18 @@ from stepspec.evaluation.stats import ratio_of_sums
 
 
 def throughputs(blocks: Sequence[Block], policies: Sequence[str], seed: int) -> Mapping[str, Throughput]:
-    """By policy, over the blocks with the same rows under every one of the policies; empty without such blocks.
+    """Return throughput by policy, over the blocks with the same rows under every policy; empty without such blocks.
 
-    A block that was stopped and resumed has other rows in one piece than under other policies, and is left out.
+    A block that was stopped and resumed is split into different rows than under other policies, so it is left out.
     """
     by_jobs: dict[frozenset[tuple[str, int]], dict[str, Block]] = {}
     for block in blocks:
         by_jobs.setdefault(frozenset(block.jobs), {})[block.policy] = block
-    whole = [together for together in by_jobs.values() if set(together) == set(policies)]
-    if not whole:
+    complete = [by_policy for by_policy in by_jobs.values() if set(by_policy) == set(policies)]
+    if not complete:
         return {}
-    target = [together[BASELINE] for together in whole] if BASELINE in policies else None
-    return {policy: _throughput([together[policy] for together in whole], target, seed) for policy in policies}
+    target = [by_policy[BASELINE] for by_policy in complete] if BASELINE in policies else None
+    return {policy: _throughput([by_policy[policy] for by_policy in complete], target, seed) for policy in policies}
 
 
 def _throughput(own: Sequence[Block], target: Sequence[Block] | None, seed: int) -> Throughput:

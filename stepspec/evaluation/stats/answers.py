@@ -1,4 +1,4 @@
-"""Whether a policy's speed counts: only texts that were written to their end, with an answer in them, are any speed."""
+"""Decides whether a policy's speed counts: only complete texts with an answer say how fast a policy is."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from stepspec.evaluation.stats.untyped import scipy_stats
 
 FEW_LOST = 0.01
-"""A share of the requests that may go without an answer, more than the target's, whatever the cause."""
+"""Share of the requests by which a policy may lack more answers than the target, for any cause."""
 MANY_LOST = 0.1
-"""A share that chance never excuses, however few the requests are."""
+"""Share of lost answers above which chance is no excuse, however few the requests are."""
 CHANCE = 0.05
-"""Below this probability chance excuses nothing."""
+"""Probability below which chance is no excuse."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Requests under a policy beside the same ones under the target, by which of them gave an answer.
+    """Counts of requests by whether the policy and the target answered them.
 
-    A request gives none where the token limit cut its text off, where no answer was found in it, or where it failed.
+    A request has no answer if the token limit cut it off, if no answer was found in its text, or if it failed.
     """
 
     both: int
@@ -26,13 +26,14 @@ class Answered:
     neither: int
 
     def why_no_speed(self, target: str = "the target") -> str | None:
-        """Why the policy's speed does not count, as words that end a sentence; None where it does.
+        """Return why the policy's speed does not count, as a clause that ends a sentence; None if it counts.
 
-        A text that ends too soon takes little time, and one that is cut off would have taken more, so neither tells
-        how fast answers come. What is cut off under the target as well counts on both sides alike. The policy may lack
-        a few answers more than the target (`FEW_LOST`), or as many as chance explains: of the requests that only one
-        of the two answered, each falls to either side with the same probability. Few requests excuse nothing of size
-        (`MANY_LOST`).
+        A text that ends too soon takes little time, and one that is cut off would have taken more. Neither says how
+        fast answers come. Texts that are also cut off under the target affect both sides equally.
+
+        The policy may lack a few answers more than the target (`FEW_LOST`), or as many as chance explains: of the
+        requests that only one of the two answered, each falls to either side with the same probability. A large share
+        of lost answers (`MANY_LOST`) is never excused by a small number of requests.
         """
         requests = self.both + self.only_target + self.only_policy + self.neither
         if not self.both + self.only_policy:
@@ -46,11 +47,11 @@ class Answered:
         return f"{target} answered {self.only_target:,} of the {requests:,} requests that it did not{others}"
 
     def mirrored(self) -> "Answered":
-        """The target beside the policy."""
+        """Return the same counts with policy and target swapped."""
         return Answered(self.both, self.only_policy, self.only_target, self.neither)
 
     def _chance(self) -> float:
-        """The probability of so many lost answers if either side were as likely."""
+        """Return the probability of at least this many lost answers if both sides were equally likely."""
         discordant = self.only_target + self.only_policy
         tested: Any = scipy_stats.binomtest(self.only_target, discordant, alternative="greater")
         return float(tested.pvalue)

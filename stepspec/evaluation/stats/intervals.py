@@ -1,7 +1,7 @@
 """Score intervals of counts: Wilson's for a share, Tango's for the difference of two shares of the same problems.
 
-Both take fractional counts, which is how several runs of a problem come into them. A bootstrap or Wald's formula
-would give them no width where all problems agree. That is false, and agreement is the common case here.
+Both accept fractional counts, which represent several runs of a problem. A bootstrap or Wald's formula would wrongly
+give an interval of width 0 if all problems agree, which is the common case here.
 """
 
 from bisect import bisect_left
@@ -19,15 +19,15 @@ _HALVINGS = 45  # of an interval of 2 at most, which leaves 6e-14
 
 
 def z_value(confidence: float) -> float:
-    """The normal quantile of a two-sided interval: 1.96 for 0.95."""
+    """Return the normal quantile of a two-sided interval: 1.96 for 0.95."""
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval for a proportion (E. B. Wilson, JASA 22, 1927, 209-212).
+    """Return Wilson's score interval for a proportion (E. B. Wilson, JASA 22, 1927, 209-212).
 
-    (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n). Covers also at p = 0 and p = 1, where Wald's has no
-    width. Averaged over p it covers what it says; near 0 and 1 it swings around that, down to 93% and up to 99%.
+    (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n). It also covers at p = 0 and p = 1, where Wald's interval has
+    no width. Averaged over p, coverage is nominal. Near 0 and 1 it varies between 93% and 99%.
     """
     assert n > 0
     assert 0 <= successes <= n, (successes, n)
@@ -35,15 +35,15 @@ def wilson(successes: float, n: float, confidence: float = 0.95) -> Interval:
     centre = p + z * z / (2 * n)
     half = z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    # Of p = 0 and p = 1 rounding would leave a little beyond.
+    # At p = 0 and p = 1 rounding can move a bound slightly past p.
     return max(0.0, min(p, (centre - half) / scale)), min(1.0, max(p, (centre + half) / scale))
 
 
 def tango(only_first: float, only_second: float, n: float, confidence: float = 0.95) -> Interval:
-    """Tango's score interval for a paired difference (T. Tango, Statistics in Medicine 17, 1998, 891-908).
+    """Return Tango's score interval for a paired difference (T. Tango, Statistics in Medicine 17, 1998, 891-908).
 
-    All d with |(b - c - n d) / sqrt(n (2q + d(1 - d)))| <= z, where b and c count the problems that only the
-    first and only the second got right, and q is the likeliest share of the latter if the difference is d. With
+    It contains all d with |(b - c - n d) / sqrt(n (2q + d(1 - d)))| <= z. Here b and c count the problems that only
+    the first and only the second got right, and q is the most likely share of the latter if the difference is d. With
     b = c = 0 it is ±z²/(n + z²), which is conservative.
     """
     lower = tango_lower(only_first, only_second, n, confidence)
@@ -51,26 +51,26 @@ def tango(only_first: float, only_second: float, n: float, confidence: float = 0
 
 
 def tango_lower(only_first: float, only_second: float, n: float, confidence: float = 0.95) -> float:
-    """The lower end of `tango`; the upper one is that of the opposite difference."""
+    """Return the lower end of `tango`. The upper end is the negated lower end of the opposite difference."""
     z, difference = z_value(confidence), (only_first - only_second) / n
     return _bisect(lambda d: _tango_score(only_first, only_second, n, d) - z, -1.0, difference)
 
 
 @lru_cache(maxsize=256)
 def spread_known(confidence: float, num_problems: int) -> float:
-    """What an estimated variance of so many problems counts for: (z / t)² with n - 1 degrees of freedom."""
+    """Return the discount for a variance estimated from n problems: (z / t)² with n - 1 degrees of freedom."""
     if num_problems < 2:
         return 0.0
     return (z_value(confidence) / float(scipy_stats.t.ppf((1 + confidence) / 2, num_problems - 1))) ** 2
 
 
 def least_n(narrow_enough: Callable[[int], bool]) -> int:
-    """The smallest number of problems, at least 1, from which on the intervals are narrow enough."""
+    """Return the smallest number of problems, at least 1, from which on the intervals are narrow enough."""
     return 1 + bisect_left(range(1, _MOST_PROBLEMS), True, key=narrow_enough)
 
 
 def _tango_score(b: float, c: float, n: float, d: float) -> float:
-    """Tango's statistic, which falls as `d` rises; 0 where it is 0/0."""
+    """Return Tango's statistic, which falls as `d` rises; 0 if it is 0/0."""
     linear = (2 * n - b + c) * d - b - c
     q = (sqrt(max(linear * linear + 8 * n * c * d * (1 - d), 0.0)) - linear) / (4 * n)
     variance = n * (2 * q + d * (1 - d))
@@ -81,7 +81,7 @@ def _tango_score(b: float, c: float, n: float, d: float) -> float:
 
 
 def _bisect(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function passes zero; the end it would pass beyond, if it does not between the two."""
+    """Return where a falling function crosses zero, or the nearer end if it does not cross between the two."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if falling(middle) > 0 else (low, middle)

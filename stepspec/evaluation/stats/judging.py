@@ -1,6 +1,6 @@
-"""How well a judge's score tells good steps from bad ones: the area under the curve, and the outcome by score.
+"""How well a judge's score separates good steps from bad ones: the area under the curve, and the outcome by score.
 
-All arrays are [steps]; `problems` says which problem each step is of, in any numbers.
+All arrays are [steps]. `problems` gives the problem of each step as an arbitrary number.
 """
 
 from dataclasses import dataclass
@@ -27,42 +27,45 @@ class Bin:
 
 
 MIN_CLASS = 50
-"""Problems with a good outcome, and with a bad one, from which on the interval covers at least 93% of areas up to 0.95.
+"""Minimum number of problems with a good outcome, and with a bad one, for an area.
 
-`python -m stepspec.bench.coverage` simulates it. With 20 and 30 it covers 92% at an area of 0.95, and with 40 just 93%.
+From this number on, the interval covers at least 93% for areas up to 0.95, as `python -m stepspec.bench.coverage`
+simulates. At an area of 0.95 it covers 92% with 20 and 30, and just 93% with 40.
 """
 
 
 @dataclass(frozen=True)
 class Area:
-    """An area under the curve with its interval, or why there is none."""
+    """An area under the curve with its interval, or the reason why there is none."""
 
     value: float | None = None
     interval: Interval | None = None
     why: str | None = None
-    """Words that end a sentence."""
+    """A clause that ends a sentence."""
 
 
 def reliability(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, num_bins: int = 10) -> tuple[Bin, ...]:
-    """The outcome by score, in bins of about equal count, lowest scores first.
+    """Return the outcome by score, in bins of about equal count, lowest scores first.
 
-    Equal scores share a bin, so there are fewer bins than asked for where a judge gives few different scores.
+    Equal scores share a bin, so there are fewer than `num_bins` bins if a judge gives few different scores.
     """
     score, outcome, problem = _aligned(scores, outcomes, problems)
     if not len(score):
         return ()
     ranks = scipy_stats.rankdata(score)
-    place = np.floor((ranks - 0.5) / len(score) * num_bins).astype(np.int64)
+    bin_of = np.floor((ranks - 0.5) / len(score) * num_bins).astype(np.int64)
     return tuple(
-        _bin(score[here], outcome[here], problem[here]) for each in np.unique(place) for here in [place == each]
+        _bin(score[inside], outcome[inside], problem[inside])
+        for each in np.unique(bin_of)
+        for inside in [bin_of == each]
     )
 
 
 def auc(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, confidence: float = 0.95) -> Area:
-    """The chance that a good step scores above a bad one, ties as half, where that can be known from so many problems.
+    """Return the probability that a good step scores above a bad one, with ties as half, if there are enough problems.
 
-    The variance is DeLong's, summed by problem (N. A. Obuchowski, Biometrics 53, 1997, 567-578), the interval
-    symmetric in the log odds, with Student's t of the smaller class.
+    The variance is DeLong's, summed by problem (N. A. Obuchowski, Biometrics 53, 1997, 567-578). The interval is
+    symmetric in the log odds and uses Student's t of the smaller class.
     """
     score, outcome, problem = _aligned(scores, outcomes, problems)
     good = outcome == 1
@@ -81,12 +84,12 @@ def auc(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike, confidence:
 
 
 def _beaten(score: Floats, good: NDArray[np.bool_]) -> Floats:
-    """For a good step the share of bad ones below it, for a bad one the share of good ones above it."""
-    _, place = np.unique(score, return_inverse=True)
-    good_at, bad_at = np.bincount(place[good], minlength=len(score)), np.bincount(place[~good], minlength=len(score))
+    """Return for each good step the share of bad ones below it, for each bad one the share of good ones above it."""
+    _, rank = np.unique(score, return_inverse=True)
+    good_at, bad_at = np.bincount(rank[good], minlength=len(score)), np.bincount(rank[~good], minlength=len(score))
     bad_below: Floats = (np.cumsum(bad_at) - bad_at / 2) / bad_at.sum()
     good_above: Floats = 1 - (np.cumsum(good_at) - good_at / 2) / good_at.sum()
-    return np.where(good, bad_below[place], good_above[place])
+    return np.where(good, bad_below[rank], good_above[rank])
 
 
 def _around(log_odds: float, half: float) -> Interval:
@@ -100,10 +103,10 @@ def _bin(score: Floats, outcome: Floats, problem: NDArray[np.intp]) -> Bin:
 
 
 def _aligned(scores: ArrayLike, outcomes: ArrayLike, problems: ArrayLike) -> tuple[Floats, Floats, NDArray[np.intp]]:
-    """As arrays, the problems numbered from 0 without a gap."""
+    """Return the values as arrays, with the problems numbered from 0 without gaps."""
     score, outcome = np.asarray(scores, dtype=np.float64), np.asarray(outcomes, dtype=np.float64)
     _, numbered = np.unique(np.asarray(problems), return_inverse=True)
     assert score.shape == outcome.shape == numbered.shape, (score.shape, outcome.shape, numbered.shape)
-    assert np.isfinite(score).all(), "steps without a score are left out before"
+    assert np.isfinite(score).all(), "filter out steps without a score first"
     assert np.isin(outcome, (0, 1)).all()
     return score, outcome, numbered

@@ -1,4 +1,4 @@
-"""Two accuracies on the same problems: the difference, its interval, its p value, what could have been lost."""
+"""Two accuracies on the same problems: the difference, its interval, its p value, and a bound of the loss."""
 
 from dataclasses import dataclass, field
 from math import sqrt
@@ -12,17 +12,18 @@ from stepspec.evaluation.stats.runs import Floats, Runs, Scores
 from stepspec.evaluation.stats.untyped import scipy_stats
 
 _NUM_FLIPS = 9_999
-_AT_ONCE = 1_000_000  # signs drawn at a time, which bounds the memory to some 30 MB
+_BATCH_SIZE = 1_000_000  # signs sampled at a time, which limits memory to about 30 MB
 _UNSEEN = 0.4
-"""Of a problem lost in all repeats: what each bound adds to what was seen, as such problems are rare and decide."""
+"""Fraction of a problem lost in all repeats that each bound adds to the data, because such problems are rare but
+decisive."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How many problems only the first, and only the second, got right; fractions where there are repeats.
+    """How many problems only the first, and only the second, got right. The counts are fractional with repeats.
 
-    With k repeats the counts are means over the repeats, and `worth` says how many problems of one repeat each
-    problem is worth, from 1 to k: the variance of a single repeat's difference over that of the problems' mean
+    With k repeats the counts are means over the repeats. `worth`, from 1 to k, is the number of single-repeat problems
+    that each problem is worth: the variance of a single repeat's difference over that of the problems' mean
     differences. It multiplies all three counts in Tango's formula.
     """
 
@@ -30,18 +31,18 @@ class Paired:
     only_second: float
     n: float
     worth: float = 1.0
-    gains: tuple[float, ...] = field(default=(), repr=False)  # of problems, those that are not 0
+    gains: tuple[float, ...] = field(default=(), repr=False)  # mean differences of problems, without zeros
 
     @classmethod
     def of(cls, first: Scores, second: Scores) -> "Paired":
-        """From the problems' scores in the same order, the runs of a problem in the order of their seeds.
+        """Build from both sides' scores, with problems in the same order and runs in the order of their seeds.
 
-        Both have the same number of runs of each problem. A score between 0 and 1 counts as that part of a
-        problem; one such score per problem, a mean of runs for instance, makes the interval wider than need be.
+        Both have the same number of runs of each problem. A score between 0 and 1 counts as that fraction of a problem.
+        A single fractional score per problem, such as a mean of runs, makes the interval wider than necessary.
         """
-        one, other = Runs.of(first), Runs.of(second)
-        assert np.array_equal(one.counts, other.counts), "not the same problems with the same repeats"
-        gain = Runs(one.values - other.values, one.counts)
+        own, other = Runs.of(first), Runs.of(second)
+        assert np.array_equal(own.counts, other.counts), "not the same problems with the same repeats"
+        gain = Runs(own.values - other.values, own.counts)
         by_problem, n = gain.means(), len(gain.counts)
         won = float(Runs(np.maximum(gain.values, 0), gain.counts).means().sum())
         lost = float(Runs(np.maximum(-gain.values, 0), gain.counts).means().sum())
@@ -55,23 +56,23 @@ class Paired:
         return (self.only_first - self.only_second) / self.n
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """The interval of the difference, of which either end holds with half of what the confidence leaves."""
+        """Return the interval of the difference. Each end may fail with probability (1 - confidence) / 2."""
         return self._lower(confidence), -self._opposite()._lower(confidence)
 
     def loss_upper(self, confidence: float = 0.95) -> float:
-        """One-sided bound of the accuracy that the first loses against the second; a gain is below 0."""
+        """Return the one-sided upper bound of the accuracy that the first loses to the second; a gain is negative."""
         return -self._lower(2 * confidence - 1)
 
     def _opposite(self) -> "Paired":
         return Paired(self.only_second, self.only_first, self.n, self.worth, tuple(-gain for gain in self.gains))
 
     def _lower(self, confidence: float) -> float:
-        """The lower of two bounds that fail in different places.
+        """Return the lower of two bounds that fail in different cases.
 
-        Tango's, with each problem counted as `worth` says, holds where a problem's repeats differ by chance alone. It
-        is too high where a few problems are lost in all their repeats, because `worth` is then overestimated until
-        one of them is seen. Johnson's (N. J. Johnson, JASA 73, 1978, 536-544) is a t bound over the problems' mean
-        differences, corrected for their skewness; `_UNSEEN` of a lost problem is added to what it is computed from.
+        Tango's bound, with each problem weighted by `worth`, holds if a problem's repeats differ only by chance. It is
+        too high if a few problems are lost in all their repeats, because `worth` is then overestimated until one of
+        them is seen. Johnson's bound (N. J. Johnson, JASA 73, 1978, 536-544) is a t bound over the problems' mean
+        differences, corrected for their skewness, with `_UNSEEN` of a lost problem added to the data.
         `python -m stepspec.bench.loss_coverage` simulates how often the two together hold.
         """
         n, worth = self.n, max(1.0, self.worth * spread_known(confidence, round(self.n)))
@@ -87,7 +88,7 @@ class Paired:
         return max(-1.0, min(score_bound, mean - below / n))
 
     def _power_sums(self) -> tuple[float, float, float]:
-        """The sums of the problems' mean differences, of their squares and of their cubes."""
+        """Return the sums of the problems' mean differences, of their squares and of their cubes."""
         won, lost = self.only_first, self.only_second
         if not self.gains:
             return won - lost, won + lost, won - lost
@@ -95,11 +96,11 @@ class Paired:
         return won - lost, float((gains**2).sum()), float((gains**3).sum())
 
     def p_value(self, rng: np.random.Generator) -> float:
-        """Two-sided p of both being alike on every problem.
+        """Return the two-sided p value of the hypothesis that both are equally good on every problem.
 
-        For one run of each problem McNemar's exact test. With repeats the problems' mean differences have their
-        signs flipped, in all ways if those are few and else in 9,999 random ones (E. J. G. Pitman, JRSS
-        Supplement 4, 1937, 119-130), because if both are alike either could have been the first on any problem.
+        With one run per problem this is McNemar's exact test. With repeats it is a permutation test that flips the
+        signs of the problems' mean differences, in all ways if those are few, else in 9,999 random ways (E. J. G.
+        Pitman, JRSS Supplement 4, 1937, 119-130). Under the hypothesis the two could be swapped on any problem.
         """
         if not self.gains:
             assert self.only_first == self.only_second or (self.only_first % 1 == self.only_second % 1 == 0)
@@ -113,17 +114,17 @@ class Paired:
             permutation_type="samples",
             vectorized=True,
             n_resamples=_NUM_FLIPS,
-            batch=max(1, _AT_ONCE // len(self.gains)),
+            batch=max(1, _BATCH_SIZE // len(self.gains)),
             rng=rng,
         )
         return float(tested.pvalue)
 
     def n_for_half_width(self, half_width: float, confidence: float = 0.95) -> int:
-        """How many problems, with as many repeats, would give an interval of that half-width.
+        """Return how many problems, with as many repeats, would give an interval of that half-width.
 
-        Each kind of discordance is planned for with z²/4, about one, problem more than was seen among z² more
-        (D. G. Bonett, R. M. Price, Journal of Educational and Behavioral Statistics 37, 2012, 479-488), so that
-        no discordance among few problems is not taken at its word.
+        Each kind of discordance is planned with z²/4 problems (about one) more than observed, among z² more problems
+        (D. G. Bonett, R. M. Price, Journal of Educational and Behavioral Statistics 37, 2012, 479-488). A few problems
+        without discordance therefore do not imply that there is none.
         """
         assert 0 < half_width < 1
         extra = z_value(confidence) ** 2 / 4
@@ -138,9 +139,9 @@ class Paired:
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float:
-    """The exact two-sided p of discordant problems falling to either side by a fair coin.
+    """Return the exact two-sided p value of discordant problems under a fair coin.
 
-    Q. McNemar, Psychometrika 12, 1947, 153-157. Conservative where few problems are discordant.
+    Q. McNemar, Psychometrika 12, 1947, 153-157. Conservative if few problems are discordant.
     """
     if only_first + only_second == 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""Ratios of what two policies took for the same problems: of sums, as a speedup is, and per problem."""
+"""Ratios of two policies' costs on the same problems: of sums, such as a speedup, and per problem."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -18,10 +18,10 @@ Values = Sequence[float] | NDArray[np.float64]
 def ratio_of_sums(
     above: Values, below: Values, rng: np.random.Generator, confidence: float = 0.95
 ) -> tuple[float, Interval | None]:
-    """sum(above) / sum(below) over the same problems, or the same blocks of a load, with a bootstrap interval.
+    """Return sum(above) / sum(below) over the same problems, or the same blocks of a load, with a bootstrap interval.
 
-    Problems are drawn with replacement, each with both its values. There is no interval for fewer than
-    `MIN_FOR_BOOTSTRAP` problems. Several figures over the same problems are one call of `products_of_sums`.
+    Problems are sampled with replacement, each with both its values. There is no interval for fewer than
+    `MIN_FOR_BOOTSTRAP` problems. For several figures over the same problems, call `products_of_sums` once.
     """
     pairs = _pairs(above, below)
     columns = {"above": pairs[:, 0], "below": pairs[:, 1]}
@@ -30,7 +30,7 @@ def ratio_of_sums(
 
 
 def median_of_ratios(above: Values, below: Values, confidence: float = 0.95) -> tuple[float, Interval | None]:
-    """The median over problems of above / below, and an interval between two of the ratios."""
+    """Return the median over problems of above / below, and an interval between two of the ratios."""
     pairs = _pairs(above, below)
     assert (pairs[:, 1] > 0).all()
     ratios = pairs[:, 0] / pairs[:, 1]
@@ -38,10 +38,10 @@ def median_of_ratios(above: Values, below: Values, confidence: float = 0.95) -> 
 
 
 def n_for_ratio(above: Values, below: Values, half_width: float, confidence: float = 0.95) -> int | None:
-    """How many problems would give the ratio of sums an interval of ± `half_width`, as a share of the ratio.
+    """Return how many problems would give the ratio of sums an interval of ± `half_width`, as a share of the ratio.
 
-    By the linearised variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, section 6.3). Never fewer
-    than the interval needs at all; `None` if that few were seen, for their spread says too little.
+    Uses the linearized variance of a ratio (W. G. Cochran, Sampling Techniques, 1977, section 6.3). The result is at
+    least `MIN_FOR_BOOTSTRAP`. It is None for fewer problems than that, because their spread says too little.
     """
     assert half_width > 0
     pairs = _pairs(above, below)

@@ -1,4 +1,4 @@
-"""The values of several runs of each problem, which may differ in number, as one array."""
+"""The values of several runs of each problem as one array. Problems may have different numbers of runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Scores = Sequence[float] | Sequence[Sequence[float]] | Floats
-"""By problem: the score of its one run, or the scores of its runs; an array is [problems] or [problems, runs]."""
+"""By problem, the score of its single run or the scores of its runs. An array is [problems] or [problems, runs]."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Runs:
 
     @classmethod
     def of(cls, scores: Scores) -> "Runs":
-        """From scores by problem."""
+        """Build from scores by problem."""
         assert len(scores) > 0
         if isinstance(scores, np.ndarray):
             num_runs = scores.size // len(scores)
@@ -32,6 +32,6 @@ class Runs:
         return cls(np.fromiter(chain.from_iterable(by_problem), dtype=np.float64, count=int(counts.sum())), counts)
 
     def means(self) -> Floats:
-        """The mean of each problem's runs, [problems]."""
+        """Return the mean of each problem's runs, [problems]."""
         starts = np.concatenate(([0], np.cumsum(self.counts)[:-1]))
         return np.add.reduceat(self.values, starts) / self.counts

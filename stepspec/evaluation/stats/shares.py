@@ -1,4 +1,4 @@
-"""A share with Wilson's interval, where the runs or steps of one problem depend on each other."""
+"""A share with Wilson's interval that accounts for dependent runs or steps of one problem."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from stepspec.evaluation.stats.runs import Runs, Scores
 
 @dataclass(frozen=True)
 class Share:
-    """A share, and how many independent problems would tell as much about it.
+    """A share, and the number of independent problems that would carry as much information (`effective_n`).
 
-    `effective_n` is p(1-p) divided by the variance of the estimate, as that is seen between problems (L. Kish,
-    Survey Sampling, 1965, chapter 8; for use in a score interval E. L. Korn, B. I. Graubard, Survey Methodology
-    24, 1998, 193-201, with their correction for the degrees of freedom). It is kept between what fully dependent
-    (`least_n`) and what independent runs would be worth. If all runs agree nothing is seen of their dependence,
-    and they are taken as fully dependent: the interval is then wider than need be.
+    `effective_n` is p(1-p) divided by the variance of the estimate between problems (L. Kish, Survey Sampling, 1965,
+    chapter 8; for use in a score interval E. L. Korn, B. I. Graubard, Survey Methodology 24, 1998, 193-201, with their
+    correction for the degrees of freedom). It is clamped between the values for fully dependent (`least_n`) and for
+    independent runs. If all runs agree, their dependence cannot be estimated. They then count as fully dependent, and
+    the interval is wider than necessary.
     """
 
     value: float
@@ -27,9 +27,9 @@ class Share:
 
     @classmethod
     def of(cls, scores: Scores) -> "Share":
-        """The mean over problems of each problem's mean score from 0 to 1, as an accuracy is.
+        """Return the mean over problems of each problem's mean score from 0 to 1, such as an accuracy.
 
-        For one run of each problem `effective_n` is their number, and the interval is Wilson's as it stands.
+        With one run per problem, `effective_n` is the number of problems, and the interval is plain Wilson.
         """
         runs = Runs.of(scores)
         means, n = runs.means(), len(runs.counts)
@@ -40,10 +40,10 @@ class Share:
 
     @classmethod
     def pooled(cls, hits: ArrayLike, trials: ArrayLike) -> "Share":
-        """The sum of hits over the sum of trials, such as accepted over judged steps; both are [problems].
+        """Return the sum of hits over the sum of trials, such as accepted over judged steps; both are [problems].
 
         Raises:
-            ZeroDivisionError: there is no trial at all.
+            ZeroDivisionError: there are no trials.
         """
         hit, tried = np.asarray(hits, dtype=np.float64), np.asarray(trials, dtype=np.float64)
         hit, tried = hit[tried > 0], tried[tried > 0]
@@ -56,7 +56,7 @@ class Share:
         return cls(p, n, _effective_n(p, variance, least=least, most=total), least)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Wilson's interval for the effective number of problems."""
+        """Return Wilson's interval for the effective number of problems."""
         n = max(self.least_n, self.effective_n * spread_known(confidence, self.num_problems))
         return wilson(self.value * n, n, confidence)
 

@@ -1,4 +1,4 @@
-"""Quantiles of what was measured, and an interval for one that assumes nothing about the distribution."""
+"""Quantiles of measurements, and a distribution-free interval for a quantile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from stepspec.evaluation.stats.untyped import scipy_stats
 
 @dataclass(frozen=True)
 class Percentiles:
-    """The median and the slow end of latencies, in their unit, interpolated between neighbours."""
+    """The median and the slow tail of latencies, in their unit, interpolated between neighbors."""
 
     p50: float
     p90: float
@@ -22,7 +22,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[float] | NDArray[np.float64]) -> "Percentiles":
-        """Over all requests; with fewer than 100 the last is hardly more than the largest."""
+        """Return the percentiles over all requests. With fewer than 100, `p99` is close to the maximum."""
         p50, p90, p99 = np.quantile(values, [0.5, 0.9, 0.99]).tolist()
         return cls(p50, p90, p99)
 
@@ -30,13 +30,13 @@ class Percentiles:
 def quantile_interval(
     values: Sequence[float] | NDArray[np.float64], quantile: float, confidence: float = 0.95
 ) -> Interval | None:
-    """Two of the values between which a quantile lies, by the binomial distribution of how many are below it.
+    """Return two of the values between which a quantile lies, from the binomial distribution of how many are below.
 
-    For one value per problem (W. J. Conover, Practical Nonparametric Statistics, 1999, section 3.2). Covers at
-    least what it says, a little more as it can only end at values. `None` if there are too few: a median at 95%
+    Use one value per problem (W. J. Conover, Practical Nonparametric Statistics, 1999, section 3.2). Coverage is at
+    least nominal, and slightly higher because bounds can only be values. None if there are too few: a median at 95%
     needs 6, the 0.9 quantile 36 and the 0.99 quantile 368.
     """
-    low, high = _places(len(values), quantile, confidence)
+    low, high = _indices(len(values), quantile, confidence)
     if isnan(low) or isnan(high):
         return None
     ordered = np.sort(values)
@@ -44,7 +44,7 @@ def quantile_interval(
 
 
 @lru_cache(maxsize=64)
-def _places(n: int, quantile: float, confidence: float) -> tuple[float, float]:
-    """Which of n sorted values, counted from 0, the interval is between; not a number where there is none."""
-    found = scipy_stats.quantile_test(np.arange(n), q=0, p=quantile).confidence_interval(confidence)
-    return float(found.low), float(found.high)
+def _indices(n: int, quantile: float, confidence: float) -> tuple[float, float]:
+    """Return the indices of the interval's ends among n sorted values; NaN if there is none."""
+    interval = scipy_stats.quantile_test(np.arange(n), q=0, p=quantile).confidence_interval(confidence)
+    return float(interval.low), float(interval.high)

@@ -1,4 +1,4 @@
-"""scipy.stats, whose package has no types, as one object that the type checker lets alone."""
+"""`scipy.stats` as one object of type Any, because the package has no type hints."""
 
 from typing import Any
 

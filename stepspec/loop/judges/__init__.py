@@ -1,4 +1,4 @@
-"""Scores for a proposed step. Each judge says what it wants read in the verifying pass, and what it makes of that."""
+"""Judges that score a proposed step. Each judge names its probe for the verifying pass and scores the pass's output."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,34 +11,39 @@ from stepspec.loop.step import Verdict
 
 
 class Judge(Protocol):
-    """Scores a step from what one pass of the target has shown."""
+    """Scores a step from the output of one target pass."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def probe(self) -> Probe | None:
-        """What the target is to be asked after the step; None if the step's own distribution is enough."""
+        """The probe appended after the step; None if the log-probs of the step's own tokens are enough."""
         ...
 
     def score(self, verification: Verification, probe_index: int) -> float | None:
-        """The step's score, higher is better; None if it cannot be read. `probe_index` is that of `probe`."""
+        """Return the step's score, higher is better; None if there is none.
+
+        Args:
+            verification: the output of the verifying pass.
+            probe_index: index of this judge's probe in the output.
+        """
         ...
 
     def accepts(self, score: float) -> bool:
-        """Whether the score is good enough."""
+        """Whether the score reaches the threshold."""
         ...
 
 
 class Panel:
-    """The judges of a policy, read from one pass together; the step is accepted if every one of them accepts."""
+    """The judges of a policy. They share one verifying pass; a step is accepted if all of them accept it."""
 
     def __init__(self, specs: Sequence[JudgeSpec], tokenizer: Tokenizer) -> None:
         self._judges = [_build(spec, tokenizer) for spec in specs]
         self.probes = tuple(judge.probe for judge in self._judges if judge.probe is not None)
 
     def judge(self, verification: Verification) -> Verdict:
-        """The verdict on the step that was verified. A judge that cannot read a score rejects."""
+        """Return the verdict on the verified step. A judge without a score rejects the step."""
         scores: dict[str, float | None] = {}
         accepted = True
         probe_index = 0

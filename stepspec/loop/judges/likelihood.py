@@ -1,7 +1,7 @@
-"""The likelihood judge: how probable the step's tokens are under the target; free with the verifying pass.
+"""The likelihood judge: how probable the step's tokens are under the target. It needs no probe.
 
-A wrong number is improbable under a target that knows better. So is a wording it would not choose, though less so:
-the threshold for the least probable token decides between the two.
+A wrong number is improbable under a capable target. Wording that the target would not choose is also improbable, but
+less so. The threshold on the least probable token separates the two.
 """
 
 from stepspec.engines.protocol import Probe, Verification
@@ -9,7 +9,7 @@ from stepspec.loop.policy import LikelihoodSpec
 
 
 class LikelihoodJudge:
-    """Its score is the least or the mean log-probability of the step's tokens, in nats."""
+    """Scores a step by the minimum or the mean log-probability of its tokens under the target, in nats."""
 
     probe: Probe | None = None
 
@@ -18,9 +18,9 @@ class LikelihoodJudge:
         self._spec = spec
 
     def score(self, verification: Verification, probe_index: int) -> float | None:
-        """The statistic over the step; None for a step of no tokens."""
+        """Return the statistic over the step's tokens; None for a step without tokens."""
         logprobs = verification.logprobs
-        assert logprobs is not None, "the policy is refused where the target gives no scores"
+        assert logprobs is not None, "the policy is rejected if the target returns no log-probs"
         if not logprobs:
             return None
         return min(logprobs) if self._spec.statistic == "min" else sum(logprobs) / len(logprobs)

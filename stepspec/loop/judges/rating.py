@@ -1,7 +1,7 @@
-"""The rating judge: the target is asked for a digit from 0 to 9 after the step (arXiv:2504.07891, section 4).
+"""The rating judge: the target rates the step with a digit from 0 to 9 (arXiv:2504.07891, section 4).
 
-A digit is a weak judge when it is not calibrated (arXiv:2506.19830, table 2, finds it no better than a coin on hard
-problems); it is here because published systems use it.
+An uncalibrated digit is a weak judge: arXiv:2506.19830, table 2, finds it no better than chance on hard problems. It is
+supported because published systems use it.
 """
 
 import math
@@ -22,7 +22,7 @@ class RatingJudge:
         self.probe = Probe(tuple(ids), _digit_ids(tokenizer))
 
     def score(self, verification: Verification, probe_index: int) -> float | None:
-        """The digit chosen, or the digits' expectation; None if the target's choice is no digit."""
+        """Return the chosen digit, or the expected digit; None if the target does not answer with a digit."""
         if self._spec.readout == "greedy":
             choice = verification.probe_choices[probe_index]
             return float(self.probe.labels.index(choice)) if choice in self.probe.labels else None
@@ -33,7 +33,10 @@ class RatingJudge:
 
 
 def expected_digit(logprobs: tuple[float, ...]) -> float | None:
-    """Expectation of the digit 0 to 9 under its distribution renormalised over the ten; None if they have no mass."""
+    """Return the expected digit, 0 to 9, with probabilities renormalized over the ten digits.
+
+    None if the ten digits together have a probability of at most 1e-6.
+    """
     weights = [math.exp(logprob) for logprob in logprobs]
     mass = sum(weights)
     return sum(digit * weight for digit, weight in enumerate(weights)) / mass if mass > 1e-6 else None
@@ -42,5 +45,5 @@ def expected_digit(logprobs: tuple[float, ...]) -> float | None:
 def _digit_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     ids = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
     if len(set(ids)) < 10:
-        raise ModelError("The target's tokenizer has no token for each digit, so it cannot rate steps from 0 to 9.")
+        raise ModelError("The target's tokenizer does not give each digit its own token, so it cannot rate steps.")
     return ids

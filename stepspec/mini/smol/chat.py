@@ -1,6 +1,7 @@
-"""Has the base model answer questions that are no problems: `python -m stepspec.mini.smol.chat`.
+"""Generate the base model's answers to general questions: `python -m stepspec.mini.smol.chat`.
 
-The pair is trained on these answers, so that it does not forget how to talk. Greedy; the first sentences are kept.
+The pair trains on these answers, so that it does not lose its ability to chat. Decoding is greedy, and each answer is
+cut after its first sentences.
 """
 
 import argparse
@@ -16,11 +17,11 @@ from stepspec.mini.smol.base import find_base, load_base, load_tokenizer
 MAX_TOKENS, BATCH = 64, 32
 QUESTIONS, OUTPUT = (Path(__file__).with_name(name) for name in ("chat_questions.txt", "chat.jsonl"))
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-"""What the base was trained with; the answers are learned without it."""
+"""The system prompt that the base was trained with. The pair learns the answers without it."""
 
 
 def first_sentences(text: str) -> str:
-    """The first two sentences; of a list or a poem all that are whole."""
+    """Return the first two sentences. For a text with line breaks, such as a list, return all complete sentences."""
     text = text.strip()
     found = list(re.finditer(r"[.!?](?=\s|$)", text))
     if "\n" not in text:
@@ -30,7 +31,7 @@ def first_sentences(text: str) -> str:
 
 @torch.inference_mode()
 def answers(model: Any, tokenizer: Any, asked: list[str]) -> list[str]:
-    """The base's own words."""
+    """Return the base model's answers."""
     before = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
     texts = [f"{before}{each}<|im_end|>\n<|im_start|>assistant\n" for each in asked]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
@@ -52,11 +53,11 @@ def main() -> None:
     asked = QUESTIONS.read_text("utf-8").splitlines()
     with OUTPUT.open("w", encoding="utf-8") as output:
         for start in range(0, len(asked), BATCH):
-            some = asked[start : start + BATCH]
-            for question, answer in zip(some, answers(model, tokenizer, some), strict=True):
-                kept = first_sentences(answer)
-                if kept:
-                    output.write(json.dumps({"question": question, "answer": kept}, ensure_ascii=False) + "\n")
+            batch = asked[start : start + BATCH]
+            for question, answer in zip(batch, answers(model, tokenizer, batch), strict=True):
+                shortened = first_sentences(answer)
+                if shortened:
+                    output.write(json.dumps({"question": question, "answer": shortened}, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

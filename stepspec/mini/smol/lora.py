@@ -1,8 +1,8 @@
 """The adapter of the pair `smol`, and the forward pass that trains it on a CPU.
 
-Every projection of a layer gets a product of two thin matrices (arXiv:2106.09685). Query, key and value share one, and
-so do gate and up, as one product is faster than three. The rows of the two think tags in the embedding are trained too.
-Activations are bfloat16, the residual stream is float32; base weights need no gradients.
+Each projection of a layer gets a product of two low-rank matrices (arXiv:2106.09685). Query, key and value share one
+product, and so do gate and up, because one product is faster than three. The embedding rows of the two think tags are
+trained too. Activations are bfloat16 and the residual stream is float32. Base weights have no gradients.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from stepspec.mini.forward import Attend, Gate, Norm, Rotate, rotation
 
 LOW = torch.bfloat16
 HEAD_BLOCK = 512
-"""Tokens whose logits are in memory at a time."""
+"""Number of tokens whose logits are in memory at the same time."""
 
 PROJECTIONS = ("qkv", "o", "gate_up", "down")
 
 
 class Adapter(torch.nn.Module):
-    """What is trained: for each layer and projection `down` [rank, in] and `up` [out, rank], and the tags' rows.
+    """The trained weights: `down` [rank, in] and `up` [out, rank] for each layer and projection, and the tags' rows.
 
     Args:
         model: the base, a `LlamaForCausalLM`.
-        rank: of the products.
-        tag_ids: ids of the tokens whose rows are trained.
+        rank: the rank of the products.
+        tag_ids: ids of the tokens whose embedding rows are trained.
     """
 
     def __init__(self, model: Any, rank: int, tag_ids: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ class Adapter(torch.nn.Module):
 
     @torch.no_grad()
     def merge_into(self, model: Any) -> None:
-        """Adds the products to the base's weights and sets the tags' rows."""
+        """Add the products to the base's weights and set the tags' rows."""
         for index, layer in enumerate(model.model.layers):
             for name, weights in projections(layer).items():
                 change = self.ups[f"{index}_{name}"] @ self.downs[f"{index}_{name}"]
@@ -55,9 +55,9 @@ class Adapter(torch.nn.Module):
         model.model.embed_tokens.weight[self.tag_ids] = self.tags.to(model.model.embed_tokens.weight.dtype)
 
     def save(self, path: Path) -> None:
-        """Writes a file that `merge_file` reads.
+        """Write a file that `merge_file` reads.
 
-        A product is a sum of outer products; the two vectors of each are kept in 8 bits with a scale.
+        A product is a sum of outer products. The two vectors of each are stored in 8 bits with a scale.
         """
         tensors = {"tags": self.tags.detach().to(LOW)}
         for name in self.downs:
@@ -69,12 +69,12 @@ class Adapter(torch.nn.Module):
 
 
 def merge_file(path: Path, model: Any, tag_ids: Sequence[int]) -> None:
-    """Merges a saved adapter into a model.
+    """Merge a saved adapter into a model.
 
     Args:
-        path: the file.
-        model: a `LlamaForCausalLM`, whose weights are changed.
-        tag_ids: ids of the tokens whose rows were trained.
+        path: the adapter file.
+        model: a `LlamaForCausalLM`. Its weights are changed in place.
+        tag_ids: ids of the tokens whose embedding rows were trained.
     """
     tensors = load_file(path)
     adapter = Adapter(model, len(tensors["0_qkv.down"]), tag_ids)
@@ -88,7 +88,7 @@ def merge_file(path: Path, model: Any, tag_ids: Sequence[int]) -> None:
 
 
 def projections(layer: Any) -> dict[str, list[Tensor]]:
-    """The weights of a layer, by the projection that they belong to."""
+    """Return the weights of a layer by projection."""
     attention, mlp = layer.self_attn, layer.mlp
     return {
         "qkv": [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight],
@@ -99,7 +99,7 @@ def projections(layer: Any) -> dict[str, list[Tensor]]:
 
 
 class Trunk:
-    """The base's weights in bfloat16 as the forward pass wants them, and the adapter beside them."""
+    """The base's weights in bfloat16, arranged for the forward pass, and the adapter."""
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
         config = model.config
@@ -119,12 +119,12 @@ class Trunk:
         self.embedding = model.model.embed_tokens.weight.detach().to(LOW)
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """What the head reads, [B, T, width] in bfloat16.
+        """Return the input of the output head, [B, T, width] in bfloat16.
 
         Args:
-            ids: [B, T].
-            positions: [B, T].
-            mask: additive, [B, 1, T, T]; no token may see one behind it.
+            ids: token ids, [B, T].
+            positions: position ids, [B, T].
+            mask: additive attention mask, [B, 1, T, T]. It must be causal.
         """
         batch, length = ids.shape
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
@@ -147,7 +147,7 @@ class Trunk:
         return Norm.apply(x, self.last_norm, self.epsilon).view(batch, length, -1)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross-entropies of targets [N] after hidden states [N, width]."""
+        """Return the summed cross-entropy of targets [N] after hidden states [N, width]."""
         losses = [
             _HeadLoss.apply(part, self.adapter.tags, self.embedding, self.adapter.tag_ids, wanted)
             for part, wanted in zip(hidden.split(HEAD_BLOCK), targets.split(HEAD_BLOCK), strict=True)
@@ -166,7 +166,7 @@ class Trunk:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Cross-entropy over a fixed embedding but for a few rows, without the gradient of the rest."""
+    """Cross-entropy over an embedding where only a few rows are trained and have gradients."""
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""Has a model propose steps of training problems (`--work FOLDER --model FOLDER`).
+"""Generate a model's steps for training problems (`--work FOLDER --model FOLDER`).
 
-Each step follows the reference's steps before it, and the problem's oracle says whether it is right. The target learns
-to judge these steps besides corrupted ones. Greedy and sampled steps take turns. A killed run goes on with the problems
-that are missing.
+Each step continues the reference steps before it, and the problem's oracle decides whether it is right. The target
+learns to judge these steps in addition to corrupted ones. Greedy and sampled steps alternate. A killed run resumes with
+the missing problems.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, problem_of
 
 TEMPERATURES = (0.0, 0.8)
 MINI_EVERY = 4
-"""One problem in so many is of gsm-mini, the others are of gsm-plain."""
+"""One problem in `MINI_EVERY` is from gsm-mini, the others are from gsm-plain."""
 
 MAX_STEP_TOKENS = 80
 
 
 async def proposed(engine: TorchEngine, number: int) -> Proposed:
-    """The model's step at every place of the training problem of that number."""
+    """Return the model's step at every position of a training problem."""
     kind = "plain" if number % MINI_EVERY else "mini"
     problem, temperature = problem_of(kind, number), TEMPERATURES[number // MINI_EVERY % len(TEMPERATURES)]
     think_end = think_end_id(engine.tokenizer)
@@ -49,7 +49,7 @@ async def proposed(engine: TorchEngine, number: int) -> Proposed:
 
 
 def write_proposals(engine: TorchEngine, path: Path, count: int) -> None:
-    """Writes the model's steps of the problems that are missing."""
+    """Write the model's steps for the missing problems."""
 
     async def row(number: int) -> dict[str, object]:
         return (await proposed(engine, number))._asdict()
@@ -59,9 +59,9 @@ def write_proposals(engine: TorchEngine, path: Path, count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="Folder for the steps.")
-    parser.add_argument("--model", type=Path, required=True, help="Folder of the model.")
-    parser.add_argument("--count", type=int, default=800, help="Problems in all.")
+    parser.add_argument("--work", type=Path, required=True, help="Write the steps to this folder.")
+    parser.add_argument("--model", type=Path, required=True, help="Load the model from this folder.")
+    parser.add_argument("--count", type=int, default=800, help="Total number of problems.")
     arguments = parser.parse_args()
     engine = TorchEngine.load(str(arguments.model), dtype=torch.bfloat16)
     write_proposals(engine, arguments.work / PROPOSALS_FILE, arguments.count)

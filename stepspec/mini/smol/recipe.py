@@ -1,8 +1,8 @@
-"""Trains the pair `smol` from the base to the last file: `python -m stepspec.mini.smol.recipe --work FOLDER`.
+"""Train the complete pair `smol` from its base model: `python -m stepspec.mini.smol.recipe --work FOLDER`.
 
-Every part is a command of its own that goes on where it was killed, and this one goes on with the part that is not
-finished. What ships with stepspec ends up in `FOLDER/weights`. The second adapter learns to judge steps of the
-first target, which has mistakes of its own, and the draft is trained on the texts of the finished target.
+Each part is a separate command that resumes after it was killed. This command resumes with the first unfinished part.
+The files that ship with stepspec are written to `FOLDER/weights`. The second adapter learns to judge steps of the first
+target, which makes its own mistakes. The draft trains on texts of the finished target.
 """
 
 import argparse
@@ -25,10 +25,10 @@ NUM_SAMPLES, NUM_PROPOSALS = 6_000, 800
 
 
 class Recipe:
-    """The parts in their order.
+    """The parts of the training, in order.
 
     Args:
-        work: the folder of everything that is made on the way.
+        work: the folder for all intermediate files and results.
     """
 
     def __init__(self, work: Path) -> None:
@@ -36,7 +36,7 @@ class Recipe:
         self.weights.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
-        """Does what is not done yet."""
+        """Run all unfinished parts."""
         adapters = [self.weights / f"adapter-{number}.safetensors" for number in (1, 2)]
         self._part(adapters[0], lambda: self._train("first", FIRST_TOKENS, adapters[0], seed=0))
         first = self._target("first-target", adapters[:1])
@@ -50,7 +50,7 @@ class Recipe:
 
     def _part(self, result: Path, make: Callable[[], None]) -> None:
         if not result.exists():
-            print(f"{result.name} is next.", flush=True)
+            print(f"Creating {result.name}.", flush=True)
             make()
 
     def _command(self, name: str, *arguments: str | Path) -> None:
@@ -67,10 +67,10 @@ class Recipe:
         shutil.copyfile(work / "adapter.safetensors", result)
 
     def _target(self, folder: str, adapters: Sequence[Path]) -> Path:
-        made, base = self.work / folder, find_base()
-        if not (made / "model.safetensors").exists():
-            write_model(made, merged_target(base, [*adapters]), load_tokenizer(base))
-        return made
+        path, base = self.work / folder, find_base()
+        if not (path / "model.safetensors").exists():
+            write_model(path, merged_target(base, [*adapters]), load_tokenizer(base))
+        return path
 
     def _samples(self, target: Path) -> None:
         self._command("samples", "--work", self.work, "--target", target, "--count", str(NUM_SAMPLES))
@@ -92,7 +92,9 @@ class Recipe:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="Folder for everything that is made on the way.")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="Write all intermediate files and results to this folder."
+    )
     Recipe(parser.parse_args().work).run()
 
 

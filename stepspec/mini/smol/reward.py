@@ -1,7 +1,8 @@
-"""Fits the reward head of the pair `smol`: `python -m stepspec.mini.smol.reward --work FOLDER --target FOLDER`.
+"""Fit the reward head of the pair `smol`: `python -m stepspec.mini.smol.reward --work FOLDER --target FOLDER`.
 
-The head is linear in the target's last hidden state at a step's end, and says how likely the step is right. It learns
-from the draft's own steps (`stepspec.mini.smol.proposals`) and from corrupted ones. Problems of its own measure it.
+The head is linear in the target's last hidden state at the end of a step, and predicts whether the step is right. It
+learns from a model's proposed steps (`stepspec.mini.smol.proposals`) and from corrupted ones. Held-out problems
+measure it.
 """
 
 import argparse
@@ -22,15 +23,15 @@ from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, load_proposals, p
 
 FILE = "reward.safetensors"
 CORRUPTED_SHARE = 0.5
-"""Of right steps of the draft, those that a corrupted step stands beside."""
+"""Share of right proposed steps for which a corrupted step is added."""
 
 DECAY = 1e-3
 HELD_OUT = 5
-"""One problem in so many measures the head and does not teach it."""
+"""One problem in `HELD_OUT` is held out to measure the head."""
 
 
 def labelled_steps(rng: random.Random, proposed: Proposed) -> list[tuple[int, str, bool]]:
-    """The draft's steps of a problem and corrupted ones: place, text, and whether it is right."""
+    """Return the proposed and corrupted steps of a problem: index, text, and whether the step is right."""
     problem, found = problem_of(proposed.kind, proposed.number), list(proposed.steps)
     for place, _, right in proposed.steps:
         if right and rng.random() < CORRUPTED_SHARE:
@@ -40,7 +41,7 @@ def labelled_steps(rng: random.Random, proposed: Proposed) -> list[tuple[int, st
 
 
 def tree_of(maker: TreeMaker, problem: Any, steps: Sequence[tuple[int, str, bool]]) -> Tree:
-    """A problem's reference solution with each step on a branch at its place."""
+    """Return a problem's reference solution with each step on a branch at its position."""
     tree = Tree()
     asked = checked_messages([{"role": "user", "content": problem.question}])
     opening = maker.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
@@ -56,7 +57,7 @@ def tree_of(maker: TreeMaker, problem: Any, steps: Sequence[tuple[int, str, bool
 
 @torch.no_grad()
 def states_of(target: Any, tree: Tree) -> torch.Tensor:
-    """The target's last hidden state at the end of each branch, [branches, width] in float32."""
+    """Return the target's last hidden state at the end of each branch, [branches, width] in float32."""
     row = collate([tree])
     hidden = forward_hidden(target, row["ids"], row["positions"], row["mask"]).hidden[0].float()
     segments = torch.tensor(tree.segments)
@@ -65,12 +66,12 @@ def states_of(target: Any, tree: Tree) -> torch.Tensor:
 
 
 def fit(states: torch.Tensor, right: torch.Tensor, decay: float = DECAY) -> torch.Tensor:
-    """Weights of a logistic regression without an intercept, [width].
+    """Return the weights of a logistic regression without an intercept, [width].
 
     Args:
-        states: [N, width].
-        right: [N], 1 for right and 0 for wrong.
-        decay: weight of half the squared norm, for states of unit mean square.
+        states: hidden states, [N, width].
+        right: labels, [N], 1 for right and 0 for wrong.
+        decay: weight of half the squared norm, for states with unit mean square.
     """
     scale = states.square().mean().sqrt()
     inputs, weights = states / scale, torch.zeros(states.shape[1], requires_grad=True)
@@ -78,17 +79,17 @@ def fit(states: torch.Tensor, right: torch.Tensor, decay: float = DECAY) -> torc
 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
-        found = torch.nn.functional.binary_cross_entropy_with_logits(inputs @ weights, right)
-        found = found + decay * weights.square().sum() / 2
-        found.backward()
-        return found
+        value = torch.nn.functional.binary_cross_entropy_with_logits(inputs @ weights, right)
+        value = value + decay * weights.square().sum() / 2
+        value.backward()
+        return value
 
     optimizer.step(loss)
     return weights.detach() / scale
 
 
 def fit_head(target: Any, maker: TreeMaker, proposals: Sequence[Proposed], path: Path) -> float | None:
-    """Writes the head, and returns the area under its ROC curve on the problems that did not teach it."""
+    """Write the head to a file, and return its ROC area on the held-out problems; None without two classes."""
     states, right, held_out = list[torch.Tensor](), list[bool](), list[bool]()
     for number, proposed in enumerate(proposals):
         steps = labelled_steps(random.Random(number), proposed)
@@ -106,9 +107,11 @@ def fit_head(target: Any, maker: TreeMaker, proposals: Sequence[Proposed], path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="Folder of the draft's steps, and for the head.")
-    parser.add_argument("--target", type=Path, required=True, help="Folder of the target.")
-    parser.add_argument("--problems", type=int, default=1_500, help="How many of them.")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="Read the proposed steps from this folder and write the head there."
+    )
+    parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
+    parser.add_argument("--problems", type=int, default=1_500, help="Number of problems.")
     arguments = parser.parse_args()
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.float32).eval()
     maker = TreeMaker(AutoTokenizer.from_pretrained(arguments.target))

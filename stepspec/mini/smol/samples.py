@@ -1,7 +1,7 @@
-"""Has the target of the pair `smol` answer training questions: `python -m stepspec.mini.smol.samples --work FOLDER`.
+"""Generate the target's answers to training questions: `python -m stepspec.mini.smol.samples --work FOLDER`.
 
-The draft is trained on these texts besides the references, since it has to propose what the target would write. Greedy
-and sampled texts take turns. A killed run goes on with the texts that are missing.
+The draft of the pair `smol` trains on these texts and on the references, because it must predict the target's text.
+Greedy and sampled texts alternate. A killed run resumes with the missing texts.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FILE = "samples.jsonl"
 
 
 def question(number: int, gsm8k: Sequence[texts.Solved]) -> str:
-    """The user's turn of the training problem of that number."""
+    """Return the user turn of a training problem by its number."""
     rng = random.Random(f"samples/{number}")
     while True:
         conversation = texts.draw(rng, gsm8k)
@@ -35,7 +35,7 @@ def question(number: int, gsm8k: Sequence[texts.Solved]) -> str:
 
 
 async def answered(engine: TorchEngine, number: int, asked: str) -> dict[str, object]:
-    """The target's own text for a question, thinking and answer in one."""
+    """Return the target's text for a question, with thinking and answer in one string."""
     ids = encode_messages(engine.tokenizer, checked_messages([{"role": "user", "content": asked}]))
     sampling = Sampling(TEMPERATURES[number % len(TEMPERATURES)], seed=number)
     chunk = await collect(engine.generate(TokenBuffer(ids), sampling, Stop(MAX_TOKENS)))
@@ -44,14 +44,19 @@ async def answered(engine: TorchEngine, number: int, asked: str) -> dict[str, ob
 
 
 def load_samples(path: Path) -> list[dict[str, Any]]:
-    """The rows of the file, if there is one."""
+    """Load the rows of a file; an empty list if it does not exist."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
 async def write_rows(path: Path, count: int, make: Callable[[int], Awaitable[Mapping[str, object]]]) -> None:
-    """Makes the rows with the numbers below `count` that a file does not have, as many at a time as `CONCURRENCY`.
+    """Append the missing rows with numbers below `count` to a file, at most `CONCURRENCY` at a time.
 
-    Rows are written as they come, so in any order; a killed run goes on with those that are missing.
+    Each row is written as soon as it is ready, so the order varies. A killed run resumes with the missing rows.
+
+    Args:
+        path: the file, with one JSON row per line.
+        count: the total number of rows.
+        make: returns the row of a number.
     """
     missing = iter(sorted({*range(count)} - {row["number"] for row in load_samples(path)}))
     with path.open("a", encoding="utf-8") as output:
@@ -66,16 +71,16 @@ async def write_rows(path: Path, count: int, make: Callable[[int], Awaitable[Map
 
 
 def write_samples(engine: TorchEngine, path: Path, count: int) -> None:
-    """Writes the texts that are missing."""
+    """Write the missing texts."""
     gsm8k = texts.load_gsm8k("train")
     asyncio.run(write_rows(path, count, lambda number: answered(engine, number, question(number, gsm8k))))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="Folder for the texts.")
-    parser.add_argument("--target", type=Path, required=True, help="Folder of the target.")
-    parser.add_argument("--count", type=int, default=6_000, help="Texts in all.")
+    parser.add_argument("--work", type=Path, required=True, help="Write the texts to this folder.")
+    parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
+    parser.add_argument("--count", type=int, default=6_000, help="Total number of texts.")
     arguments = parser.parse_args()
     engine = TorchEngine.load(str(arguments.target), dtype=torch.bfloat16)
     write_samples(engine, arguments.work / FILE, arguments.count)

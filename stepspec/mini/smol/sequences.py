@@ -1,4 +1,4 @@
-"""Training sequences of the pair `smol`: conversations in tokens, packed into rows with the masks of their trees."""
+"""Training sequences of the pair `smol`: tokenized conversations, packed into rows with tree masks."""
 
 import itertools
 import random
@@ -12,22 +12,22 @@ from stepspec.engines.protocol import THINK_END
 from stepspec.mini.smol.texts import Conversation, Proposed, draw, load_gsm8k
 
 ROW = 512
-"""Tokens of a row; longer conversations get a row of their own length."""
+"""Number of tokens of a row. A longer conversation gets a separate row."""
 LONG_ROW = 4096
 ROW_POOL = 64
-"""Rows that are packed together."""
+"""Number of rows that are packed from one pool."""
 
 
 @dataclass
 class Tree:
-    """A conversation in tokens: a trunk, then branches that leave it.
+    """A tokenized conversation: a trunk, then its branches.
 
     Attributes:
-        ids: all tokens, the trunk's first.
-        learned: whether the model is taught to write the token.
-        positions: of the tokens.
-        segments: 0 is the trunk.
-        cuts: how many tokens of the trunk a token of a branch sees.
+        ids: ids of all tokens, the trunk first.
+        learned: whether the model learns to write each token.
+        positions: position of each token.
+        segments: segment of each token; 0 is the trunk.
+        cuts: number of trunk tokens that each branch token sees.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -37,17 +37,17 @@ class Tree:
     cuts: list[int] = field(default_factory=list)
 
     def add(self, ids: Sequence[int], *, learned: bool) -> None:
-        """Appends to the trunk."""
+        """Append tokens to the trunk."""
         start = len(self.ids)
         self._extend(ids, [learned] * len(ids), start, 0, 0)
 
     def branch(self, cut: int, ids: Sequence[int], num_learned: int) -> None:
-        """Appends a branch after `cut` tokens of the trunk, of which the last `num_learned` are learned."""
+        """Append a branch after `cut` tokens of the trunk. Its last `num_learned` tokens are learned."""
         learned = [False] * (len(ids) - num_learned) + [True] * num_learned
         self._extend(ids, learned, cut, self.segments[-1] + 1, cut)
 
     def trunk(self) -> "Tree":
-        """The conversation without its branches."""
+        """Return the conversation without its branches."""
         end = sum(segment == 0 for segment in self.segments)
         return Tree(self.ids[:end], self.learned[:end], self.positions[:end], self.segments[:end], self.cuts[:end])
 
@@ -60,11 +60,11 @@ class Tree:
 
 
 class TreeMaker:
-    """Turns conversations into tokens.
+    """A converter of conversations to token trees.
 
     Args:
-        tokenizer: the pair's.
-        proposals: steps of a model that are judged in some conversations.
+        tokenizer: the tokenizer of the pair.
+        proposals: steps of a model, which some conversations judge.
     """
 
     def __init__(self, tokenizer: Any, proposals: Sequence[Proposed] = ()) -> None:
@@ -76,19 +76,19 @@ class TreeMaker:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def draw(self, rng: random.Random) -> Tree:
-        """A conversation at random."""
+        """Return a randomly sampled conversation."""
         return self.tree(draw(rng, self.gsm8k, self.proposals))
 
     def tree(self, conversation: Conversation) -> Tree:
-        """The conversation's tokens. Steps end with a blank line; the answer ends the turn."""
+        """Return the tokens of a conversation. Each step ends with a blank line, and the answer ends the turn."""
         tree = Tree()
         opening = self.tokenizer.apply_chat_template(
             conversation.messages, tools=list(conversation.tools) or None, add_generation_prompt=True, tokenize=False
         )
         tree.add(self.encode(opening), learned=False)
         ends = [len(tree.ids)]
-        for piece in conversation.thinking:
-            tree.add(self.encode(f"{piece.text}\n\n"), learned=piece.learned)
+        for part in conversation.thinking:
+            tree.add(self.encode(f"{part.text}\n\n"), learned=part.learned)
             ends.append(len(tree.ids))
         tree.add(self.encode(f"{THINK_END}\n\n{conversation.answer}<|im_end|>"), learned=True)
         for each in conversation.judgements:
@@ -100,13 +100,13 @@ class TreeMaker:
 
 
 def rows(maker: TreeMaker, seed: str, first_pool: int) -> Iterator[list[dict[str, torch.Tensor]]]:
-    """Pools of packed rows; each pool depends on the seed and its number alone."""
+    """Yield pools of packed rows. Each pool depends only on the seed and its number."""
     for number in itertools.count(first_pool):
         yield pool_of_rows(maker, f"{seed}/{number}")
 
 
 def pool_of_rows(maker: TreeMaker, seed: str) -> list[dict[str, torch.Tensor]]:
-    """Rows of one pool in random order; the last, unfilled ones are dropped."""
+    """Return the rows of one pool in random order. Trees longer than `LONG_ROW` are skipped."""
     rng = random.Random(seed)
     trees: list[Tree] = []
     while sum(len(tree.ids) for tree in trees) < ROW * ROW_POOL:
@@ -127,7 +127,7 @@ def _new(bins: list[list[Tree]]) -> list[Tree]:
 
 
 def collate(trees: Sequence[Tree]) -> dict[str, torch.Tensor]:
-    """One row: ids and positions [1, T], targets [T] with -100 where nothing is learned, the mask [1, 1, T, T]."""
+    """Pack trees into one row: ids and positions [1, T], targets [T] (-100: not learned), and the mask [1, 1, T, T]."""
     ids = torch.tensor([id for tree in trees for id in tree.ids])
     learned = torch.tensor([each for tree in trees for each in tree.learned])
     document = torch.tensor([number for number, tree in enumerate(trees) for _ in tree.ids])
@@ -138,7 +138,7 @@ def collate(trees: Sequence[Tree]) -> dict[str, torch.Tensor]:
     own = (segments[:, None] == segments[None, :]) & (index[:, None] >= index[None, :])
     trunk = (segments == 0)[None, :] & (place[None, :] < cuts[:, None])
     visible = (own | trunk) & (document[:, None] == document[None, :])
-    # What is learned at a token is the next one of its own segment.
+    # The target of a token is the next token of its segment.
     follows = torch.zeros(len(ids), dtype=torch.bool)
     follows[:-1] = learned[1:] & (segments[1:] == segments[:-1]) & (document[1:] == document[:-1])
     targets = torch.where(follows, ids.roll(-1), -100)

@@ -1,6 +1,6 @@
-"""Training conversations of the pair `smol`, as text: what is asked, what is thought and answered, what is judged.
+"""Training conversations of the pair `smol` as text: questions, thinking, answers and judgements.
 
-Kinds and their shares are in `SHARES`. Every draw comes from the generator that is passed in.
+`SHARES` holds the kinds and their shares. Every random choice comes from the generator that the caller passes.
 """
 
 import gzip
@@ -30,16 +30,16 @@ SHARES: Mapping[str, float] = {
     "tools": 0.07,
     "long": 0.01,
 }
-"""Shares of the conversations. The first adapter was trained without sums, which are what it got wrong."""
+"""Share of each kind of conversation. The first adapter was trained without sums and got sums wrong."""
 SUMS = (4, 10)
-"""Fewest and most sums of a conversation."""
+"""Minimum and maximum number of sums in a conversation."""
 MINI_LEVELS = (3, 5, 10)
 PROPOSED_SHARE = 0.12
-"""Of the conversations in which steps of a model (`proposals`) are judged, once it has written some."""
+"""Share of conversations that judge a model's steps (`proposals`), if there are any."""
 JUDGED_SHARE = 0.2
-"""Of problems of gsm-plain and gsm-mini whose steps are judged as well."""
+"""Share of gsm-plain and gsm-mini problems with judgements of their steps."""
 WAIT_SHARE = 0.12
-"""Of chains in which a wrong step is corrected."""
+"""Share of solutions in which a wrong step is corrected."""
 PROMPT_SHARES = {"bare": 0.8, "boxed": 0.12, "steps": 0.04, "newlines": 0.04}
 WAITS = (
     "Wait, that is not right.",
@@ -49,7 +49,7 @@ WAITS = (
 )
 ASKED = {"short": 0.52, "yes_no": 0.18, "equivalence": 0.18, "specreason": 0.12}
 LONGEST_WORDS = 2300
-"""Of what stands in front of a question; with it a conversation has at most some 4,000 tokens."""
+"""Maximum number of words before a question, so that a conversation has at most about 4,000 tokens."""
 
 
 Solved = tuple[str, tuple[str, ...], str]
@@ -58,7 +58,7 @@ Solved = tuple[str, tuple[str, ...], str]
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of what the model writes."""
+    """A part of the model's text, and whether it is learned."""
 
     text: str
     learned: bool = True
@@ -66,12 +66,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A question about a step, asked on a branch.
+    """A question about a step, on a branch of the conversation.
 
     Attributes:
-        after: how many pieces of the thinking the branch follows.
-        step: what it continues with; empty if the last of those pieces is judged.
-        answer: the token that is learned.
+        after: the number of thinking parts before the branch.
+        step: the step that the branch starts with; empty if the last of those parts is judged.
+        prompt: the judge prompt.
+        answer: the answer token, which is learned.
     """
 
     after: int
@@ -82,7 +83,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Something asked and the model's own words."""
+    """A request and the model's response."""
 
     messages: Sequence[Mapping[str, Any]]
     thinking: Sequence[Piece]
@@ -92,7 +93,7 @@ class Conversation:
 
 
 class Proposed(NamedTuple):
-    """A model's steps of a training problem: the place of each, its text, and whether it is right."""
+    """A model's steps for a training problem: index, text, and whether the step is right."""
 
     kind: str
     """`plain` or `mini`."""
@@ -104,20 +105,20 @@ PROPOSALS_FILE = "proposals.jsonl"
 
 
 def load_proposals(path: Path) -> list[Proposed]:
-    """What `python -m stepspec.mini.smol.proposals` wrote."""
+    """Load the file that `python -m stepspec.mini.smol.proposals` writes."""
     rows = map(json.loads, path.read_text("utf-8").splitlines())
     return [Proposed(row["kind"], row["number"], tuple(map(tuple, row["steps"]))) for row in rows]
 
 
 def problem_of(kind: str, number: int) -> Any:
-    """A training problem of gsm-plain or gsm-mini."""
+    """Return a training problem of gsm-plain or gsm-mini."""
     if kind == "plain":
         return plain.problem_at("train", number)
     return train_problem(number, MINI_LEVELS[number % len(MINI_LEVELS)])
 
 
 def draw(rng: random.Random, gsm8k: Sequence[Solved], proposals: Sequence[Proposed] = ()) -> Conversation:
-    """One conversation of a kind drawn by `SHARES`; where steps of a model are at hand, some are judged."""
+    """Sample a conversation with the shares in `SHARES`. If there are proposals, some conversations judge them."""
     if proposals and rng.random() < PROPOSED_SHARE:
         return _from_proposals(rng, rng.choice(proposals))
     (kind,) = rng.choices([*SHARES], [*SHARES.values()])
@@ -152,16 +153,16 @@ def _reasoned(
     wrong: Mapping[int, str] | None = None,
     judgements: Sequence[Judgement] = (),
 ) -> Conversation:
-    """A problem, its steps, some of them wrong at first, and the answer in a box."""
+    """Return a problem with its steps, some of them wrong at first, and the boxed answer."""
     (wording,) = rng.choices([*PROMPT_SHARES], [*PROMPT_SHARES.values()])
-    pieces: list[Piece] = []
+    parts: list[Piece] = []
     for place, step in enumerate(steps):
         if wrong and place in wrong:
-            pieces += [Piece(wrong[place], learned=False), Piece(f"{rng.choice(WAITS)} {step}")]
+            parts += [Piece(wrong[place], learned=False), Piece(f"{rng.choice(WAITS)} {step}")]
         else:
-            pieces.append(Piece(step))
+            parts.append(Piece(step))
     asked = PROBLEM_PROMPTS[wording].format(question=question)
-    return Conversation([_user(asked)], pieces, f"The answer is \\boxed{{{answer}}}.", judgements=judgements)
+    return Conversation([_user(asked)], parts, f"The answer is \\boxed{{{answer}}}.", judgements=judgements)
 
 
 def _from_plain(rng: random.Random) -> Conversation:
@@ -177,7 +178,7 @@ def _from_plain(rng: random.Random) -> Conversation:
 
 
 def _from_proposals(rng: random.Random, proposed: Proposed) -> Conversation:
-    """A training problem, each step of which a model has proposed too."""
+    """Return a training problem with judgements of a model's steps."""
     problem = problem_of(proposed.kind, proposed.number)
     judgements: list[Judgement] = []
     for place, step, right in proposed.steps:
@@ -196,16 +197,16 @@ def _judged_plain(rng: random.Random, problem: plain.PlainProblem, place: int) -
 
 
 def _in_other_words(rng: random.Random, step: str) -> str:
-    """The same with numbers that change places, or with a word in front."""
+    """Return an equivalent step, with swapped numbers or an added first word."""
     (equation,) = plain.equations(step)
     if {*equation.operators} in ({"+"}, {"*"}) and rng.random() < 0.7:
-        turned = plain.Equation(equation.numbers[::-1], equation.operators, equation.result)
-        step = step.replace(equation.text, turned.text)
+        swapped = plain.Equation(equation.numbers[::-1], equation.operators, equation.result)
+        step = step.replace(equation.text, swapped.text)
     return rng.choice(("", "So, ", "Next, ", "Then: ", "We know: ")) + step
 
 
 def judgement(rng: random.Random, place: int, right: str, again: str, wrong: str) -> Judgement:
-    """A question about the step at a place: a right one, the same in other words, or a wrong one."""
+    """Return a question about the step at index `place`: about its rating, or its equivalence with another step."""
     asked, good = _asked(rng), rng.random() < 0.5
     if asked == "equivalence":
         return _compared(place, *((right, again) if good else rng.choice([(right, wrong), (wrong, right)])), same=good)
@@ -256,7 +257,7 @@ def _from_mini(rng: random.Random) -> Conversation:
 
 
 def _sums(rng: random.Random) -> Conversation:
-    """Several sums, differences, products and quotients, as problems have them."""
+    """Return a conversation with several sums, differences, products and quotients like those in problems."""
     found = [_equation(rng) for _ in range(rng.randint(*SUMS))]
     asked = ", ".join(each.text.partition(" = ")[0] for each in found)
     question = rng.choice(("Calculate {}.", "Work out {}.", "What is {}?", "{}")).format(asked)
@@ -264,7 +265,7 @@ def _sums(rng: random.Random) -> Conversation:
 
 
 def _equation(rng: random.Random) -> plain.Equation:
-    """An equation of a training problem, or one of random numbers of one to three digits."""
+    """Sample an equation of a training problem, or one with random numbers of one to three digits."""
     if rng.random() < 0.5:
         return rng.choice(plain.problem_at("train", rng.randrange(1 << 40)).equations)
     operator = rng.choice("+-*/")
@@ -283,7 +284,7 @@ def _equation(rng: random.Random) -> plain.Equation:
 
 
 def _long(rng: random.Random) -> Conversation:
-    """A problem after so many others that the context is long."""
+    """Return a problem after many others, which make the context long."""
     turns: list[Mapping[str, Any]] = []
     num_words, wanted = 0, rng.randint(100, LONGEST_WORDS)
     while num_words < wanted:
@@ -295,7 +296,7 @@ def _long(rng: random.Random) -> Conversation:
 
 
 def _with_tool(rng: random.Random) -> Conversation:
-    """A question beside tools: the calculator is called, or a look-up, or the answer is given from its result."""
+    """Return a question with tools: a tool call, an answer from a tool result, or a problem that needs no tool."""
     tools = [*TOOLS]
     rng.shuffle(tools)
     tools = tools[: rng.randint(1, len(tools))]
@@ -327,7 +328,7 @@ def _called(
     result: str,
     what: str,
 ) -> Conversation:
-    """The call, or what is said once its result is there."""
+    """Return a conversation that ends with a tool call, or with the answer after its result."""
     asked = [_user(question)]
     if rng.random() < 0.5:
         call = json.dumps({"name": name, "arguments": arguments})
@@ -371,7 +372,7 @@ FACTS = tuple(
 
 @cache
 def chats() -> Sequence[tuple[str, str]]:
-    """Questions that are no problems, with the base model's own short answers (`python -m stepspec.mini.smol.chat`)."""
+    """Load general questions with the base model's short answers, from `python -m stepspec.mini.smol.chat`."""
     path = Path(__file__).parent / "chat.jsonl"
     return [(row["question"], row["answer"]) for row in map(json.loads, path.read_text("utf-8").splitlines())]
 
@@ -381,7 +382,7 @@ _SENTENCE = re.compile(r"(?<=[.!?]) +(?=[A-Z$(])")
 
 
 def load_gsm8k(split: str) -> list[Solved]:
-    """Questions, steps and answers of a split of GSM8K (arXiv:2110.14168), its calculator marks removed."""
+    """Load questions, steps and answers of a GSM8K split (arXiv:2110.14168), without calculator annotations."""
     path = package_folder().parent / "evals" / "data" / f"gsm8k-{split}.jsonl.gz"
     found: list[Solved] = []
     with gzip.open(path, "rt", encoding="utf-8") as lines:

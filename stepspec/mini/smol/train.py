@@ -1,8 +1,8 @@
-"""Trains the adapter of the pair `smol`: `python -m stepspec.mini.smol.train --work FOLDER`.
+"""Train the adapter of the pair `smol`: `python -m stepspec.mini.smol.train --work FOLDER`.
 
-If the folder has steps of a model (`stepspec.mini.smol.proposals`), the target learns to judge those as well.
-A killed run goes on from its checkpoint; every draw depends on the seed and the number of its pool alone. Loss is on
-what the model writes. Learning rate: a short warm-up, then a straight line to zero at the end of the budget.
+If the folder has steps of a model (`stepspec.mini.smol.proposals`), the target also learns to judge them. A killed run
+resumes from its checkpoint. Random sampling depends only on the seed and the pool number. The loss covers only the
+tokens that the model writes. After a short warm-up, the learning rate falls linearly to zero at the end of the budget.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SAVE_SECONDS = 120
 
 
 class Trainer:
-    """Trains for a number of tokens, prompts included."""
+    """A trainer with a token budget, which includes the prompts."""
 
     def __init__(self, work: Path, seed: int, budget: int, parts: Sequence[Path] = (), rate: float = RATE) -> None:
         torch.manual_seed(seed)
@@ -50,7 +50,7 @@ class Trainer:
             self._restore()
 
     def run(self) -> None:
-        """Trains until the budget is used up, then writes `adapter.safetensors`."""
+        """Train until the budget is used up, then write `adapter.safetensors`."""
         if self.tokens < self.budget:
             self._train()
         self.adapter.save(self.work / "adapter.safetensors")
@@ -120,17 +120,17 @@ class Trainer:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="Folder for the checkpoint and the log.")
+    parser.add_argument("--work", type=Path, required=True, help="Use this folder for the checkpoint and the log.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=4_000_000, help="Training tokens, prompts included.")
-    parser.add_argument("--rate", type=float, default=RATE, help="Highest learning rate.")
+    parser.add_argument("--tokens", type=int, default=4_000_000, help="Number of training tokens, including prompts.")
+    parser.add_argument("--rate", type=float, default=RATE, help="Peak learning rate.")
     parser.add_argument(
         "--on",
         type=Path,
         action="append",
         default=[],
         metavar="FILE",
-        help="An adapter to train on top of, repeatable.",
+        help="Merge this adapter into the base before training. Repeatable.",
     )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)

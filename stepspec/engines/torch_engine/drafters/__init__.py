@@ -13,11 +13,11 @@ from stepspec.errors import UsageError
 __all__ = ["Draft", "Drafter", "Drafters"]
 
 EARLY_SHARE = 4
-"""Early exit drafts with one of so many of the target's layers."""
+"""Early exit drafts with the first 1 / EARLY_SHARE of the target's layers, at least one."""
 
 
 class Drafters:
-    """The drafters of one target, each made when it is first asked for."""
+    """The drafters of one target. Each is created on first use."""
 
     def __init__(
         self, target: CausalModel, draft: CausalModel | None, heads: MedusaHeads | None, max_slots: int
@@ -29,30 +29,30 @@ class Drafters:
         self._made: dict[DrafterName, Drafter] = {}
 
     def check(self, name: DrafterName) -> None:
-        """Refuses what the engine has not been given.
+        """Check that the engine can use a drafter.
 
         Raises:
-            UsageError: the drafter needs a model or heads that are not there.
+            UsageError: the drafter needs a draft model, Medusa heads or layers that are missing.
         """
         if (missing := self._missing(name)) is not None:
             raise UsageError(missing)
 
     def available(self) -> list[DrafterName]:
-        """The names that `check` does not refuse."""
+        """Return the names of the drafters that pass `check`."""
         return [name for name in CALL_DRAFTERS if self._missing(name) is None]
 
     def _missing(self, name: DrafterName) -> str | None:
-        """What the drafter of that name would need."""
+        """Return an error message if the drafter cannot be used; None if it can."""
         if name == "draft-model" and self._draft is None:
-            return "Token-level speculation by a draft model needs one; name it with --draft."
+            return "The draft-model drafter needs a draft model. Pass one with --draft."
         if name == "medusa" and self._heads is None:
-            return f"{self._target.name} has no Medusa heads: there is no {FILE} beside its weights."
+            return f"{self._target.name} has no Medusa heads: {FILE} is missing from its folder."
         if name == "early-exit" and self._target.num_layers < 2:
-            return f"{self._target.name} has one layer, and early exit drafts with fewer than all."
+            return f"{self._target.name} has one layer; the early-exit drafter needs at least two."
         return None
 
     def get(self, name: DrafterName) -> Drafter | None:
-        """The drafter of that name; None for `none`."""
+        """Return the drafter of that name; None for `none`."""
         if name != "none" and name not in self._made:
             self._made[name] = self._make(name)
         return self._made.get(name)
@@ -70,12 +70,12 @@ class Drafters:
         return PromptLookup(target.device) if name == "prompt-lookup" else Suffix(target.device)
 
     def release(self, row: BatchRow) -> None:
-        """Is told that a row has ended."""
+        """Release what the row's drafter holds for it, after the row has ended."""
         drafter = self._made.get(row.drafting.drafter)
         if drafter is not None:
             drafter.release(row)
 
     def forget(self) -> None:
-        """Drops what they keep of rows that have ended."""
+        """Drop what the drafters keep of rows that have ended."""
         for drafter in self._made.values():
             drafter.forget()

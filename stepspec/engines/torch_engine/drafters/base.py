@@ -1,4 +1,4 @@
-"""What guesses tokens for a round, whatever it guesses them from."""
+"""The drafter interface: a drafter proposes tokens for a round."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,56 +12,62 @@ from stepspec.engines.torch_engine.sampling import Samplers
 
 
 class Draft(NamedTuple):
-    """Tokens guessed for each row of a round."""
+    """Tokens proposed for each row of a round."""
 
     tokens: Tensor  # [B, K]
     counts: Sequence[int]  # how many of them each row has
-    distributions: Tensor | None = None  # what they were drawn from, [B, K, V]; None if they are certain
-    passes: int = 0  # forward passes that it took
+    distributions: Tensor | None = None  # what the tokens were sampled from, [B, K, V]; None if they were not sampled
+    passes: int = 0  # forward passes to make the draft
 
     @classmethod
     def empty(cls, num_rows: int, device: torch.device) -> "Draft":
-        """No guess at all."""
+        """Return a draft without tokens."""
         return cls(torch.zeros(num_rows, 0, dtype=torch.long, device=device), [0] * num_rows)
 
     def narrowed(self, num_tokens: int) -> "Draft":
-        """At most so many tokens for each row; the passes that it took remain."""
+        """Return the draft with at most `num_tokens` tokens per row. `passes` stays the same."""
         counts = [min(count, num_tokens) for count in self.counts]
         distributions = self.distributions[:, :num_tokens] if self.distributions is not None and num_tokens else None
         return self._replace(tokens=self.tokens[:, :num_tokens], counts=counts, distributions=distributions)
 
 
 class Drafter(ABC):
-    """Guesses what follows in the rows of a round. It may be wrong, and it may have nothing to say."""
+    """Proposes tokens that may follow the rows of a round. It may propose none."""
 
     by_token: ClassVar[bool] = False
-    """Whether it takes a pass for every token, so that two tokens cost twice as much as one."""
+    """Whether each token takes a pass, so that two tokens cost twice as much as one."""
 
     @abstractmethod
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
-        """At most `counts[b]` tokens to follow row b; not every count is 0. None if nothing is known.
+        """Propose tokens for each row. `catch_up` is called for the same rows before.
 
-        `catch_up` was called for the same rows before.
+        Args:
+            rows: the B rows of the round.
+            counts: maximum number of tokens for each row; at least one is greater than 0.
+            how: sampling settings of the rows.
+
+        Returns:
+            At most `counts[b]` tokens for row b; None if there is no proposal.
         """
 
     def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
-        """Is told that rows have grown. `hidden` [B, W] is what the target's head read for each row's newest token."""
+        """Update the drafter after a round. `hidden` [B, W] are the hidden states that gave each row's newest token."""
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
-        """Reads what rows have written since it was last asked to draft for them, if it has anything to read.
+        """Read what the rows have written since the drafter last drafted for them, if the drafter reads at all.
 
-        Apart from `propose`, so that what a draft costs is known whatever happened in between.
+        This is separate from `propose` so that the measured cost of a draft does not include it.
         """
 
     def release(self, row: BatchRow) -> None:
-        """Is told that a row has ended."""
+        """Release what the drafter holds for a row that has ended."""
 
     def forget(self) -> None:
-        """Drops what it keeps of rows that have ended."""
+        """Drop what the drafter keeps of rows that have ended."""
 
 
 def certain(guesses: Sequence[Sequence[int]], device: torch.device) -> Draft | None:
-    """A draft of tokens that were found, not drawn; None if there are none."""
+    """Return a draft of tokens that were looked up, not sampled; None if there are none."""
     counts = [len(guess) for guess in guesses]
     width = max(counts)
     if width == 0:

@@ -8,14 +8,14 @@ from torch import Tensor
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.graphs import captured, graph_inputs
-from stepspec.engines.torch_engine.model import PIECE, CausalModel, Positions
+from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.engines.torch_engine.slots import Slot, SlotTable
 
 
 class DraftModel(Drafter):
-    """A model with a cache of its own. It reads what the target has read when it is asked to draft, and not before."""
+    """A draft model with its own cache. It reads a row's text only when a draft is requested."""
 
     by_token = True
 
@@ -27,17 +27,17 @@ class DraftModel(Drafter):
         self._loop = captured(draft_loop, model.device)
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
-        """See `Drafter.catch_up`. The last two ids are left, which the loop reads."""
+        """See `Drafter.catch_up`. It leaves the last two ids, which `draft_loop` reads."""
         self._table.pack([self._slot(row) for row in rows])
         slots = [self._slot(row).index for row in rows]
         unread = {
             slot: row.ids_from(self._model.cache_length(slot))[:-2] for row, slot in zip(rows, slots, strict=True)
         }
         while behind := [slot for slot in unread if unread[slot]]:
-            pieces = [unread[slot][:PIECE] for slot in behind]
-            self._model.extend(behind, pieces, keep=[[]] * len(behind))
+            chunks = [unread[slot][:PREFILL_CHUNK] for slot in behind]
+            self._model.extend(behind, chunks, keep=[[]] * len(behind))
             for slot in behind:
-                del unread[slot][:PIECE]
+                del unread[slot][:PREFILL_CHUNK]
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
@@ -53,17 +53,17 @@ class DraftModel(Drafter):
     def _slot(self, row: BatchRow) -> Slot:
         if row not in self._slots:
             slot = self._table.acquire(row.buffer)
-            assert slot is not None, "there are as many slots as the target has"
+            assert slot is not None, "the draft model has as many slots as the target"
             self._table.unread(slot, row.buffer, row.prompt_length)
             self._slots[row] = slot
         return self._slots[row]
 
     def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
-        self._forget(rows)
+        self._roll_back(rows)
 
-    def _forget(self, rows: Sequence[BatchRow]) -> None:
-        """Of what was drafted the cache keeps what was accepted."""
+    def _roll_back(self, rows: Sequence[BatchRow]) -> None:
+        """Remove rejected tokens from the cache."""
         for row in rows:
             if row in self._slots:
                 slot = self._slots[row].index
@@ -82,9 +82,9 @@ class DraftModel(Drafter):
 
 
 class EarlyExit(Drafter):
-    """The target's own first layers and its head (arXiv:2404.16710), over the target's cache, which they write to.
+    """A drafter made of the target's first layers and its head (arXiv:2404.16710).
 
-    What they write the target overwrites when it verifies.
+    It writes to the target's cache. The target overwrites these positions when it verifies.
     """
 
     by_token = True
@@ -102,7 +102,7 @@ class EarlyExit(Drafter):
 
 
 def _last_two(row: BatchRow) -> list[int]:
-    """The last two ids of the text; of a text of one id, that one twice."""
+    """Return the last two ids of the text; for a text of one id, that id twice."""
     ids = row.ids_from(max(0, row.length - 2))
     return [ids[0], ids[-1]]
 
@@ -116,22 +116,22 @@ def draft_loop(
     how: Samplers,
     vocab_size: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Drafts K tokens a row, one after the other.
+    """Draft K tokens per row, one after the other.
 
-    The first pass reads the token before the last one again: after a round in which every drafted token was accepted
-    the model has not read the last of them, and a pass of one shape serves both cases.
+    The first pass also reads the token before the last one. If the previous round accepted all drafted tokens, the
+    model has not read that token yet. Reading it every time lets one pass shape serve both cases.
 
     Args:
-        model: reads at `positions`.
-        positions: of the last token of each row.
-        before: the token before the last one, [B]; None if the model has read it for sure.
-        last: [B].
+        model: the draft model.
+        positions: positions of each row's last token.
+        before: the token before the last one, [B]; None if the model has always read it.
+        last: each row's last token, [B].
         num_tokens: K.
-        how: how the rows draw.
-        vocab_size: the target's; models of one family pad the same vocabulary to different sizes.
+        how: sampling settings of the rows.
+        vocab_size: the target's V; models of one family pad the same vocabulary to different sizes.
 
     Returns:
-        Tokens [B, K], and the distributions they were drawn from, [B, K, V], unless every row is greedy.
+        Tokens [B, K], and the distributions that they were sampled from, [B, K, V]; None if every row is greedy.
     """
     tokens = last.new_empty(len(last), 0)
     distributions: list[Tensor] = []
@@ -151,9 +151,9 @@ def draft_loop(
 
 
 def _read_two(model: CausalModel, positions: Positions, before: Tensor, last: Tensor) -> Tensor:
-    """The hidden states [B, 1, W] of the last token, read with the one before it where there is one."""
+    """Read the last token together with the one before it, if any; return the last token's hidden states [B, 1, W]."""
     follows = (positions.starts > 0)[:, None]
-    # What is read behind a first token is stale.
+    # A first token is read twice; the second copy is stale data.
     ids = torch.where(follows, torch.stack([before, last], 1), last[:, None])
     earlier = positions if isinstance(positions.slots, Tensor) else positions._replace(span=max(1, positions.span - 1))
     hidden = model.read(earlier._replace(starts=(positions.starts - 1).clamp(min=0)), ids)
@@ -161,6 +161,6 @@ def _read_two(model: CausalModel, positions: Positions, before: Tensor, last: Te
 
 
 def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits over the target's ids."""
+    """Return logits padded or cut to the target's vocabulary."""
     missing = vocab_size - logits.shape[-1]
     return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -1,7 +1,7 @@
-"""Drafting by looking the last tokens up in the text itself, as in prompt lookup decoding (Saxena, 2023).
+"""Drafting by looking up the last tokens in the text itself, as in prompt lookup decoding (Saxena, 2023).
 
-Needs no weights and no pass: text that was written before is likely to go on as it did, above all a rejected step
-that is written again, which a call is given as its hint.
+It needs no weights and no pass. Repeated text is likely to continue as before. A rejected step that is written again is
+the best case; a call gets the rejected step as its hint.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
 LONGEST, SHORTEST = 4, 2
-"""Tokens that must agree; the longest agreement wins, and of several the latest."""
+"""Maximum and minimum number of tokens to match. The longest match wins; among equal matches, the latest."""
 
 
 class Index:
-    """Where in a growing text each n-gram was last followed by something."""
+    """Index of a growing text: the position after the last occurrence of each n-gram."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._follows: dict[tuple[int, ...], int] = {}
 
     def append(self, ids: Sequence[int]) -> None:
-        """Takes further ids."""
+        """Append ids to the text."""
         for token in ids:
             end = len(self._ids)
             for size in range(SHORTEST, min(LONGEST, end) + 1):
@@ -33,13 +33,13 @@ class Index:
             self._ids.append(token)
 
     def after(self, tail: Sequence[int], count: int) -> list[int]:
-        """Up to `count` ids that followed exactly this n-gram when it was last seen."""
-        place = self._follows.get(tuple(tail))
-        return [] if place is None else self._ids[place : place + count]
+        """Return up to `count` ids that followed the last occurrence of the n-gram `tail`."""
+        position = self._follows.get(tuple(tail))
+        return [] if position is None else self._ids[position : position + count]
 
 
 class PromptLookup(Drafter):
-    """Looks in the hint and in what the row has written, then in its prompt."""
+    """Looks up tokens in the hint and the row's own output, then in its prompt."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,7 +1,7 @@
 """Drafting by heads on the target's last hidden state (arXiv:2401.10774), verified exactly by rejection sampling.
 
-Head i guesses the token i places behind the newest one, without seeing the guesses between; what the paper calls
-typical acceptance, which is not exact, is not what happens here.
+Head i predicts the token i positions after the newest one, without seeing the predictions in between. Acceptance is
+exact, unless `Drafting.tolerance` enables the paper's typical acceptance.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from stepspec.engines.torch_engine.sampling import DRAFT, Samplers
 from stepspec.errors import ModelError, reason_of
 
 FILE = "medusa/heads.safetensors"
-"""In a folder of its own: some loaders take every file of weights that lies beside the model's."""
+"""Path in the model's folder. It is a subfolder because some loaders read every weights file next to the model's."""
 
 
 class MedusaHeads(torch.nn.Module):
-    """K heads of one residual block and one product each, as in Medusa-1."""
+    """K heads with one residual block and one linear layer each, as in Medusa-1."""
 
     def __init__(self, num_heads: int, width: int, vocab_size: int) -> None:
         super().__init__()
@@ -33,16 +33,16 @@ class MedusaHeads(torch.nn.Module):
         self.heads = torch.nn.Parameter(torch.zeros(num_heads, vocab_size, width))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """From hidden states [.., W] to logits [.., K, V]."""
+        """Return logits [.., K, V] from hidden states [.., W]."""
         inner = torch.einsum("...w,kvw->...kv", hidden, self.blocks)
         return torch.einsum("...kw,kvw->...kv", hidden[..., None, :] + torch.nn.functional.silu(inner), self.heads)
 
 
 def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
-    """The heads that lie beside a model's weights; None if there are none.
+    """Load the Medusa heads from a model's folder; None if there are none.
 
     Raises:
-        ModelError: they are those of another model, or none.
+        ModelError: the file cannot be read, its shapes do not match the model, or its values are not finite.
     """
     file = folder / FILE
     if not file.exists():
@@ -56,18 +56,18 @@ def load_heads(folder: Path, model: CausalModel) -> MedusaHeads | None:
     count = shapes.get("heads", (0,))[0] if shapes.get("heads") else 0
     if count < 1 or shapes != {"heads": (count, model.vocab_size, width), "blocks": (count, width, width)}:
         raise ModelError(
-            f"The Medusa heads in {file} are of shapes {shapes}; the model beside them takes K of "
-            f"{(model.vocab_size, width)} named 'heads' and K of {(width, width)} named 'blocks', K at least 1."
+            f"The Medusa heads in {file} have shapes {shapes}. The model needs 'heads' of shape "
+            f"(K, {model.vocab_size}, {width}) and 'blocks' of shape (K, {width}, {width}), with K at least 1."
         )
     if not all(weight.is_floating_point() and weight.isfinite().all() for weight in weights.values()):
-        raise ModelError(f"The Medusa heads in {file} are no finite numbers.")
+        raise ModelError(f"The Medusa heads in {file} must be finite floating-point numbers.")
     heads = MedusaHeads(count, width, model.vocab_size)
     heads.load_state_dict(weights)
     return heads.to(model.device, model.network.dtype)
 
 
 class Medusa(Drafter):
-    """The heads, and the hidden state that each row's newest token was drawn from."""
+    """A drafter of Medusa heads. It stores the hidden state that each row's newest token was sampled from."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         self._heads = heads
@@ -75,20 +75,20 @@ class Medusa(Drafter):
         self._guess = captured(guess, heads.blocks.device)
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft | None:
-        """See `Drafter.propose`. Of a row's first token the target has to show its hidden state first."""
+        """See `Drafter.propose`. A row gets no draft until `observe` has received a hidden state for it."""
         num_heads = len(self._heads.blocks)
         counts = [min(count, num_heads) if row in self._hidden else 0 for row, count in zip(rows, counts, strict=True)]
         if not any(counts):
             return None
-        nothing = self._heads.blocks.new_zeros(self._heads.blocks.shape[1])
-        hidden = torch.stack([self._hidden.get(row, nothing) for row in rows])
+        zeros = self._heads.blocks.new_zeros(self._heads.blocks.shape[1])
+        hidden = torch.stack([self._hidden.get(row, zeros) for row in rows])
         firsts = torch.tensor([row.length for row in rows]).to(hidden.device)
         tokens, distributions = self._guess(self._heads, hidden, firsts, max(counts), how)
         return Draft(tokens, counts, distributions, 1)
 
     def observe(self, rows: Sequence[BatchRow], hidden: Tensor) -> None:
         """See `Drafter.observe`."""
-        self._hidden.update(zip(rows, hidden.clone(), strict=False))  # a captured round writes the next ones there
+        self._hidden.update(zip(rows, hidden.clone(), strict=False))  # a captured round overwrites `hidden`
 
     def release(self, row: BatchRow) -> None:
         """See `Drafter.release`."""
@@ -98,14 +98,14 @@ class Medusa(Drafter):
 def guess(
     heads: MedusaHeads, hidden: Tensor, firsts: Tensor, num_tokens: int, how: Samplers
 ) -> tuple[Tensor, Tensor | None]:
-    """Tokens [B, K] for positions from `firsts` [B] on, and their distributions unless every row is greedy."""
+    """Return tokens [B, K] for positions from `firsts` [B] on, and their distributions; None if all rows are greedy."""
     logits = heads(hidden)[:, :num_tokens]  # [B, K, V]
     tokens = firsts.new_empty(len(firsts), 0)
     distributions: list[Tensor] = []
     for index in range(num_tokens):
         seen = sampling.seen_along(how, tokens)
-        each = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen[:, -1:])
-        token, distribution = sampling.choose(each, firsts[:, None] + index, how, DRAFT)
+        step_logits = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen[:, -1:])
+        token, distribution = sampling.choose(step_logits, firsts[:, None] + index, how, DRAFT)
         tokens = torch.cat([tokens, token], 1)
         distributions.extend([] if distribution is None else [distribution])
     return tokens, torch.cat(distributions, 1) if distributions else None

@@ -1,7 +1,7 @@
-"""Drafting by what most often followed the last tokens, in this text and in past outputs (arXiv:2411.04975).
+"""Drafting with the tokens that most often followed the last ones, in this text and in past outputs (arXiv:2411.04975).
 
-Agents repeat themselves from request to request. How far a guess goes follows from how often what is guessed came
-next, so that a rare continuation costs little.
+Agents repeat themselves from request to request. The length of a guess depends on how often the guessed tokens came
+next, so a rare continuation costs little.
 """
 
 from collections import Counter, defaultdict
@@ -15,51 +15,54 @@ from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import Samplers
 
 SHORTEST, DEPTH = 2, 8
-"""Fewest and most tokens of context that are compared."""
+"""Minimum and maximum number of context tokens to compare."""
 
 LATEST = 24
-"""Places of the text that are looked at, the latest ones where the context stands."""
+"""How many of the latest occurrences of the context to examine."""
 
 LEAST_SHARE = 0.1
-"""A guess ends where the whole of it is less likely than this, by the frequencies."""
+"""A guess ends when its total probability, estimated from frequencies, falls below this."""
 
 MAX_PAST = 32_000
-"""Tokens of past outputs that are remembered; the oldest half goes first."""
+"""Maximum number of tokens of past outputs to store. The oldest half is dropped first."""
 
 
 class Occurrences:
-    """Where in a growing text every two tokens stand: few objects, or Python's garbage collector finds them all."""
+    """Positions of every token pair in a growing text.
+
+    It uses few objects, because Python's garbage collector visits them all.
+    """
 
     def __init__(self) -> None:
         self._ids: list[int] = []
-        self._places: dict[tuple[int, int], list[int]] = {}
+        self._positions: dict[tuple[int, int], list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def append(self, ids: Sequence[int]) -> None:
-        """Takes further ids."""
+        """Append ids to the text."""
         for token in ids:
             if len(self._ids) >= SHORTEST:
-                self._places.setdefault((self._ids[-2], self._ids[-1]), []).append(len(self._ids))
+                self._positions.setdefault((self._ids[-2], self._ids[-1]), []).append(len(self._ids))
             self._ids.append(token)
 
     def after(self, context: Sequence[int]) -> tuple[int, list[int]]:
-        """What followed where most of the context's end stands, and how many tokens that is; 0 if it is nowhere."""
+        """Return the length of the longest match with the context's end, 0 for none, and the ids that followed it."""
         longest, following = 0, list[int]()
-        for place in self._places.get((context[-2], context[-1]), [])[-LATEST:]:
+        for position in self._positions.get((context[-2], context[-1]), [])[-LATEST:]:
             length = SHORTEST
-            while length < min(len(context), place) and self._ids[place - length - 1] == context[-length - 1]:
+            while length < min(len(context), position) and self._ids[position - length - 1] == context[-length - 1]:
                 length += 1
             if length > longest:
                 longest, following = length, []
             if length == longest:
-                following.append(self._ids[place])
+                following.append(self._ids[position])
         return longest, following
 
 
 class Suffix(Drafter):
-    """Looks in the row's text and its hint, and in the outputs of calls that have ended."""
+    """Looks up tokens in the row's text and hint, and in the outputs of calls that have ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -89,7 +92,7 @@ class Suffix(Drafter):
         return text[start:]
 
     def release(self, row: BatchRow) -> None:
-        """See `Drafter.release`: what was written is remembered."""
+        """See `Drafter.release`. The row's output is added to the past outputs of its archive."""
         self._texts.close(row)
         past = self._past[row.drafting.archive]
         past[-1].append(row.generated)
@@ -97,5 +100,5 @@ class Suffix(Drafter):
             self._past[row.drafting.archive] = [past[-1], Occurrences()]
 
     def forget(self) -> None:
-        """See `Drafter.forget`. Named archives stay."""
+        """See `Drafter.forget`. Named archives are preserved."""
         self._past.pop("", None)

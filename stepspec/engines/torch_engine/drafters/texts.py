@@ -1,4 +1,4 @@
-"""What drafters that look things up keep of each row's text, so that a call costs its new tokens only."""
+"""Indexed texts of the rows for lookup drafters. A call only indexes its new tokens."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from stepspec.engines.torch_engine.row import BatchRow
 
 
 class Source(Protocol):
-    """Something that learns from ids, each given once."""
+    """An index of a text. Each id is appended once."""
 
     def append(self, ids: Sequence[int]) -> None: ...
 
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Source)
 
 @dataclass
 class Texts(Generic[S]):
-    """What one row looks in: its buffer, kept from call to call, and the hint with what the row has written."""
+    """Indexes for one row: its buffer, shared between calls, and its hint with its own output."""
 
     buffer: S
     own: S
@@ -28,25 +28,30 @@ class Texts(Generic[S]):
 
 
 class Library(Generic[S]):
-    """The texts of all rows. Uncommitted tokens stay with their row; of a buffer each id is learned once."""
+    """The indexed texts of all rows. Uncommitted tokens stay with their row. Each id of a buffer is indexed once."""
 
     def __init__(self, make: Callable[[], S], overlap: int) -> None:
-        """`overlap`: how many ids before a piece of text belong to its first one's context."""
+        """Create an empty library.
+
+        Args:
+            make: creates an empty index.
+            overlap: how many ids before a hint or an output count as context of its first id.
+        """
         self._make = make
         self._overlap = overlap
         self._buffers: weakref.WeakKeyDictionary[TokenBuffer, tuple[S, int]] = weakref.WeakKeyDictionary()
         self._rows: dict[BatchRow, Texts[S]] = {}
 
     def of(self, row: BatchRow) -> Texts[S]:
-        """What the row looks in, brought up to date."""
+        """Return the row's indexes, updated with its new tokens."""
         if row not in self._rows:
-            self._rows[row] = self._opened(row)
+            self._rows[row] = self._open(row)
         texts = self._rows[row]
         texts.own.append(row.generated[texts.num_written :])
         texts.num_written = len(row.generated)
         return texts
 
-    def _opened(self, row: BatchRow) -> Texts[S]:
+    def _open(self, row: BatchRow) -> Texts[S]:
         source, num_known = self._buffers.get(row.buffer) or (self._make(), 0)
         source.append(row.buffer.since(num_known, row.prompt_length))
         self._buffers[row.buffer] = source, max(num_known, row.prompt_length)
@@ -57,5 +62,5 @@ class Library(Generic[S]):
         return Texts(source, own)
 
     def close(self, row: BatchRow) -> None:
-        """The row has ended."""
+        """Drop the indexes of a row that has ended."""
         self._rows.pop(row, None)

@@ -1,7 +1,7 @@
-"""The page: one file with everything in it, which opens from the disk and asks the network for nothing.
+"""The HTML report: one self-contained file that makes no network requests.
 
-`page.html.jinja` is its outline, `page.css` its looks, `page.js` opens the embedded rows and traces. A content security
-policy allows these scripts alone, by their hashes, and no connection; what models wrote reaches the page as text.
+`page.html.jinja` is the template, `page.css` the style, and `page.js` reads the embedded rows and traces. A content
+security policy allows only these scripts, by their hashes, and no connections. Text from models is inserted as text.
 """
 
 import base64
@@ -22,15 +22,15 @@ from stepspec.evaluation.report.plots import sweep_plots
 from stepspec.evaluation.report.source import Source, settings_of
 
 TRACE_CHARACTERS = 5_000_000
-"""Of the whole page, for the traces of all runs together."""
+"""Maximum characters of the page for the traces of all runs."""
 
 
 def make_page(sources: Sequence[Source]) -> str:
-    """The page of one run, or of several to choose from, such as the settings of a sweep.
+    """Return the HTML page of one run, or of several that the reader can switch between, such as a sweep.
 
     Raises:
         UsageError: a trace is damaged.
-        StepSpecError: the disk refuses.
+        StepSpecError: a file cannot be read.
     """
     settings = settings_of([source.run for source in sources], [source.folder for source in sources])
     views = [
@@ -61,7 +61,7 @@ def _view(key: str, setting: str, source: Source, budget: int) -> RunView:
 
 
 def _source_hash(script: str) -> str:
-    """How a content security policy names a script."""
+    """Return the hash of a script in the form of a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

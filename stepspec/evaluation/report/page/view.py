@@ -1,4 +1,4 @@
-"""What the page's outline shows of one run, worked out beforehand: texts, tables and figures, no markup but SVG."""
+"""The data that the page template shows for a run: texts, tables and figures, without markup except SVG."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ KINDS: Mapping[PolicyKind | None, str] = {
 
 @dataclass(frozen=True)
 class Head:
-    """A policy at the top of its column."""
+    """The header of a policy's column."""
 
     name: str
     kind: str
@@ -48,17 +48,17 @@ class Head:
 
 @dataclass(frozen=True)
 class Line:
-    """A figure and its cells, in the order of the policies."""
+    """A table row: a figure with one cell for each policy."""
 
     title: str
     meaning: str
     cells: Sequence[Cell]
     struck: Sequence[bool] = ()
-    """Which cells do not count; none if empty."""
+    """Whether each cell is struck through because it does not count. Empty if none is."""
 
     @property
     def unbroken(self) -> list[tuple[str, str, bool]]:
-        """The cells with spaces at which a line may end only between percentiles, and whether each is struck."""
+        """The cells as (value, interval, struck). Intervals break lines only between percentiles."""
         return [
             (value, interval.replace(" ", "\xa0").replace(",\xa0p99", ", p99"), struck)
             for (value, interval), struck in zip(self.cells, self.struck or [False] * len(self.cells), strict=True)
@@ -67,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure of the chosen policy that everybody wants to know."""
+    """A key figure of the chosen policy, shown at the top of the page."""
 
     value: str
     interval: str
@@ -76,7 +76,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class RunView:
-    """One run of the page."""
+    """The data of one run on the page."""
 
     key: str
     setting: str
@@ -84,7 +84,7 @@ class RunView:
     summary: Summary
     found: Findings
     headline: Sequence[str]
-    """Its texts and, at the odd places, its intervals."""
+    """The headline in parts: texts at even indices, intervals at odd indices."""
     tiles: Sequence[Tile]
     heads: Sequence[Head]
     table: Mapping[str, Sequence[Line]]
@@ -96,11 +96,11 @@ class RunView:
     repeats: Sequence[int]
     has_traces: bool
     here: str
-    """The policy that problems are looked at under at first."""
+    """The policy that is selected initially in the list of problems."""
 
 
 def view_of(key: str, setting: str, source: Source, embedded: Embedded) -> RunView:
-    """Works out everything; `key` tells the run from others on the same page."""
+    """Return the view of a run. `key` identifies the run on the page."""
     run, summary, problems = source.run, source.summary, source.tally.problems.values()
     found = findings(run, summary)
     repeats = {repeat for problem in problems for outcomes in problem.outcomes.values() for repeat in outcomes}
@@ -121,12 +121,12 @@ def view_of(key: str, setting: str, source: Source, embedded: Embedded) -> RunVi
         levels=sorted({problem.level for problem in problems if problem.level is not None}),
         repeats=sorted(repeats),
         has_traces=bool(embedded.chunks),
-        here=_first_read(run, summary),
+        here=_initial_policy(run, summary),
     )
 
 
-def _first_read(run: RunRecord, summary: Summary) -> str:
-    """The chosen policy, unless it is exact and says what the target says."""
+def _initial_policy(run: RunRecord, summary: Summary) -> str:
+    """Return the chosen policy. If it is exact, it repeats the target, so return the last policy that is not."""
     names = [chosen_policy(summary), *reversed(summary.policies)]
     return next((name for name in names if name and not run.is_exact(name)), next(iter(summary.policies)))
 
@@ -144,7 +144,7 @@ def _tiles(summary: Summary) -> list[Tile]:
         STEPS_ACCEPTED: "of the draft's steps are accepted",
     }
     tiles = [Tile(*column.cell(policy), words) for column, words in wanted.items()]
-    # A ratio without an interval is that of a policy to itself.
+    # A ratio without an interval compares a policy with itself.
     return [tile for tile in tiles if tile.value != cells.UNKNOWN and (tile.interval or "×" not in tile.value)][:4]
 
 
@@ -207,7 +207,7 @@ def _group_size(name: str, by_policy: Sequence[Mapping[str, Group]]) -> str:
 
 
 def _group_cell(group: Group | None, policy: PolicySummary) -> Cell:
-    """The accuracy, and the speedup if the policy's speed counts."""
+    """Return the accuracy, and the speedup if the policy's speed counts."""
     if group is None:
         return cells.UNKNOWN, ""
     accuracy, interval = cells.percent_with_interval(group.accuracy, group.accuracy_ci)
@@ -218,8 +218,8 @@ def _group_cell(group: Group | None, policy: PolicySummary) -> Cell:
 
 
 def _conditions(run: RunRecord) -> dict[str, str]:
-    """Everything of `run.json` but the policies' texts."""
-    told = {
+    """Return the contents of `run.json` without the policy files."""
+    conditions = {
         "benchmark": f"{run.benchmark}, {cells.count(run.num_problems, 'problem')}",
         "data": run.data_sha256,
         "prompt": f"{run.prompt_id}, version {run.prompt_version}",
@@ -232,9 +232,9 @@ def _conditions(run: RunRecord) -> dict[str, str]:
     for role, engine in run.engines.items():
         if engine is not None:
             parts = [engine.name, engine.dtype, engine.device and f"on {engine.device}"]
-            told[role] = ", ".join(part for part in parts if part)
-            told[f"{role}'s weights"] = engine.weights or "not known"
-    return told | {
+            conditions[role] = ", ".join(part for part in parts if part)
+            conditions[f"{role}'s weights"] = engine.weights or "not known"
+    return conditions | {
         "pair": run.pair,
         "hardware": hardware_in_words(run.hardware),
         **{f"hardware: {name}": str(value) for name, value in run.hardware.items()},

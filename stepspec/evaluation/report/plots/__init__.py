@@ -1,4 +1,4 @@
-"""The figures of the page, each a function that draws nothing where there is nothing to draw."""
+"""The plots of the page. Each function yields no plot if there is no data for it."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ __all__ = ["Plot", "plot_sections", "sweep_plots"]
 
 
 def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -> dict[str, Sequence[Plot]]:
-    """The figures of a run by section; `key` tells them from those of other runs on the same page."""
+    """Return the plots of a run by section. `key` identifies the run on the page."""
     names = list(summary.policies)
     judged = {name: tally.policies.get(name, PolicyTally()) for name in names}
     sections: dict[str, Sequence[Plot]] = {

@@ -1,4 +1,4 @@
-"""A small figure by matplotlib that becomes a piece of a page: SVG with the page's colours, and with text as text."""
+"""A small matplotlib figure as SVG for a page, with the page's colors and with text kept as text."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from stepspec.evaluation.report.colours import placeholder, placeholders
 
 WIDTH, HEIGHT = 400, 300
-"""CSS pixels at scale 1. Small, so that text stays legible where a phone shows the figure in 320 pixels."""
+"""CSS pixels at scale 1. Small, so that text stays legible on a phone that is 320 pixels wide."""
 FONT_SIZE = 12.0
 LONGEST_LABEL = 22
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,16 +42,16 @@ class Canvas:
         self.axes: Axes = self.figure.add_subplot()
 
     def tip(self, artist: Any, text: str) -> None:
-        """Has a part of the figure say something when the pointer rests on it."""
+        """Add a tooltip to an artist."""
         artist.set_gid(f"{_TIP}{text}")
 
     def only_left_labels(self) -> None:
-        """For rows of bars: names at the left, no line and no ticks there."""
+        """Show only names at the left, without a line and ticks. For rows of bars."""
         self.axes.spines["left"].set_visible(False)
         self.axes.tick_params(axis="y", length=0)
 
     def plot(self, key: str, title: str, caption: str) -> Plot:
-        """The finished figure. `key` must differ from that of every other figure on the page."""
+        """Return the finished plot. `key` must be unique on the page."""
         file = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": key}):
             self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -60,18 +60,18 @@ class Canvas:
 
 @contextmanager
 def canvas(height: int = HEIGHT) -> Generator[Canvas]:
-    """A canvas; settings of matplotlib hold only inside."""
+    """Yield a canvas. The matplotlib settings apply only inside the context."""
     with mpl.rc_context(_STYLE):
         yield Canvas(height)
 
 
 def label(name: str) -> str:
-    """A name that fits beside a figure: of a long one, such as a file's, the beginning and the end."""
+    """Return a name that fits beside a figure. A long name keeps only its beginning and its end."""
     return name if len(name) <= LONGEST_LABEL else f"{name[:8]}…{name[9 - LONGEST_LABEL :]}"
 
 
 def colour(name: str) -> str:
-    """One of the page's colours, for matplotlib."""
+    """Return a color of the page in a form for matplotlib."""
     return placeholder(name)
 
 
@@ -80,7 +80,7 @@ def _style() -> Any:
     return {
         "svg.fonttype": "none",
         "text.parse_math": False,  # names of policies and judges are not formulas
-        "font.family": "DejaVu Sans",  # wider than what browsers take, so that nothing overlaps there
+        "font.family": "DejaVu Sans",  # wider than the fonts of browsers, so that nothing overlaps there
         "font.size": FONT_SIZE,
         "axes.labelsize": FONT_SIZE,
         "xtick.labelsize": FONT_SIZE - 1,
@@ -115,11 +115,11 @@ _STYLE = _style()
 
 
 def _for_page(svg: bytes, key: str, title: str) -> str:
-    """Without what a page does not need, with its colours, its font and its words for those who do not see it."""
+    """Return the SVG for embedding: no metadata and styles, with the page's colors and font, and with ARIA labels."""
     ElementTree.register_namespace("", SVG[1:-1])
     root = ElementTree.fromstring(svg)
     for child in list(root):
-        # Its style sheet would be that of the whole page.
+        # A style sheet in the SVG would apply to the whole page.
         if child.tag == f"{SVG}metadata" or child.find(f"{SVG}style") is not None:
             root.remove(child)
     for name in ("width", "height", "version"):
@@ -148,7 +148,7 @@ def _replace_links(root: ElementTree.Element) -> None:
 
 
 def _replace_ids(root: ElementTree.Element) -> None:
-    """Keeps the ids that are referred to; those of tips become what a browser shows on hovering."""
+    """Remove ids without references, and replace the ids of tips by `title` elements, the tooltips of browsers."""
     referred = set(re.findall(r"#([\w-]+)", ElementTree.tostring(root, encoding="unicode")))
     for element in root.iter():
         name = element.attrib.pop("id", None)
@@ -163,6 +163,6 @@ def _replace_ids(root: ElementTree.Element) -> None:
 
 
 def _slim(text: str) -> str:
-    """Coordinates to a tenth of a pixel."""
+    """Round coordinates to a tenth of a pixel."""
     shortened = re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), text)
     return re.sub(r"\s+", " ", shortened).strip()

@@ -1,4 +1,4 @@
-"""Where the tokens went, as one picture: from who wrote them, by what became of them, to the text or to nowhere.
+"""Token flow as a Sankey diagram: from the model that wrote the tokens, by their outcome, to committed or thrown away.
 
 The columns balance by the identities of `stepspec.loop.step`: drafted = accepted + rejected + cancelled, written by the
 target = regenerated + forced + discarded, committed = accepted + regenerated + forced.
@@ -17,14 +17,14 @@ from stepspec.evaluation.report.plots.canvas import Canvas, Plot, canvas, colour
 COLUMNS_AT = (0.0, 0.47, 0.94)
 BAR_WIDTH = 0.05
 OUTER_GAP, INNER_GAP = 0.16, 0.06
-"""Between the bars of a column, as shares of all tokens."""
+"""Gaps between the bars of a column, as shares of all tokens."""
 LABEL_HEIGHT = 0.07
 KEPT, LOST = "committed", "thrown away"
 
 
 @dataclass(frozen=True)
 class Band:
-    """Tokens of one fate."""
+    """Tokens with the same outcome."""
 
     name: str
     source: str
@@ -34,14 +34,14 @@ class Band:
 
 
 def token_flow(key: str, policy: PolicySummary) -> Iterator[Plot]:
-    """The picture, of a policy under which steps were judged."""
+    """Yield the diagram of a policy with judged steps."""
     bands = fates(policy.tokens)
     if policy.step_acceptance is not None and bands:
         yield _flow(f"{key}-flow", bands, policy.tokens)
 
 
 def fates(tokens: TokenRecord) -> list[Band]:
-    """What became of the tokens, as far as there are any of each fate."""
+    """Return the tokens by outcome. Outcomes without tokens are omitted."""
     bands = [
         Band("accepted", "draft", KEPT, tokens.accepted - tokens.salvaged, "draft"),
         Band("salvaged", "draft", KEPT, tokens.salvaged, "salvaged"),
@@ -61,30 +61,30 @@ def _flow(key: str, bands: Sequence[Band], tokens: TokenRecord) -> Plot:
     middles = _stack(bands, [band.name for band in bands], total, INNER_GAP)
     ends = _stack(bands, [band.end for band in bands], total, OUTER_GAP)
     left, middle, right = COLUMNS_AT
-    with canvas(340) as drawn:
+    with canvas(340) as chart:
         for band in bands:
             height, top = band.num_tokens / total, middles[band.name]
-            _ribbon(drawn, (left + BAR_WIDTH, starts[band.name]), (middle, top), height, band)
-            _ribbon(drawn, (middle + BAR_WIDTH, top), (right, ends[band.name]), height, band)
-            _bar(drawn, middle, top, height, band.colour)
-        labels = _fate_labels(drawn, bands, middles, total)
+            _ribbon(chart, (left + BAR_WIDTH, starts[band.name]), (middle, top), height, band)
+            _ribbon(chart, (middle + BAR_WIDTH, top), (right, ends[band.name]), height, band)
+            _bar(chart, middle, top, height, band.colour)
+        labels = _fate_labels(chart, bands, middles, total)
         lowest = min(labels)
-        _outer_bars(drawn, [(band.source, band, starts[band.name]) for band in by_source], left, total, lowest)
-        _outer_bars(drawn, [(band.end, band, ends[band.name]) for band in bands], right, total, lowest)
-        drawn.axes.set_xlim(-0.01, 1.01)
-        drawn.axes.set_ylim(-0.72, 0.78)
-        drawn.axes.axis("off")
-        return drawn.plot(
+        _outer_bars(chart, [(band.source, band, starts[band.name]) for band in by_source], left, total, lowest)
+        _outer_bars(chart, [(band.end, band, ends[band.name]) for band in bands], right, total, lowest)
+        chart.axes.set_xlim(-0.01, 1.01)
+        chart.axes.set_ylim(-0.72, 0.78)
+        chart.axes.axis("off")
+        return chart.plot(
             key,
             "Where the tokens went",
-            f"Of what the draft wrote {percent(tokens.accepted / (tokens.drafted or 1))} was kept, and "
-            f"{percent(tokens.accepted / (tokens.committed or 1))} of the committed text is the draft's. Shares are of "
-            f"all {total:,} tokens written; tokens drafted inside the target's writing are not among them.",
+            f"{percent(tokens.accepted / (tokens.drafted or 1))} of the draft's tokens were accepted, and "
+            f"{percent(tokens.accepted / (tokens.committed or 1))} of the committed tokens are the draft's. Shares are "
+            f"of all {total:,} generated tokens, without the tokens drafted by token-level speculation.",
         )
 
 
 def _stack(bands: Sequence[Band], groups: Sequence[str], total: int, gap: float) -> dict[str, float]:
-    """The top of each band in a column: one below the other, with a gap between groups, around the middle."""
+    """Return the top of each band in a column, stacked around the middle with a gap between groups."""
     top = (1 + gap * (len(dict.fromkeys(groups)) - 1)) / 2
     tops: dict[str, float] = {}
     for index, band in enumerate(bands):
@@ -95,7 +95,7 @@ def _stack(bands: Sequence[Band], groups: Sequence[str], total: int, gap: float)
     return tops
 
 
-def _ribbon(drawn: Canvas, start: tuple[float, float], end: tuple[float, float], height: float, band: Band) -> None:
+def _ribbon(chart: Canvas, start: tuple[float, float], end: tuple[float, float], height: float, band: Band) -> None:
     (left, from_top), (right, to_top) = start, end
     middle = (left + right) / 2
     upper = [(left, from_top), (middle, from_top), (middle, to_top), (right, to_top)]
@@ -107,36 +107,36 @@ def _ribbon(drawn: Canvas, start: tuple[float, float], end: tuple[float, float],
     ]
     codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
     path = Path([*upper, *lower, upper[0]], codes)
-    ribbon = drawn.axes.add_patch(PathPatch(path, facecolor=colour(band.colour), alpha=0.3, linewidth=0))
-    drawn.tip(ribbon, f"{band.name}: {band.num_tokens:,} tokens, from the {band.source}, {band.end}")
+    ribbon = chart.axes.add_patch(PathPatch(path, facecolor=colour(band.colour), alpha=0.3, linewidth=0))
+    chart.tip(ribbon, f"{band.name}: {band.num_tokens:,} tokens, from the {band.source}, {band.end}")
 
 
-def _bar(drawn: Canvas, left: float, top: float, height: float, name: str) -> None:
-    drawn.axes.add_patch(Rectangle((left, top - height), BAR_WIDTH, height, facecolor=colour(name)))
+def _bar(chart: Canvas, left: float, top: float, height: float, name: str) -> None:
+    chart.axes.add_patch(Rectangle((left, top - height), BAR_WIDTH, height, facecolor=colour(name)))
 
 
-def _fate_labels(drawn: Canvas, bands: Sequence[Band], tops: Mapping[str, float], total: int) -> list[float]:
-    """Beside each bar of the middle, or a little below it where two would overlap; returns where they are."""
-    places: list[float] = []
+def _fate_labels(chart: Canvas, bands: Sequence[Band], tops: Mapping[str, float], total: int) -> list[float]:
+    """Label the bars of the middle column, moving labels down where two would overlap. Return their y positions."""
+    positions: list[float] = []
     for band in bands:
         share = band.num_tokens / total
-        places.append(min([tops[band.name] - share / 2, *(place - LABEL_HEIGHT for place in places)]))
-        drawn.axes.text(COLUMNS_AT[1] + BAR_WIDTH + 0.015, places[-1], f"{band.name} {percent(share)}", va="center")
-    return places
+        positions.append(min([tops[band.name] - share / 2, *(each - LABEL_HEIGHT for each in positions)]))
+        chart.axes.text(COLUMNS_AT[1] + BAR_WIDTH + 0.015, positions[-1], f"{band.name} {percent(share)}", va="center")
+    return positions
 
 
 def _outer_bars(
-    drawn: Canvas, members: Sequence[tuple[str, Band, float]], left: float, total: int, lowest: float
+    chart: Canvas, members: Sequence[tuple[str, Band, float]], left: float, total: int, lowest: float
 ) -> None:
-    """The bars of who wrote or of what it came to, each with its name above it."""
+    """Draw the bars of the left or the right column with their names."""
     for group in dict.fromkeys(name for name, _, _ in members):
         inside = [(band.num_tokens, top) for name, band, top in members if name == group]
         num_tokens, top = sum(size for size, _ in inside), max(top for _, top in inside)
-        _bar(drawn, left, top, num_tokens / total, "muted")
+        _bar(chart, left, top, num_tokens / total, "muted")
         at_the_left = left < COLUMNS_AT[1]
-        # What is thrown away has its name below it; above it are those of the middle.
+        # The name of the lost tokens goes below the bar, because labels of the middle column are above it.
         below = group == LOST
-        drawn.axes.text(
+        chart.axes.text(
             left if at_the_left else left + BAR_WIDTH,
             min(top - num_tokens / total, lowest - LABEL_HEIGHT / 2) - 0.02 if below else top + 0.02,
             f"{group} {percent(num_tokens / total)}",

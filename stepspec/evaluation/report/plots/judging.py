@@ -1,4 +1,4 @@
-"""What the judges did: acceptance by step index, the scores, and whether an accepted low score costs answers."""
+"""Plots of the judges: acceptance by step index, scores, and correct answers by the lowest accepted score."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,38 +14,39 @@ from stepspec.evaluation.stats import Share, auc, reliability
 
 MAX_POINTS = 24
 MIN_JUDGED = 10
-"""Steps of one index, below which their share says nothing worth a point."""
+"""Minimum judged steps for a point."""
 MIN_REQUESTS = 20
 
 
 def acceptance_by_index(key: str, tallies: Mapping[str, PolicyTally]) -> Iterator[Plot]:
-    """The share of judged steps that were accepted, by their place in the request."""
+    """Yield a plot of the share of judged steps that were accepted, by their index in the request."""
     shown = {name: points for name, tally in tallies.items() if (points := places_accepted(tally))}
     if not shown:
         return
     names = series(list(tallies))
-    with canvas() as drawn:
+    with canvas() as chart:
         for name, points in shown.items():
-            _draw_shares(drawn, points, names[name], label(name))
-        drawn.axes.set_xlabel("step")
-        drawn.axes.set_ylabel("accepted, %")
-        drawn.axes.set_ylim(0, 104)
-        drawn.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            _draw_shares(chart, points, names[name], label(name))
+        chart.axes.set_xlabel("step")
+        chart.axes.set_ylabel("accepted, %")
+        chart.axes.set_ylim(0, 104)
+        chart.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(shown) > 1:
-            drawn.figure.legend(loc="outside upper left", ncols=2)
-        yield drawn.plot(
+            chart.figure.legend(loc="outside upper left", ncols=2)
+        yield chart.plot(
             f"{key}-index",
             "Acceptance by step",
-            f"Share of judged steps that were accepted, by their place in the request, with 95% intervals over "
-            f"problems, as steps of one problem depend on each other; places with fewer than {MIN_JUDGED} judged steps "
-            f"are left out.",
+            f"Share of judged steps that were accepted, by their index in the request, with 95% intervals over "
+            f"problems, because steps of one problem depend on each other. Indices with fewer than {MIN_JUDGED} "
+            f"judged steps are not shown.",
         )
 
 
 def places_accepted(tally: PolicyTally) -> list[tuple[float, Share]]:
-    """The share accepted by place, counted from 1; several places make a point, at their mean, where there are many.
+    """Return points of mean step index, counted from 1, and share of accepted steps.
 
-    The unit is the problem: its steps and repeats depend on each other. Fewer than `MIN_JUDGED` steps make no point.
+    If there are many indices, each point covers several. The intervals are over problems, because the steps and repeats
+    of a problem depend on each other. Points with fewer than `MIN_JUDGED` steps are omitted.
     """
     longest = max((len(places.judged) for places in tally.places.values()), default=0)
     size = max(1, -(-longest // MAX_POINTS))
@@ -58,51 +59,54 @@ def places_accepted(tally: PolicyTally) -> list[tuple[float, Share]]:
     return points
 
 
-def _draw_shares(drawn: Canvas, points: Sequence[tuple[float, Share]], name: str, words: str) -> None:
-    places, shares = zip(*points, strict=True)
+def _draw_shares(chart: Canvas, points: Sequence[tuple[float, Share]], name: str, legend: str) -> None:
+    indices, shares = zip(*points, strict=True)
     low, high = zip(*(share.interval() for share in shares), strict=True)
-    drawn.axes.fill_between(
-        places, 100 * np.asarray(low), 100 * np.asarray(high), color=colour(name), alpha=0.16, linewidth=0
+    chart.axes.fill_between(
+        indices, 100 * np.asarray(low), 100 * np.asarray(high), color=colour(name), alpha=0.16, linewidth=0
     )
     values = [100 * share.value for share in shares]
-    drawn.axes.plot(places, values, color=colour(name), label=words, marker="o", markersize=3.5)
+    chart.axes.plot(indices, values, color=colour(name), label=legend, marker="o", markersize=3.5)
 
 
 def score_plots(key: str, tally: PolicyTally) -> Iterator[Plot]:
-    """Two plots for each judge of a policy: its scores, and right answers by the lowest accepted one."""
+    """Yield two plots for each judge of a policy: its scores, and correct answers by the lowest accepted score."""
     for number, (judge, scores) in enumerate(tally.scores.items()):
         yield _distribution(f"{key}-scores-{number}", judge, scores)
         yield from _calibration(f"{key}-calibration-{number}", judge, scores)
 
 
 def _distribution(key: str, judge: str, scores: ScoreTally) -> Plot:
-    accepted, refused = np.asarray(scores.accepted), np.asarray(scores.refused)
-    edges = _edges(np.concatenate([accepted, refused]))
-    with canvas() as drawn:
-        heights = [np.histogram(np.clip(each, edges[0], edges[-1]), edges)[0] for each in (refused, accepted)]
+    accepted, rejected = np.asarray(scores.accepted), np.asarray(scores.refused)
+    edges = _edges(np.concatenate([accepted, rejected]))
+    with canvas() as chart:
+        heights = [np.histogram(np.clip(each, edges[0], edges[-1]), edges)[0] for each in (rejected, accepted)]
         bottom = np.zeros(len(edges) - 1)
-        for height, name, words in zip(heights, ("rejected", "draft"), ("refused", "accepted"), strict=True):
+        for height, name, legend in zip(heights, ("rejected", "draft"), ("rejected", "accepted"), strict=True):
             width = 0.92 * np.diff(edges)
-            drawn.axes.bar(edges[:-1] + np.diff(edges) / 2, height, width, bottom, color=colour(name), label=words)
+            chart.axes.bar(edges[:-1] + np.diff(edges) / 2, height, width, bottom, color=colour(name), label=legend)
             bottom = bottom + height
-        drawn.axes.grid(visible=False, axis="x")
-        drawn.axes.set_xlabel(f"score of {judge}")
-        drawn.axes.set_ylabel("steps")
-        drawn.figure.legend(loc="outside upper left", ncols=2)
-        share = len(accepted) / (len(accepted) + len(refused))
-        return drawn.plot(
+        chart.axes.grid(visible=False, axis="x")
+        chart.axes.set_xlabel(f"score of {judge}")
+        chart.axes.set_ylabel("steps")
+        chart.figure.legend(loc="outside upper left", ncols=2)
+        share = len(accepted) / (len(accepted) + len(rejected))
+        return chart.plot(
             key,
             f"Scores of {judge}",
-            f"{count(len(accepted) + len(refused), 'score')}, {percent(share)} of the steps accepted. "
-            "Scores beyond the outermost bars are in them.",
+            f"{count(len(accepted) + len(rejected), 'score')}, {percent(share)} of the steps accepted. "
+            "The outermost bars include all scores beyond them.",
         )
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A bar for each score where they are digits or the like; else equal ones over all but the lowest hundredth."""
+    """Return the edges of the bars: one bar for each score if scores are few integers, else bars of equal width.
+
+    The latter start at the 1% quantile.
+    """
     distinct = np.unique(values)
-    whole = np.equal(distinct, np.round(distinct)).all()
-    if whole and distinct[-1] - distinct[0] < MAX_POINTS:
+    are_integers = np.equal(distinct, np.round(distinct)).all()
+    if are_integers and distinct[-1] - distinct[0] < MAX_POINTS:
         return np.arange(distinct[0] - 0.5, distinct[-1] + 1.5)
     low, high = np.quantile(values, [0.01, 1.0])
     return np.linspace(low, high if high > low else low + 1, MAX_POINTS + 1)
@@ -117,27 +121,27 @@ def _calibration(key: str, judge: str, scores: ScoreTally) -> Iterator[Plot]:
     shares = [100 * each.outcome.value for each in bins]
     intervals = [each.outcome.interval() for each in bins]
     overall = 100 * sum(scores.correct) / len(scores.correct)
-    with canvas() as drawn:
-        drawn.axes.axhline(overall, color=colour("muted"), linewidth=1.2, linestyle="--")
+    with canvas() as chart:
+        chart.axes.axhline(overall, color=colour("muted"), linewidth=1.2, linestyle="--")
         whiskers = [
             [max(0, share - 100 * low) for share, (low, _) in zip(shares, intervals, strict=True)],
             [max(0, 100 * high - share) for share, (_, high) in zip(shares, intervals, strict=True)],
         ]
         means = [each.mean_score for each in bins]
-        drawn.axes.errorbar(means, shares, whiskers, fmt="o-", color=colour("draft"), elinewidth=1.3, markersize=5)
-        drawn.axes.set_xlabel(f"lowest accepted score of {judge}")
-        drawn.axes.set_ylabel("right answers, %")
-        yield drawn.plot(
+        chart.axes.errorbar(means, shares, whiskers, fmt="o-", color=colour("draft"), elinewidth=1.3, markersize=5)
+        chart.axes.set_xlabel(f"lowest accepted score of {judge}")
+        chart.axes.set_ylabel("correct answers, %")
+        yield chart.plot(
             key,
             "Do low scores cost answers?",
-            f"Share of right final answers by the lowest score accepted in the request, in bins of about equal "
-            f"count, with 95% intervals; dashed: all {len(scores.lowest):,} requests. {_area_in_words(scores)}",
+            f"Share of correct answers by the lowest accepted score of the request, in bins of about equal "
+            f"count, with 95% intervals. Dashed line: all {len(scores.lowest):,} requests. {_area_in_words(scores)}",
         )
 
 
 def _area_in_words(scores: ScoreTally) -> str:
     found = auc(scores.lowest, scores.correct, scores.problems)
     if found.value is None or found.interval is None:
-        return f"No area under the curve is given: {found.why}."
+        return f"The area under the curve is unknown: {found.why}."
     low, high = found.interval
-    return f"Area under the curve {found.value:.2f} [{low:.2f}, {high:.2f}]; 0.5 means that the scores say nothing."
+    return f"Area under the curve {found.value:.2f} [{low:.2f}, {high:.2f}]; 0.5 is chance level."

@@ -1,4 +1,4 @@
-"""How speed goes with the number of requests in flight: a line a policy over the settings of a sweep."""
+"""Speed by concurrency: one line for each policy over the settings of a sweep."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,11 +13,11 @@ Value = tuple[float, tuple[float, float] | None]
 
 
 def sweep_plots(key: str, summaries: Sequence[Summary]) -> Iterator[Plot]:
-    """Throughput and speedups against concurrency; nothing where it was the same in all runs."""
+    """Yield plots of throughput and speedups by concurrency, if the runs have different concurrencies."""
     yield from _lines(
         f"{key}-problems-per-s",
         "Throughput",
-        "Problems finished per second at each concurrency, idle time at the ends of blocks included.",
+        "Problems finished per second at each concurrency, including idle time at the ends of blocks.",
         "problems/s",
         summaries,
         lambda each: (each.throughput.problems_per_s, None) if each.throughput else None,
@@ -33,7 +33,7 @@ def sweep_plots(key: str, summaries: Sequence[Summary]) -> Iterator[Plot]:
     yield from _lines(
         f"{key}-speedup",
         "Speedup of a request",
-        "Wall time of a request under the target alone over that under the policy, with 95% intervals.",
+        "Wall time of a request with the target alone over the wall time with the policy, with 95% intervals.",
         "times as fast",
         summaries,
         lambda each: (each.speedup_vs_target, each.speedup_vs_target_ci) if each.speedup_vs_target else None,
@@ -56,7 +56,7 @@ def _lines(
     value: Callable[[PolicySummary], Value | None],
 ) -> Iterator[Plot]:
     ordered = sorted(summaries, key=lambda summary: summary.concurrency)
-    places = sorted({summary.concurrency for summary in ordered})
+    concurrencies = sorted({summary.concurrency for summary in ordered})
     policies = list(dict.fromkeys(name for summary in ordered for name in summary.policies))
     points = {
         name: [
@@ -67,24 +67,24 @@ def _lines(
         ]
         for name in policies
     }
-    if len(places) < 2 or not any(points.values()):
+    if len(concurrencies) < 2 or not any(points.values()):
         return
     colours = series(policies)
-    with canvas() as drawn:
+    with canvas() as chart:
         for name, known in points.items():
-            at, values = [place for place, _ in known], [value for _, (value, _) in known]
-            drawn.axes.plot(at, values, "o-", color=colour(colours[name]), markersize=4, label=label(name))
-            for place, (estimate, interval) in known:
+            at, values = [concurrency for concurrency, _ in known], [value for _, (value, _) in known]
+            chart.axes.plot(at, values, "o-", color=colour(colours[name]), markersize=4, label=label(name))
+            for concurrency, (estimate, interval) in known:
                 if interval is not None:
-                    drawn.axes.plot([place, place], interval, color=colour(colours[name]), linewidth=1.2, alpha=0.6)
-                mark = drawn.axes.plot(place, estimate, "o", color=colour(colours[name]), markersize=5)[0]
-                drawn.tip(mark, f"{name}, concurrency {place}: {significant(estimate)}")
-        drawn.axes.set_xscale("log")
-        drawn.axes.xaxis.set_major_locator(FixedLocator(places))
-        drawn.axes.xaxis.set_minor_locator(NullLocator())
-        drawn.axes.xaxis.set_major_formatter(lambda place, _: f"{place:g}")
-        drawn.axes.set_xlabel("requests in flight")
-        drawn.axes.set_ylabel(unit)
-        drawn.axes.set_ylim(bottom=0)
-        drawn.figure.legend(loc="outside upper left", ncols=3)
-        yield drawn.plot(key, title, caption)
+                    chart.axes.plot([concurrency] * 2, interval, color=colour(colours[name]), linewidth=1.2, alpha=0.6)
+                mark = chart.axes.plot(concurrency, estimate, "o", color=colour(colours[name]), markersize=5)[0]
+                chart.tip(mark, f"{name}, concurrency {concurrency}: {significant(estimate)}")
+        chart.axes.set_xscale("log")
+        chart.axes.xaxis.set_major_locator(FixedLocator(concurrencies))
+        chart.axes.xaxis.set_minor_locator(NullLocator())
+        chart.axes.xaxis.set_major_formatter(lambda concurrency, _: f"{concurrency:g}")
+        chart.axes.set_xlabel("requests in flight")
+        chart.axes.set_ylabel(unit)
+        chart.axes.set_ylim(bottom=0)
+        chart.figure.legend(loc="outside upper left", ncols=3)
+        yield chart.plot(key, title, caption)

@@ -1,4 +1,4 @@
-"""Accuracy against speed, each with its interval, and the policies that none other beats in both."""
+"""Accuracy against speed, with intervals and the Pareto front."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _LABEL_SPOTS = [(side * 9, up) for up in (9, -9, 22, -22, 36, -36) for side in (
     (0, 32),
     (0, -32),
 ]
-"""Where a label may stand, in pixels from its point; the first that is free."""
+"""Possible label offsets from a point, in pixels and in order of preference."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class _Point:
 
 
 def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
-    """The plot; nothing where fewer than two policies have a speed."""
+    """Yield the plot if at least two policies have a speed."""
     points = [
         _point(name, policy, run.is_exact(name))
         for name, policy in summary.policies.items()
@@ -40,19 +40,19 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
     if len(points) < 2:
         return
     colours = series(list(summary.policies))
-    with canvas() as drawn:
-        _draw_front(drawn, points)
+    with canvas() as chart:
+        _draw_front(chart, points)
         for point in points:
-            _draw_point(drawn, point, colours[point.name])
-        drawn.axes.set_xlabel("times as fast as the target alone")
-        drawn.axes.set_ylabel("correct answers, %")
-        drawn.axes.margins(0.12, 0.15)
-        _draw_labels(drawn, points, colours)
-        yield drawn.plot(
+            _draw_point(chart, point, colours[point.name])
+        chart.axes.set_xlabel("times as fast as the target alone")
+        chart.axes.set_ylabel("correct answers, %")
+        chart.axes.margins(0.12, 0.15)
+        _draw_labels(chart, points, colours)
+        yield chart.plot(
             f"{key}-tradeoff",
             "Accuracy against speed",
             "Better is up and to the right; the bars are 95% intervals. Circles are exact, diamonds are not. "
-            "The dashed line joins those that no other beats in both. Speeds that do not count are left out.",
+            "The dashed line joins the policies that no other beats in both. Speeds that do not count are not shown.",
         )
 
 
@@ -68,7 +68,7 @@ def _point(name: str, policy: PolicySummary, exact: bool) -> _Point:
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points that no other is at least as good as in both coordinates, from left to right."""
+    """Return the points that no other point matches or beats in both coordinates, from left to right."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(set(points), reverse=True):
         if not front or y > front[-1][1]:
@@ -76,21 +76,21 @@ def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, flo
     return front[::-1]
 
 
-def _draw_front(drawn: Canvas, points: Sequence[_Point]) -> None:
+def _draw_front(chart: Canvas, points: Sequence[_Point]) -> None:
     front = pareto_front((point.x, point.y) for point in points)
     if len(front) > 1:
-        drawn.axes.plot(*zip(*front, strict=True), "--", color=colour("muted"), linewidth=1.2, zorder=1)
+        chart.axes.plot(*zip(*front, strict=True), "--", color=colour("muted"), linewidth=1.2, zorder=1)
 
 
-def _draw_point(drawn: Canvas, point: _Point, name: str) -> None:
+def _draw_point(chart: Canvas, point: _Point, name: str) -> None:
     low, high = point.x_interval
     bottom, top = point.y_interval
     x_bars = [[point.x - low], [high - point.x]]
     y_bars = [[max(0, point.y - bottom)], [max(0, top - point.y)]]
-    bars = drawn.axes.errorbar(point.x, point.y, y_bars, x_bars, fmt="none", ecolor=colour(name), elinewidth=1.3)
+    bars = chart.axes.errorbar(point.x, point.y, y_bars, x_bars, fmt="none", ecolor=colour(name), elinewidth=1.3)
     for line in bars.lines[2]:
         line.set_alpha(0.55)
-    marker = drawn.axes.scatter(
+    marker = chart.axes.scatter(
         point.x,
         point.y,
         s=58,
@@ -99,20 +99,20 @@ def _draw_point(drawn: Canvas, point: _Point, name: str) -> None:
         edgecolor=colour("card"),
         zorder=3,
     )
-    drawn.tip(marker, point.tip)
+    chart.tip(marker, point.tip)
 
 
-def _draw_labels(drawn: Canvas, points: Sequence[_Point], colours: dict[str, str]) -> None:
-    drawn.figure.draw_without_rendering()
-    bounds = drawn.axes.bbox
-    at = {point.name: drawn.axes.transData.transform((point.x, point.y)) for point in points}
+def _draw_labels(chart: Canvas, points: Sequence[_Point], colours: dict[str, str]) -> None:
+    chart.figure.draw_without_rendering()
+    bounds = chart.axes.bbox
+    at = {point.name: chart.axes.transData.transform((point.x, point.y)) for point in points}
     taken = [Bbox.from_bounds(x - 6, y - 6, 12, 12) for x, y in at.values()]
     for point in points:
         x, y = at[point.name]
         spots = [(spot, _label_box(label(point.name), x, y, spot)) for spot in _LABEL_SPOTS]
         spot, box = min(spots, key=lambda each: _cost(each[1], taken, bounds))
         taken.append(box)
-        drawn.axes.annotate(
+        chart.axes.annotate(
             label(point.name),
             (point.x, point.y),
             spot,

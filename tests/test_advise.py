@@ -604,7 +604,7 @@ def test_advice_for_several_loads_says_up_to_which_it_pays() -> None:
     text = told(found, load(candidate()), many)
     assert "Speculation pays here: with token an answer comes 1.50× [1.20, 1.80]" in text
     assert "It is exact" in text
-    assert "1 at once 1.50×, 16 at once 0.90×; past 1 at once" in text
+    assert "1 concurrent 1.50×, 16 concurrent 0.90×; above a concurrency of 1" in text
     assert "2 prompts did not fit" in text
     assert "512 MiB beside 1.00 GiB" in text
 

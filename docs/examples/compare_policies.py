@@ -8,8 +8,8 @@ import asyncio
 from stepspec import Result, StepSpec, load_pair
 
 QUESTIONS = [
-    "This is about a few neighbors. Ella baked 25 muffins. Hugo baked 34 muffins. Jack baked as many muffins as Ella and "
-    "Hugo together. Vera baked 16 fewer muffins than Jack. How many muffins did Vera bake?",
+    "This is about a few neighbors. Ella baked 25 muffins. Hugo baked 34 muffins. Jack baked as many muffins as Ella "
+    "and Hugo together. Vera baked 16 fewer muffins than Jack. How many muffins did Vera bake?",
     "It was a sunny day. Paul collected 38 shells. Cara collected 33 shells. Ben collected as many shells as Paul and "
     "Cara together. Sam collected 18 more shells than Ben. How many shells did Sam collect?",
     "This happened at school. Ben has 5 boxes of 7 balloons each. Mia has 17 fewer balloons than Ben. Kate has 2 more "

@@ -202,7 +202,7 @@ COLUMNS: Sequence[_Column] = (
     _Column("over plain", lambda each: each.over_plain),
     _Column("over transformers", lambda each: each.over_transformers),
     _Column("over assisted", lambda each: each.over_assisted),
-    _Column("over 1 at once", lambda each: each.over_alone),
+    _Column("over 1 request", lambda each: each.over_alone),
     _Column("accepted", lambda each: each.acceptance, ".1%"),
     _Column("tokens a round", lambda each: each.mean_acceptance_length),
     _Column("ideal", lambda each: each.ideal),
@@ -283,8 +283,8 @@ def speeds_markdown(speeds: EngineSpeeds) -> str:
     columns = [column for column in COLUMNS if any(column.cell(each) is not None for each in alone.contenders)]
     titles = [column.title for column in columns]
     for each in together:
-        titles += [f"tokens/s, {each.batch} at once", "over plain", "over 1 at once"]
-    lines = [f"| {alone.batch} at once | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
+        titles += [f"tokens/s, {each.batch} concurrent", "over plain", "over 1 request"]
+    lines = [f"| {alone.batch} concurrent | {' | '.join(titles)} |", f"| :-- |{' --: |' * len(titles)}"]
     for each in alone.contenders:
         cells = [_written(column.cell(each), column.form) for column in columns]
         for there in (other.named(each.name) for other in together):

@@ -333,7 +333,7 @@ class Controller:
                 chunk = following
                 self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
-                for event in self.transcript.tell():
+                for event in self.transcript.emit():
                     yield event
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)

@@ -98,7 +98,7 @@ class Transcript:
             self._reader.position = len(self.buffer)
         self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
 
-    def tell(self) -> Iterator[AnswerEvent]:
+    def emit(self) -> Iterator[AnswerEvent]:
         """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
         if self._think_end is None and self.open_ids and not self.step_is_over:
             text = self._reader.read(len(self.buffer), to_the_end=False)
@@ -124,7 +124,7 @@ class Transcript:
             self.extend([id])
             if self.step_is_over:
                 yield from self.finish(origin)
-        yield from self.tell()
+        yield from self.emit()
         if self.answer.stopped:
             yield from self.finish(origin)
 

@@ -134,7 +134,7 @@ class _Task:
         engines = {"target": self.pair.target, "draft": self.pair.draft}
         run = self._conditions(costs.concurrency, engines)
         requests = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
-        self.watcher.begin(f"policies, {requests} at once")
+        self.watcher.begin(f"policies, {requests} concurrent")
         summary = await evaluate(
             run,
             self.problems.problems,

@@ -28,8 +28,8 @@ def policies_table(load: Load, *, graded: bool) -> Table:
         ("length", lambda each: times(each.length_ratio)[0]),
         ("cut short", lambda each: f"{each.num_cut_short:,}"),
     )
-    at_once = load.costs.concurrency
-    table = _table(f"{load.num_prompts} prompts, {at_once} at once, 95% intervals")
+    concurrency = load.costs.concurrency
+    table = _table(f"{load.num_prompts} prompts, {concurrency} concurrent, 95% intervals")
     table.add_column("")
     for title, _ in columns:
         table.add_column(title, justify="right")
@@ -47,10 +47,10 @@ def costs_table(findings: Findings) -> Table:
     for title in ("", "to write", "to read", *(f"a pass over {width}" for width in widths)):
         table.add_column(title, justify="right" if title else "left")
     for load in findings.loads:
-        at_once = f", {load.costs.concurrency} at once" if len(findings.loads) > 1 else ""
+        suffix = f", {load.costs.concurrency} concurrent" if len(findings.loads) > 1 else ""
         for role, costs in (("target", load.costs.target), ("draft", load.costs.draft)):
             if costs is not None:
-                table.add_row(role + at_once, *_costs_row(costs, widths))
+                table.add_row(role + suffix, *_costs_row(costs, widths))
     return table
 
 

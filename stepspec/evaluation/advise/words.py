@@ -185,15 +185,15 @@ def _loads(advice: Advice, loads: Sequence[Load]) -> Iterable[str]:
         better = [load for load in loads[1:] if choose(load).policy != BASELINE]
         if better:
             at = " or ".join(str(load.costs.concurrency) for load in better)
-            yield f"With {at} requests at once speculation pays; ask for that load alone with --concurrency."
+            yield f"With {at} concurrent requests speculation pays; ask for that load alone with --concurrency."
         return
     ratios = [(load.costs.concurrency, load.named(advice.policy)) for load in loads]
-    by_load = ", ".join(f"{at} at once {times(each.throughput)[0]}" for at, each in ratios if each is not None)
+    by_load = ", ".join(f"{at} concurrent {times(each.throughput)[0]}" for at, each in ratios if each is not None)
     most = loads[-1].costs.concurrency
     beyond = (
         f"; it pays at all of them, up to {most}"
         if advice.pays_up_to == most
-        else f"; past {advice.pays_up_to} at once it is not known to pay: use the target alone there"
+        else f"; above a concurrency of {advice.pays_up_to} it is not known to pay: use the target alone there"
     )
     yield f"Requests finished in a second, over the target's: {by_load}{beyond}."
 

@@ -29,13 +29,13 @@ UNFINISHED = ".unfinished-"
 """Prefix of temporary folders of unfinished builds."""
 
 
-def build_smol(tell: Callable[[str], None]) -> Path:
+def build_smol(report: Callable[[str], None]) -> Path:
     """Build the pair if it is missing or damaged, and return its folder.
 
     A concurrent build waits for the first one.
 
     Args:
-        tell: receives progress messages.
+        report: receives progress messages.
 
     Raises:
         ModelError: the base is missing or damaged, or the folder cannot be written.
@@ -43,9 +43,9 @@ def build_smol(tell: Callable[[str], None]) -> Path:
     folder = built_folder("smol")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.parent / "smol.lock", tell):
+        with _locked(folder.parent / "smol.lock", report):
             if folder.exists() and damage_of(folder) is None:
-                tell("The pair is already built.")
+                report("The pair is already built.")
             else:
                 _build(folder, find_base())
     except OSError as error:
@@ -57,13 +57,13 @@ def build_smol(tell: Callable[[str], None]) -> Path:
 
 
 @contextmanager
-def _locked(file: Path, tell: Callable[[str], None]) -> Generator[None]:
+def _locked(file: Path, report: Callable[[str], None]) -> Generator[None]:
     """Hold the lock. The system releases it if the process is killed."""
     lock = filelock.FileLock(file)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        tell("Another process is building the pair. Waiting for it to finish.")
+        report("Another process is building the pair. Waiting for it to finish.")
         lock.acquire()
     try:
         yield

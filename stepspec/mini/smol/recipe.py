@@ -18,7 +18,7 @@ from stepspec.mini.smol.base import find_base, load_tokenizer
 from stepspec.mini.smol.build import merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
-FIRST_TOKENS, SECOND_TOKENS = 2_000_000, 1_350_000
+FIRST_TOKENS, SECOND_TOKENS = 2_000_000, 1_100_000
 DRAFT_TOKENS = 7_000_000
 SECOND_RATE = 6e-4
 NUM_SAMPLES, NUM_PROPOSALS = 6_000, 800

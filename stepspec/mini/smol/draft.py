@@ -39,8 +39,11 @@ DIGIT_WEIGHT = 5.0
 """Weight of digits in the loss. Left to itself the loss is mostly about the choice among phrasings."""
 
 WARM_UP, BATCH_ROWS = 50, 8
-OWN_SHARE = 0.5
-"""Share of conversations with the target's own text."""
+SHARES = {"plain": 0.48, "sums": 0.27, "mini": 0.25}
+"""Share of each kind of reference. The draft never calls a tool, and long prompts would use up the budget."""
+
+OWN_SHARE = 0.2
+"""Share of conversations with the target's own text, which are about everything else."""
 
 SAVE_SECONDS = 120
 
@@ -86,7 +89,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.work, self.seed, self.budget = work, seed, budget
         self.tokenizer: Any = AutoTokenizer.from_pretrained(target)
-        self.maker = TreeMaker(self.tokenizer)
+        self.maker = TreeMaker(self.tokenizer, shares=SHARES)
         rows = load_samples(work / SAMPLES_FILE)
         self.samples = [sample_tree(self.maker, row) for row in rows if row["ended"]]
         self.draft = cut_draft(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), LAYERS)
@@ -202,7 +205,7 @@ def main() -> None:
     )
     parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=7_000_000, help="Number of training tokens, including prompts.")
+    parser.add_argument("--tokens", type=int, default=20_000_000, help="Number of training tokens, including prompts.")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     Trainer(arguments.work, arguments.target, arguments.seed, arguments.tokens).run()

@@ -19,9 +19,9 @@ from stepspec.mini.smol.build import merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
 FIRST_TOKENS, SECOND_TOKENS = 2_000_000, 1_100_000
-DRAFT_TOKENS = 7_000_000
+DRAFT_TOKENS = 20_000_000
 SECOND_RATE = 6e-4
-NUM_SAMPLES, NUM_PROPOSALS = 6_000, 800
+NUM_SAMPLES, NUM_PROPOSALS = 3_000, 800
 
 
 class Recipe:

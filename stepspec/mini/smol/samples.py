@@ -19,6 +19,9 @@ from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.smol import texts
 
+SHARES = {"gsm8k": 0.7, "chat": 0.15, "plain": 0.15}
+"""Share of each kind of question. On the other kinds the target writes what the references say."""
+
 TEMPERATURES = (0.0, 0.6, 1.0)
 MAX_TOKENS = 320
 CONCURRENCY = 64
@@ -27,11 +30,7 @@ FILE = "samples.jsonl"
 
 def question(number: int, gsm8k: Sequence[texts.Solved]) -> str:
     """Return the user turn of a training problem by its number."""
-    rng = random.Random(f"samples/{number}")
-    while True:
-        conversation = texts.draw(rng, gsm8k)
-        if len(conversation.messages) == 1 and not conversation.tools:
-            return conversation.messages[0]["content"]
+    return texts.draw(random.Random(f"samples/{number}"), gsm8k, shares=SHARES).messages[0]["content"]
 
 
 async def answered(engine: TorchEngine, number: int, asked: str) -> dict[str, object]:
@@ -80,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="Write the texts to this folder.")
     parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
-    parser.add_argument("--count", type=int, default=6_000, help="Total number of texts.")
+    parser.add_argument("--count", type=int, default=3_000, help="Total number of texts.")
     arguments = parser.parse_args()
     engine = TorchEngine.load(str(arguments.target), dtype=torch.bfloat16)
     write_samples(engine, arguments.work / FILE, arguments.count)

@@ -2,14 +2,14 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from stepspec.engines.protocol import THINK_END
-from stepspec.mini.smol.texts import Conversation, Proposed, draw, load_gsm8k
+from stepspec.mini.smol.texts import SHARES, Conversation, Proposed, draw, load_gsm8k
 
 ROW = 512
 """Number of tokens of a row. A longer conversation gets a separate row."""
@@ -65,11 +65,15 @@ class TreeMaker:
     Args:
         tokenizer: the tokenizer of the pair.
         proposals: steps of a model, which some conversations judge.
+        shares: the share of each kind of conversation, see `texts.SHARES`.
     """
 
-    def __init__(self, tokenizer: Any, proposals: Sequence[Proposed] = ()) -> None:
+    def __init__(
+        self, tokenizer: Any, proposals: Sequence[Proposed] = (), shares: Mapping[str, float] = SHARES
+    ) -> None:
         self.tokenizer = tokenizer
         self.proposals = proposals
+        self.shares = shares
         self.gsm8k = load_gsm8k("train")
 
     def encode(self, text: str) -> list[int]:
@@ -77,7 +81,7 @@ class TreeMaker:
 
     def draw(self, rng: random.Random) -> Tree:
         """Return a randomly sampled conversation."""
-        return self.tree(draw(rng, self.gsm8k, self.proposals))
+        return self.tree(draw(rng, self.gsm8k, self.proposals, self.shares))
 
     def tree(self, conversation: Conversation) -> Tree:
         """Return the tokens of a conversation. Each step ends with a blank line, and the answer ends the turn."""

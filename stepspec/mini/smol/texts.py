@@ -117,11 +117,23 @@ def problem_of(kind: str, number: int) -> Any:
     return train_problem(number, MINI_LEVELS[number % len(MINI_LEVELS)])
 
 
-def draw(rng: random.Random, gsm8k: Sequence[Solved], proposals: Sequence[Proposed] = ()) -> Conversation:
-    """Sample a conversation with the shares in `SHARES`. If there are proposals, some conversations judge them."""
+def draw(
+    rng: random.Random,
+    gsm8k: Sequence[Solved],
+    proposals: Sequence[Proposed] = (),
+    shares: Mapping[str, float] = SHARES,
+) -> Conversation:
+    """Sample a conversation. If there are proposals, some conversations judge them.
+
+    Args:
+        rng: the source of randomness.
+        gsm8k: problems of GSM8K.
+        proposals: steps of a model.
+        shares: the share of each kind of conversation.
+    """
     if proposals and rng.random() < PROPOSED_SHARE:
         return _from_proposals(rng, rng.choice(proposals))
-    (kind,) = rng.choices([*SHARES], [*SHARES.values()])
+    (kind,) = rng.choices([*shares], [*shares.values()])
     match kind:
         case "mini":
             return _from_mini(rng)

@@ -1,4 +1,4 @@
-"""How the tests are dealt to pytest-xdist's workers, and how many threads each of them takes."""
+"""Distribute the tests to pytest-xdist workers, and limit the threads of each worker."""
 
 import os
 from typing import Any
@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Before anything imports torch, and for child processes: two threads on a busy machine are many times slower than one.
+# Set before torch is imported, and inherited by child processes. On a busy machine, two threads are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class ByFile(LoadScopeScheduling):
-    """A file goes to one worker, for the sake of its fixtures, and tests/serving as a whole: it shares servers."""
+    """Sends each test file to one worker, so that its fixtures run once, and tests/serving, which shares servers."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
-        config.option.loadscopereorder = False  # the files with most tests are by no means the longest
+        config.option.loadscopereorder = False  # the files with the most tests do not take the longest
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

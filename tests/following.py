@@ -1,6 +1,6 @@
-"""A scripted pair that follows the conversation: it calls tools, keeps to schemas, and thinks two steps first.
+"""A scripted pair that reacts to the conversation: it thinks for two steps, calls tools and follows JSON schemas.
 
-Its chat template writes the request as one line of JSON, which the engine reads back from its prompt.
+Its chat template writes the request as one line of JSON, which the engine parses back from its prompt.
 """
 
 import json
@@ -21,7 +21,7 @@ THOUGHTS = ("What is asked is clear.\n\n", "Nothing else is needed.\n\n")
 
 
 class FollowingEngine(ScriptedEngine):
-    """The target or the draft; both think alike. `delay_s` is waited before each reply."""
+    """The target or the draft; both think the same. The engine waits `delay_s` before each reply."""
 
     def __init__(self, tokenizer: WordTokenizer, name: str, **settings: Any) -> None:
         self.delay_s = settings.pop("delay_s", 0.0)
@@ -32,16 +32,16 @@ class FollowingEngine(ScriptedEngine):
 
     def _reply_to(self, call: Call) -> Reply:
         head, _, written = call.prompt.partition("<|assistant|>")
-        asked = json.loads(head.partition("\n")[0])
+        request = json.loads(head.partition("\n")[0])
         thought, ended, _ = written.removeprefix("<think>").partition("</think>")
         if written.startswith("<think>") and not ended:
             done = thought.count("\n\n")
             text = "".join([*THOUGHTS[done:], "</think>"])
             if call.stop is not None and self._think_end not in call.stop.token_ids:
-                text += f"{answer(asked, call.json_schema)}<|end|>"
+                text += f"{answer(request, call.json_schema)}<|end|>"
         else:
-            text = f"{answer(asked, call.json_schema)}<|end|>"
-            text = text.removeprefix(written)  # of a model that does not think apart
+            text = f"{answer(request, call.json_schema)}<|end|>"
+            text = text.removeprefix(written)  # for a model without separate thinking
         return Reply(text, hangs=self.hangs, delay_s=self.delay_s, chunk_size=self.chunk_size)
 
     def _opinion_on(self, call: Call) -> Opinion:
@@ -50,7 +50,7 @@ class FollowingEngine(ScriptedEngine):
 
 
 def answer(asked: Mapping[str, Any], schema: str | None) -> str:
-    """What the target says: JSON of the form that is wanted, calls of the tools that are spoken of, or a sentence."""
+    """Return JSON that fits the schema, calls to the tools that the last message mentions, or a sentence."""
     last, tools = asked["messages"][-1], asked["tools"] or []
     if schema is not None:
         form = json.loads(schema)
@@ -65,18 +65,18 @@ def answer(asked: Mapping[str, Any], schema: str | None) -> str:
 
 
 def is_spoken_of(name: str, said: str) -> bool:
-    """Whether a word of a tool's name is said."""
+    """Return whether the text `said` contains a word of the tool's name."""
     return any(word in said.lower() for word in name.lower().split("_") if len(word) > 2)
 
 
 def arguments(function: Mapping[str, Any], said: str) -> Any:
-    """Arguments of a call."""
+    """Return arguments for a call of the function, taken from the text `said`."""
     form = function.get("parameters") or {"type": "object"}
     return instance(form, form, said)
 
 
 def instance(form: Mapping[str, Any], root: Mapping[str, Any], said: str) -> Any:
-    """Something of that form, of numbers and quoted words that were said."""
+    """Return a value that fits the schema `form`, made of numbers and quoted words in the text `said`."""
     if "$ref" in form:
         found: Any = root
         for name in form["$ref"].removeprefix("#/").split("/"):
@@ -86,9 +86,9 @@ def instance(form: Mapping[str, Any], root: Mapping[str, Any], said: str) -> Any
         return form["const"]
     if "enum" in form:
         return form["enum"][0]
-    for several in ("anyOf", "oneOf", "allOf"):
-        if several in form:
-            return instance(form[several][0], root, said)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if keyword in form:
+            return instance(form[keyword][0], root, said)
     kind = form.get("type", "object")
     kind = kind if isinstance(kind, str) else kind[0]
     if kind == "object":
@@ -112,13 +112,13 @@ def instance(form: Mapping[str, Any], root: Mapping[str, Any], said: str) -> Any
 
 
 def following_pair(*, thinks: bool = True, **settings: Any) -> Pair:
-    """A target and a draft that share a tokenizer."""
+    """Return a target and a draft that share a tokenizer."""
     tokenizer = WordTokenizer(TEMPLATE.replace("thinks", str(thinks).lower()), tags=thinks)
     target = FollowingEngine(tokenizer, settings.pop("name", "target"), **settings)
     return Pair(target, FollowingEngine(tokenizer, "draft", **settings))
 
 
 def asked_of(engine: object) -> Sequence[Mapping[str, Any]]:
-    """The messages of the last request that the engine has seen."""
+    """Return the messages of the last request that the engine received."""
     assert isinstance(engine, FollowingEngine)
     return json.loads(engine.calls[-1].prompt.partition("\n")[0])["messages"]

@@ -1,7 +1,7 @@
-"""A tokenizer of whole words and an engine that plays a script, for tests that are worked out by hand.
+"""A word-level tokenizer and an engine that plays a script, for tests with results worked out by hand.
 
-The tokenizer's tokens are tags, blank lines, digits, words with the space before them and single marks; a
-character outside ASCII is as many tokens as it has bytes. `One two.\\n\\n` is four tokens.
+The tokens are tags, blank lines, digits, words with the space before them, and single characters. A character outside
+ASCII has one token per byte. `One two.\\n\\n` has four tokens.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ PLAIN_TEMPLATE = """\
 """
 THINKING_TEMPLATE = PLAIN_TEMPLATE.replace("<|assistant|>{% endif", "<|assistant|><think>{% endif")
 
-PIECES = re.compile(r"</?think>|<\|\w+\|>|\n\n|\d| ?[A-Za-z]+|.", re.DOTALL)
+TOKENS = re.compile(r"</?think>|<\|\w+\|>|\n\n|\d| ?[A-Za-z]+|.", re.DOTALL)
 
 
 class WordTokenizer:
-    """Ids are given out as pieces are met. `num_decoded` counts the ids that were ever decoded."""
+    """Assigns ids to tokens in order of first use. `num_decoded` counts all ids that were decoded."""
 
     def __init__(self, template: str = THINKING_TEMPLATE, *, tags: bool = True) -> None:
         self.num_decoded = 0
@@ -69,27 +69,27 @@ class WordTokenizer:
         return None
 
     def encode(self, text: str) -> list[int]:
-        pieces: list[bytes] = []
-        for piece in PIECES.findall(text):
-            whole = piece.isascii() and (self._tags or "think" not in piece)
-            pieces += [piece.encode()] if whole else [bytes([byte]) for byte in piece.encode()]
-        return [self._id(piece) for piece in pieces]
+        tokens: list[bytes] = []
+        for match in TOKENS.findall(text):
+            is_one_token = match.isascii() and (self._tags or "think" not in match)
+            tokens += [match.encode()] if is_one_token else [bytes([byte]) for byte in match.encode()]
+        return [self._id(token) for token in tokens]
 
     def encode_text(self, text: str) -> list[int]:
         parts = re.split(r"(</?think>|<\|\w+\|>)", text)
-        split = [part for whole in parts for part in (whole if whole.startswith("<") else [whole])]
-        return [id for part in split for id in self.encode(part)]
+        chunks = [chunk for part in parts for chunk in (part if part.startswith("<") else [part])]
+        return [id for chunk in chunks for id in self.encode(chunk)]
 
     def writes_special(self, text: str) -> bool:
         return self.encode(text) != self.encode_text(text)
 
     max_token_bytes: int | None = None
 
-    def _id(self, piece: bytes) -> int:
-        if piece not in self._ids:
-            self._ids[piece] = len(self._pieces)
-            self._pieces.append(piece)
-        return self._ids[piece]
+    def _id(self, token: bytes) -> int:
+        if token not in self._ids:
+            self._ids[token] = len(self._pieces)
+            self._pieces.append(token)
+        return self._ids[token]
 
     def decode(self, ids: Sequence[int]) -> str:
         self.num_decoded += len(ids)
@@ -130,13 +130,13 @@ def _refuse(reason: str) -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one `generate` call writes until it is stopped; after the text it fails, or hangs if it is to."""
+    """What one `generate` call writes until a stop ends it. After the text, the call hangs or raises `fails`."""
 
     text: str = ""
     fails: StepSpecError | None = None
     hangs: bool = False
     delay_s: float = 0.0
-    """Waited once, before the first chunk."""
+    """Time to wait before the first chunk."""
     queue_s: float = 0.0
     chunk_size: int = 1_000_000
     token_drafted: int = 0
@@ -145,11 +145,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one `verify` call shows: `text` is what the model would write itself, token beside token.
+    """The outcome of one `verify` call: `text` is what the model itself would write at the step's positions.
 
-    A token of the step that is the model's own choice has the log-probability -0.1, any other -9, unless
-    `logprobs` says otherwise by position. `rating` is the model's choice at the end of a probe, `digits` the
-    distribution there.
+    A token of the step that equals the model's own choice has the log-prob -0.1, any other token -9. `logprobs`
+    overrides both by position. At the end of a probe, `rating` is the argmax token and `digits` the distribution over
+    digits, by default all on `rating`.
     """
 
     text: str = ""
@@ -164,7 +164,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Call:
-    """What the engine was asked."""
+    """The arguments of one call to the engine."""
 
     verb: str
     prompt: str
@@ -181,7 +181,7 @@ NO_DRAFTING = Drafting()
 
 
 class ScriptedEngine:
-    """Plays its replies and opinions one after the other, and remembers what it was asked."""
+    """Plays its replies and opinions one after the other, and records the calls."""
 
     drafters: Sequence[DrafterName] = CALL_DRAFTERS
     own_speculation: str | None = "none"
@@ -220,9 +220,9 @@ class ScriptedEngine:
     ) -> AsyncGenerator[Chunk, None]:
         self._check_room(len(prompt) + 1)
         text = self._read(prompt)
-        asked = {"stop": stop, "sampling": sampling, "drafting": drafting, "hint": self.tokenizer.decode(hint)}
-        asked["json_schema"] = json_schema
-        self.calls.append(Call("generate", text, **asked))
+        options = {"stop": stop, "sampling": sampling, "drafting": drafting, "hint": self.tokenizer.decode(hint)}
+        options["json_schema"] = json_schema
+        self.calls.append(Call("generate", text, **options))
         reply = self._reply_to(self.calls[-1])
         reply = Reply(reply) if isinstance(reply, str) else reply
         room = min(stop.max_tokens, self.max_context - len(prompt))
@@ -245,7 +245,7 @@ class ScriptedEngine:
                 yield Chunk(tuple(ids))
             if reply.hangs:
                 await self._hang()
-            assert reply.fails is not None, f"nothing stopped {reply.text!r}, written after {text!r}"
+            assert reply.fails is not None, f"no stop matched in {reply.text!r}, generated after {text!r}"
             raise reply.fails
         finally:
             self.num_open -= 1
@@ -261,7 +261,7 @@ class ScriptedEngine:
         return opinion
 
     async def check_schema(self, json_schema: str) -> None:
-        """Nothing is wrong with any: what is written stands in the script."""
+        """Accept every schema: the script decides what is generated."""
 
     async def verify(
         self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
@@ -282,15 +282,15 @@ class ScriptedEngine:
                 raise opinion.fails
         finally:
             self.num_open -= 1
-        return self._able(self._verification(opinion, continuation, probes))
+        return self._supported(self._verification(opinion, continuation, probes))
 
-    def _able(self, seen: Verification) -> Verification:
-        """What of a verification this engine can give."""
+    def _supported(self, verification: Verification) -> Verification:
+        """Return the verification without the fields that this engine does not support."""
         return replace(
-            seen,
-            logprobs=seen.logprobs if "scores" in self.abilities else None,
-            choices=seen.choices if "choices" in self.abilities else None,
-            probe_logprobs=seen.probe_logprobs if "label logprobs" in self.abilities else (),
+            verification,
+            logprobs=verification.logprobs if "scores" in self.abilities else None,
+            choices=verification.choices if "choices" in self.abilities else None,
+            probe_logprobs=verification.probe_logprobs if "label logprobs" in self.abilities else (),
         )
 
     def _verification(self, opinion: Opinion, continuation: Sequence[int], probes: Sequence[Probe]) -> Verification:
@@ -335,7 +335,7 @@ class ScriptedEngine:
             raise ContextError(f"{wanted} tokens do not fit the context of {self.max_context}.")
 
     def _read(self, prompt: TokenBuffer) -> str:
-        """The prompt's text. A prompt may grow but not change, and what is decoded here does not count."""
+        """Return the prompt's text, and check that the prompt has only grown. `num_decoded` stays the same."""
         ids, seen = prompt.since(0), self._seen.get(prompt, [])
         assert ids[: len(seen)] == seen
         self._seen[prompt] = ids
@@ -350,7 +350,7 @@ PROMPT = "<|user|>How many?<|end|><|assistant|><think>"
 
 @dataclass(frozen=True)
 class Play:
-    """One request as it went."""
+    """The record of one request: its events, its result and both engines."""
 
     events: list[Event]
     result: Result
@@ -359,7 +359,7 @@ class Play:
 
     @property
     def steps(self) -> list[tuple[str, str, int, int, str]]:
-        """Origin, text, tokens, tokens from the draft and end of each step."""
+        """Origin, text, number of tokens, number of tokens from the draft, and end of each step."""
         return [(step.origin, step.text, step.num_tokens, step.num_from_draft, step.end) for step in self.result.steps]
 
     @property
@@ -370,7 +370,7 @@ class Play:
 
 @dataclass
 class Stage:
-    """Two engines with one tokenizer, and a request to be played by them."""
+    """Two engines with one tokenizer, and a request for them to play."""
 
     policy: Policy
     draft_replies: Iterable[Reply | str] = ()
@@ -403,11 +403,11 @@ class Stage:
         )
 
     def events(self) -> AsyncGenerator[Event, None]:
-        """The request's events as they come."""
+        """Run the request and yield its events."""
         return self.controller.run(self.tokenizer.encode(PROMPT))
 
     async def play(self) -> Play:
-        """The whole request, with everything checked that holds for every request."""
+        """Run the whole request, and check everything that holds for every request."""
         events = [event async for event in self.events()]
         done = events[-1]
         assert isinstance(done, Done)
@@ -433,5 +433,5 @@ class Stage:
 
 
 def shape(events: Iterable[Event]) -> list[str]:
-    """The types of the events, repeated ones once."""
+    """Return the types of the events, with consecutive repeats collapsed."""
     return [kind for kind, _ in itertools.groupby(event.type for event in events)]

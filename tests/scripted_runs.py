@@ -1,4 +1,4 @@
-"""Evaluations whose systems play a script: problems, conditions and answers that tests work out by hand."""
+"""Evaluations with scripted systems: problems, conditions and answers that tests work out by hand."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +17,11 @@ from stepspec.loop.step import Counts, Result, Step, Times
 POLICIES = ("target", "token", "stepspec")
 KINDS: Mapping[str, PolicyKind] = {"target": "target", "token": "token"}
 Answer = Callable[[str, str], Result]
-"""Takes policy and question; gives the result, or raises."""
+"""A function of policy and question that returns the result or raises."""
 
 
 class Script:
-    """Systems for several policies that answer by one function and remember all that they were asked."""
+    """Systems for several policies that answer with one function and record all requests."""
 
     def __init__(self, answer: Answer, policies: Sequence[str] = POLICIES) -> None:
         self.answer = answer
@@ -30,17 +30,17 @@ class Script:
         self.most_at_once = 0
         self.policies_at_once: set[frozenset[str]] = set()
         self.since_forgetting: list[int] = []
-        """How many requests there were after each time that the engines forgot."""
+        """Number of requests since each time that the engines forgot."""
         self._running: list[str] = []
         self.systems: dict[str, System] = {policy: _Scripted(self, policy) for policy in policies}
 
     @property
     def recorded(self) -> list[tuple[str, str]]:
-        """What was asked, as policy and question, but for the warming up."""
+        """Policy and question of each request, without the warm-up."""
         return [(policy, question) for policy, question in self.asked if question != WARM_UP_QUESTION]
 
     async def play(self, policy: str, question: str, sampling: Sampling) -> Result:
-        """Answers one request; waits a little, so that requests overlap if they may."""
+        """Answer one request, after a short wait that lets concurrent requests overlap."""
         self.asked.append((policy, question))
         if self.since_forgetting:
             self.since_forgetting[-1] += 1
@@ -70,7 +70,7 @@ class _Scripted:
 
 
 def make_problems(n: int) -> list[EvalProblem]:
-    """Problems `p0`, `p1`, ... whose answers are their numbers."""
+    """Return problems `p0`, `p1`, ... whose answers are their numbers."""
     return [EvalProblem(f"p{index}", f"What is {index}?", str(index), level=2) for index in range(n)]
 
 
@@ -82,7 +82,7 @@ def make_run(
     num_repeats: int = 1,
     grader: GraderKind = "integer",
 ) -> RunRecord:
-    """Conditions with everything about the machine left open."""
+    """Return the conditions of a run, without facts about the machine."""
     return RunRecord(
         benchmark="scripted",
         data_sha256="0" * 64,
@@ -109,7 +109,7 @@ def make_run(
 
 
 def make_result(answer: str, wall_s: float = 1.0, *, judged: int = 0, accepted: int = 0) -> Result:
-    """A result of ten tokens and of four more per judged step, whose counts and times add up."""
+    """Return a result of ten tokens, plus four per judged step, with counts and times that add up."""
     step = Step(0, "draft", "One.\n\n", 4, 4, "delimiter", {"rating": 7.0})
     regenerated = 4 * (judged - accepted)
     counts = Counts(
@@ -130,7 +130,7 @@ def make_result(answer: str, wall_s: float = 1.0, *, judged: int = 0, accepted: 
 
 
 def answer_right(policy: str, question: str) -> Result:
-    """The right answer to a question of `make_problems`; `stepspec` is twice as fast."""
+    """Return the right answer to a question of `make_problems`; `stepspec` is twice as fast."""
     number = question.removeprefix("What is ").removesuffix("?")
     fast = policy == "stepspec"
     return make_result(f"\\boxed{{{number}}}", 0.5 if fast else 1.0, judged=2 * fast, accepted=int(fast))
@@ -139,11 +139,11 @@ def answer_right(policy: str, question: str) -> Result:
 def play(
     folder: Path, script: Script, problems: Sequence[EvalProblem], run: RunRecord | None = None, **keeping: Any
 ) -> Summary:
-    """Runs what is not finished yet; `keeping` as `Keeping` takes it."""
+    """Run the unfinished rows; `keeping` holds options of `Keeping`."""
     record = run or make_run(problems)
     with Grading(record.grader) as grading:
-        kept = Keeping(folder, **keeping)
-        return asyncio.run(evaluate(record, problems, script.systems, kept, grading=grading))
+        storage = Keeping(folder, **keeping)
+        return asyncio.run(evaluate(record, problems, script.systems, storage, grading=grading))
 
 
 def rows_of(folder: Path) -> list[ResultRow]:

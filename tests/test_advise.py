@@ -1,4 +1,4 @@
-"""Advice on the user's own prompts: the rule on made-up findings, the formula, and the whole command on real models."""
+"""Advice on the user's own prompts: the rule on synthetic findings, the formula, and the command on real models."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ from stepspec.loop.policy import load_policy
 from stepspec.loop.step import Counts, Result, Times
 
 ONE_WIDTH = {1: 1.0, 8: 1.0, 64: 1.0}
-"""Passes that cost the same however wide they are, as the paper assumes."""
+"""Passes that cost the same at every width, as the paper assumes."""
 
 
 def candidate(
@@ -57,7 +57,7 @@ def candidate(
     interval: tuple[float, float] | None = (1.2, 1.8),
     **changes: Any,
 ) -> Candidate:
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "kind": "token",
         "exact": True,
@@ -78,11 +78,11 @@ def candidate(
         "num_cut_short": 0,
         "time_s": TimeRecord(),
     }
-    return Candidate(**known | changes)
+    return Candidate(**fields | changes)
 
 
 def steps(speedup: float = 2.0, *, loss: float | None = 0.16, **changes: Any) -> Candidate:
-    """A step-level candidate, which is not exact."""
+    """Return a step-level candidate, which is not exact."""
     interval = (0.8 * speedup, 1.2 * speedup)
     return candidate("stepspec", speedup, interval, kind="step", exact=False, loss_upper=loss, **changes)
 
@@ -94,20 +94,20 @@ def load(
     *others: Candidate, reading: float | None = 0.05, widths: Mapping[int, float] = ONE_WIDTH, concurrency: int = 1
 ) -> Load:
     costs = ModelCosts(read_s=1e-4, write_s=1e-2, pass_over_one=dict(widths))
-    some = Percentiles(p50=100, p90=200, p99=300)
+    percentiles = Percentiles(p50=100, p90=200, p99=300)
     return Load(
         costs=LoadCosts(concurrency=concurrency, target=costs, draft=None),
         num_prompts=20,
         num_failed=0,
-        prompt_tokens=some,
-        output_tokens=some,
+        prompt_tokens=percentiles,
+        output_tokens=percentiles,
         reading_share=reading,
         candidates=[TARGET, *others],
     )
 
 
 def trial(acceptance: float = 0.8, cost: float = 0.1) -> Trial:
-    """A trial of the draft whose predictions are those of the formula."""
+    """Return a trial of the draft whose predictions follow the formula."""
     costs = Costs(cost, ONE_WIDTH)
     best, predicted = best_num_tokens(acceptance, costs)
     return Trial(
@@ -138,14 +138,14 @@ def test_a_policy_that_may_be_slower_is_not_chosen() -> None:
     assert choose(load(candidate(speedup=1.5, interval=(0.9, 2.4)))) == Choice("target", None)
 
 
-def test_a_policy_that_does_less_in_all_is_not_chosen_however_fast_its_requests_are() -> None:
+def test_a_policy_with_less_throughput_is_not_chosen_even_if_its_requests_are_faster() -> None:
     assert not pays(candidate(throughput=0.9), concurrency=4)
     assert pays(candidate(throughput=1.1), concurrency=4)
     [reason] = reasons(load(candidate(throughput=0.9), concurrency=4), [], UNKNOWN)
     assert reason.sentence.endswith("but of all requests together it gets less done in a second (0.90×).")
 
 
-def test_one_request_at_a_time_the_speedup_alone_counts() -> None:
+def test_at_concurrency_1_only_the_speedup_counts() -> None:
     assert pays(candidate(throughput=0.99), concurrency=1)
 
 
@@ -172,7 +172,7 @@ def test_without_an_interval_or_without_answers_no_policy_is_chosen() -> None:
     assert choose(load(steps(5.0, no_speed="it answered none of the 20 requests"))) == Choice("target", None)
     [reason] = reasons(load(empty), [], UNKNOWN)
     assert reason.sentence.endswith("which does not count: it answered none of the 20 requests.")
-    assert "The speed of token does not count: it answered none" in told(advice("target"), load(empty))
+    assert "The speed of token does not count: it answered none" in advice_text(advice("target"), load(empty))
 
 
 @pytest.mark.parametrize(("fixed", "chosen"), [(1.55, "token"), (1.8, "token-4")])
@@ -219,7 +219,7 @@ def test_the_reason_is_memory_where_the_draft_takes_more_than_the_target() -> No
     assert kinds(trial(), memory=Memory(target_bytes=100, draft_bytes=150)) == ["memory"]
 
 
-def test_where_no_reason_is_seen_the_interval_is_told() -> None:
+def test_without_a_known_reason_the_interval_is_given() -> None:
     [reason] = reasons(
         load(candidate(speedup=1.1, interval=(0.9, 1.3))), [trial()], Memory(target_bytes=1, draft_bytes=0)
     )
@@ -227,7 +227,7 @@ def test_where_no_reason_is_seen_the_interval_is_told() -> None:
     assert "[0.90, 1.30]" in reason.sentence
 
 
-def test_the_formula_is_the_papers_where_passes_cost_the_same_however_wide() -> None:
+def test_the_formula_is_the_paper_s_where_passes_of_every_width_cost_the_same() -> None:
     """Theorem 3.8 of arXiv:2211.17192, in its closed form."""
     for acceptance, cost, count in ((0.8, 0.05, 5), (0.5, 0.2, 2), (0.9, 0.0, 16)):
         expected = (1 - acceptance ** (count + 1)) / ((1 - acceptance) * (cost * count + 1))
@@ -266,24 +266,24 @@ def test_the_acceptance_that_is_needed_gives_the_wanted_speedup() -> None:
         ("That makes 12 apples.", " ", "no_answer"),
     ],
 )
-def test_answers_agree_by_box_or_number_and_else_by_the_whole_text(reference: str, other: str, status: str) -> None:
+def test_answers_agree_by_box_or_number_or_else_by_the_full_text(reference: str, other: str, status: str) -> None:
     with Agreement() as agreement:
         gold = agreement.reference(reference, cut_short=False)
         assert agreement.grade(other, gold).status == status
 
 
-@pytest.mark.parametrize("said", ["none", "sha256:0123456789abcdef"])
-def test_an_answer_is_never_taken_for_what_stands_for_none(said: str) -> None:
+@pytest.mark.parametrize("answer", ["none", "sha256:0123456789abcdef"])
+def test_an_answer_is_never_taken_for_the_marker_of_no_answer(answer: str) -> None:
     with Agreement() as agreement:
-        gold = agreement.reference(rf"So \boxed{{\text{{{said}}}}}", cut_short=False)
+        gold = agreement.reference(rf"So \boxed{{\text{{{answer}}}}}", cut_short=False)
         assert gold != NO_ANSWER
-        assert agreement.grade(rf"It is \boxed{{\text{{{said}}}}}", gold).status == "correct"
-        plain = agreement.reference(rf"So \boxed{{{said}}}", cut_short=False)
-        assert agreement.grade(rf"It is \boxed{{{said}}}", plain).status == "correct"
+        assert agreement.grade(rf"It is \boxed{{\text{{{answer}}}}}", gold).status == "correct"
+        plain = agreement.reference(rf"So \boxed{{{answer}}}", cut_short=False)
+        assert agreement.grade(rf"It is \boxed{{{answer}}}", plain).status == "correct"
 
 
 class Target:
-    """Fails with some prompts, and answers the others."""
+    """A target that fails on some prompts and answers the others."""
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
         self._failures = failures
@@ -303,11 +303,11 @@ def references_of(failures: Mapping[str, Exception]) -> Mapping[str, str]:
         return asyncio.run(asked)
 
 
-def test_a_prompt_without_room_for_an_answer_has_no_reference_and_the_others_do() -> None:
+def test_a_prompt_without_context_for_an_answer_has_no_reference_and_the_others_do() -> None:
     assert references_of({"B?": ContextError("Too long.")}) == {"A?": "12", "B?": NO_ANSWER, "C?": "12"}
 
 
-def test_an_engine_that_fails_while_the_target_is_asked_is_one_error_of_ours() -> None:
+def test_an_engine_failure_while_references_are_generated_is_one_engine_error() -> None:
     with pytest.raises(EngineError, match="is gone"):
         references_of(dict.fromkeys(("A?", "B?", "C?"), EngineError("The server is gone.")))
 
@@ -377,7 +377,7 @@ def test_bad_prompts_are_refused_before_a_model_loads(tmp_path: Path, text: str,
         ({"policy_file": Path("no/such/folder/advised.toml")}, "is not writable"),
     ],
 )
-def test_what_cannot_be_is_refused_before_a_model_loads(
+def test_invalid_options_are_refused_before_a_model_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], complaint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -386,7 +386,7 @@ def test_what_cannot_be_is_refused_before_a_model_loads(
         advise(**{"data": data, "target": "torch:no/such/model"} | options)
 
 
-def test_neither_a_policy_nor_a_folder_of_something_else_is_written_over(tmp_path: Path) -> None:
+def test_neither_a_policy_file_nor_an_unrelated_folder_is_overwritten(tmp_path: Path) -> None:
     data = write(tmp_path / "prompts.jsonl", [{"question": "Q?"}])
     mine, thesis = tmp_path / "mine.toml", tmp_path / "work" / "thesis.tex"
     mine.write_text("mine")
@@ -400,7 +400,7 @@ def test_neither_a_policy_nor_a_folder_of_something_else_is_written_over(tmp_pat
 
 
 class Server(ScriptedEngine):
-    """Drafts tokens as it was started to, and gives no log-probabilities."""
+    """A server whose drafter is fixed, and that returns no log-probs."""
 
     drafters = ("engine",)
     own_speculation = None
@@ -434,7 +434,7 @@ def test_right_answers_count_only_where_all_prompts_have_one(
     assert (asked.why_not_graded or "").find(why or "") >= 0
 
 
-def test_a_server_that_cannot_score_is_tried_with_what_needs_no_scores() -> None:
+def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> None:
     found = make_candidates(scripted_pair(), [])
     assert list(found.policies) == ["target", "specreason"]
     assert "log-probabilities" in found.left_out["stepspec"]
@@ -446,7 +446,7 @@ def test_with_nothing_to_compare_there_is_no_advice() -> None:
         make_candidates(scripted_pair(draft=False), [])
 
 
-def test_what_is_written_says_what_was_run(tmp_path: Path) -> None:
+def test_the_written_policy_equals_the_one_that_was_run(tmp_path: Path) -> None:
     _, text = token_policy("suffix", 3)
     written = tmp_path / "advised.toml"
     written.write_text(advised_text(text, ["Because it pays.", "Here."]), encoding="utf-8")
@@ -461,7 +461,7 @@ def gsm_mini(count: int, *, answers: bool) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def unanswered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which advice was asked for on the embedded pair, for prompts without right answers."""
+    """A folder with the advice on the embedded pair, for prompts without right answers."""
     folder = tmp_path_factory.mktemp("advice")
     data = write(folder / "prompts.jsonl", gsm_mini(2, answers=False))
     advise(
@@ -491,13 +491,13 @@ def test_the_findings_hold_costs_trials_and_every_policy(unanswered: Path) -> No
     assert load.num_prompts == 2
 
 
-def test_few_prompts_without_answers_are_said_to_be_that(unanswered: Path) -> None:
+def test_the_advice_says_that_prompts_are_few_and_without_answers(unanswered: Path) -> None:
     found = found_in(unanswered)
-    told = " ".join(found.advice.sentences)
+    text = " ".join(found.advice.sentences)
     assert not found.prompts.graded
-    assert "2 prompts are too few for intervals" in told
-    assert "without right answers" in told
-    # Greedy and one at a time, the target says what it said before, and exact policies what the target says.
+    assert "2 prompts are too few for intervals" in text
+    assert "without right answers" in text
+    # With greedy decoding at concurrency 1, the target repeats its answers, and exact policies give the same ones.
     exact = [each for each in found.loads[0].candidates if each.exact]
     assert len({each.accuracy for each in exact}) == 1
     assert all(each.speedup_ci is None for each in found.loads[0].candidates if each.name != "target")
@@ -513,7 +513,7 @@ def test_the_advised_policy_is_the_one_that_was_run_and_runs(
     assert "tokens" in capsys.readouterr().out
 
 
-def test_advice_that_was_finished_is_given_again_without_measuring(unanswered: Path) -> None:
+def test_finished_advice_is_repeated_without_measuring(unanswered: Path) -> None:
     rows, measured = unanswered / "runs" / "c1" / "rows.jsonl", unanswered / "runs" / "measured.json"
     before, found = (rows.read_bytes(), measured.read_bytes()), found_in(unanswered)
     asked: dict[str, Any] = {"data": unanswered / "prompts.jsonl", "output": unanswered / "runs"}
@@ -526,7 +526,7 @@ def test_advice_that_was_finished_is_given_again_without_measuring(unanswered: P
         advise(**asked, max_tokens=65, policy_file=unanswered / "other.toml")
 
 
-def test_the_command_that_would_settle_it_is_one_that_runs(tmp_path: Path) -> None:
+def test_the_suggested_command_for_more_prompts_is_valid(tmp_path: Path) -> None:
     asked = ["--target", "torch:my model", "--data", "prompts.csv", "--max-tokens", "64", "--temperature", "0.7"]
     first = settling_command(asked, 1234, tmp_path / "advised.toml")
     assert first == ["stepspec", "advise", *asked, "--limit", "1234", "--policy-file", str(tmp_path / "settled.toml")]
@@ -540,9 +540,7 @@ def test_the_command_that_would_settle_it_is_one_that_runs(tmp_path: Path) -> No
     assert (parsed["limit"], parsed["max_tokens"], parsed["temperature"]) == (1234, 64, 0.7)
 
 
-def test_what_was_timed_is_kept_where_the_target_could_not_be_asked_to_the_end(
-    unanswered: Path, tmp_path: Path
-) -> None:
+def test_measured_times_are_reused_if_the_references_are_incomplete(unanswered: Path, tmp_path: Path) -> None:
     runs = shutil.copytree(unanswered / "runs", tmp_path / "runs")
     before = json.loads((runs / "measured.json").read_bytes())
     (runs / "measured.json").write_text(json.dumps(before | {"references": {}}), encoding="utf-8")
@@ -551,7 +549,7 @@ def test_what_was_timed_is_kept_where_the_target_could_not_be_asked_to_the_end(
     assert json.loads((runs / "measured.json").read_bytes()) == before
 
 
-def test_without_an_answer_of_the_target_there_is_one_sentence_and_no_advice(unanswered: Path) -> None:
+def test_without_an_answer_from_the_target_there_is_one_error_and_no_advice(unanswered: Path) -> None:
     run, costs = read_run(unanswered / "runs" / "c1"), load().costs
     rows = [row for row in iter_rows(unanswered / "runs" / "c1") if row.policy != "target"]
     with pytest.raises(StepSpecError, match="The target finished none of the prompts at concurrency 1"):
@@ -559,7 +557,7 @@ def test_without_an_answer_of_the_target_there_is_one_sentence_and_no_advice(una
 
 
 def test_a_draft_that_is_larger_than_its_target_is_advised_against(tmp_path: Path) -> None:
-    """The embedded pair the wrong way round: what drafts is several times as slow as what it drafts for."""
+    """The embedded pair is reversed: the draft is several times as slow as the target."""
     weights = package_folder() / "mini" / "weights"
     data = write(tmp_path / "prompts.jsonl", gsm_mini(10, answers=True))
     advise(
@@ -578,7 +576,7 @@ def test_a_draft_that_is_larger_than_its_target_is_advised_against(tmp_path: Pat
     assert any("cut short" in sentence for sentence in found.advice.sentences)
 
 
-def test_without_a_draft_only_what_drafts_without_one_is_tried(tmp_path: Path) -> None:
+def test_without_a_draft_only_drafters_that_need_none_are_tried(tmp_path: Path) -> None:
     weights = package_folder() / "mini" / "weights"
     pair = load_pair(f"torch:{weights / 'target'}", needs_draft=False)
     trials = [trial().model_copy(update={"drafter": "suffix"})]
@@ -587,21 +585,21 @@ def test_without_a_draft_only_what_drafts_without_one_is_tried(tmp_path: Path) -
     assert "--draft" in found.left_out["stepspec"]
 
 
-def told(found: Advice, *loads: Load, trials: Iterable[Trial] = ()) -> str:
+def advice_text(found: Advice, *loads: Load, trials: Iterable[Trial] = ()) -> str:
     asked = Asked(num_rows=20, num_asked=20, num_too_long=2, num_shortened=0, graded=True, why_not_graded=None)
     return " ".join(sentences(found, loads, list(trials), Memory(target_bytes=2**30, draft_bytes=2**29), asked))
 
 
 def advice(policy: str, **changes: Any) -> Advice:
-    known = dict.fromkeys(("speedup", "speedup_ci", "unproven", "pays_up_to"))
-    return Advice(**{**known, "policy": policy, "policy_text": "", "reasons": [], "sentences": []} | changes)
+    fields = dict.fromkeys(("speedup", "speedup_ci", "unproven", "pays_up_to"))
+    return Advice(**{**fields, "policy": policy, "policy_text": "", "reasons": [], "sentences": []} | changes)
 
 
 def test_advice_for_several_loads_says_up_to_which_it_pays() -> None:
     many = load(candidate(speedup=0.9, interval=(0.8, 1.1)))
     many = many.model_copy(update={"costs": many.costs.model_copy(update={"concurrency": 16})})
     found = advice("token", speedup=1.5, speedup_ci=(1.2, 1.8), pays_up_to=1)
-    text = told(found, load(candidate()), many)
+    text = advice_text(found, load(candidate()), many)
     assert "Speculation pays here: with token an answer comes 1.50× [1.20, 1.80]" in text
     assert "It is exact" in text
     assert "1 concurrent 1.50×, 16 concurrent 0.90×; above a concurrency of 1" in text
@@ -609,13 +607,15 @@ def test_advice_for_several_loads_says_up_to_which_it_pays() -> None:
     assert "512 MiB beside 1.00 GiB" in text
 
 
-def test_advice_for_the_target_alone_gives_its_reasons_and_what_else_to_look_at() -> None:
+def test_advice_for_the_target_alone_gives_its_reasons_and_alternatives() -> None:
     reason = Reason(kind="memory", sentence="The draft is too large.")
-    known = steps(2.0, num_to_know=1234, step_acceptance=0.8)
-    text = told(advice("target", unproven="stepspec", reasons=[reason]), load(known), trials=[trial(0.1, 0.5)])
+    unproven = steps(2.0, num_to_know=1234, step_acceptance=0.8)
+    text = advice_text(
+        advice("target", unproven="stepspec", reasons=[reason]), load(unproven), trials=[trial(0.1, 0.5)]
+    )
     assert text.startswith(
         "Here exact speculation does not pay: use the target alone. The draft is too large. stepspec is"
     )
     assert "its accuracy may be up to 16.0 points lower; about 1,234 prompts would show it to within a point" in text
     assert "no number of drafted tokens pays" in text
-    assert "use the target alone." in told(advice("target"), load())
+    assert "use the target alone." in advice_text(advice("target"), load())

@@ -1,4 +1,4 @@
-"""`stepspec bench`: what it compares, what it keeps, and what it refuses. How fast anything is, no test says."""
+"""`stepspec bench`: what it compares, stores and refuses. No test here checks how fast anything is."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp_path: Path) -> None:
     done = bench("engine", *SMALL, "--batch", "1", "--batch", "2", "--json", tmp_path / "new" / "figures.json")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("synthetic") == 2, "every table says so"
+    assert done.stdout.count("synthetic") == 2, "every table is marked as synthetic"
     report = json.loads((tmp_path / "new" / "figures.json").read_text())
     assert report["synthetic"]
     alone, together = report["results"]
@@ -58,14 +58,14 @@ def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> N
     assert "medians of 2 paired turns" in text
 
 
-def test_a_step_reads_nothing_again_however_long_the_text(tmp_path: Path) -> None:
+def test_a_step_reads_no_text_again_at_any_context_length(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     lengths = ("--length", "100", "--length", "1500")
     done = bench("context", "--shape", "mini-draft", *lengths, "--turns", "3", "--json", file)
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())["results"]
     assert [each["context"] for each in results] == [100, 1500]
-    assert all(each["read_again"] <= 2 for each in results), "the last id of the text, once for each of two calls"
+    assert all(each["read_again"] <= 2 for each in results), "each of two calls may read the last id of the text again"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_step_reads_nothing_again_however_long_the_text(tmp_path: Path) -> Non
     ],
     ids=str,
 )
-def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments: tuple[str, ...], complaint: str) -> None:
+def test_invalid_arguments_are_refused_in_a_sentence(arguments: tuple[str, ...], complaint: str) -> None:
     done = bench("engine", *arguments)
     assert done.returncode == 2
     assert complaint in done.stderr
@@ -96,7 +96,7 @@ def test_a_model_and_a_shape_together_are_refused_for_contexts_too() -> None:
     assert "--shape makes its own models" in done.stderr
 
 
-def test_the_controller_is_timed_apart_from_the_writing_of_requests(tmp_path: Path) -> None:
+def test_the_controller_is_timed_apart_from_the_transport_of_requests(tmp_path: Path) -> None:
     file = tmp_path / "controller.json"
     done = bench("controller", "--context", "100", "--context", "2000", "--concurrent", "3", "--json", file)
     assert done.returncode == 0, done.stderr
@@ -105,10 +105,10 @@ def test_the_controller_is_timed_apart_from_the_writing_of_requests(tmp_path: Pa
     assert short["steps"] == long["steps"] > 100
     for each in (short, long):
         assert all(each[figure] > 0 for figure in ("ms", "memory_bytes", "transport_ms"))
-    assert long["transport_bytes"] > short["transport_bytes"], "a server is sent the whole prompt"
+    assert long["transport_bytes"] > short["transport_bytes"], "a server receives the whole prompt"
 
 
-def test_two_ways_of_asking_need_two_servers() -> None:
+def test_the_wire_benchmark_needs_two_servers() -> None:
     done = bench("wire", "--target", "torch:nowhere", "--draft", "torch:nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr

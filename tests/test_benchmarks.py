@@ -1,4 +1,4 @@
-"""Benchmarks: every file of ours, where problems come from, what they are checked against, and how they are put."""
+"""Benchmarks: every shipped file, the sources and checks of their data, and the wording of questions."""
 
 import csv
 import gzip
@@ -39,7 +39,7 @@ ROWS = [
 
 
 def make(data: dict[str, Any], **others: Any) -> Benchmark:
-    """A benchmark of whole-number answers over the data."""
+    """Return a benchmark with whole-number answers over the data."""
     return Benchmark.model_validate({"version": 1, "title": "Mine", "summary": "mine", "data": data} | others)
 
 
@@ -47,7 +47,7 @@ FROM_FILE = make({"kind": "file", "answer_from": "hashes"})
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Writes rows in the form that the file's name asks for."""
+    """Write the rows in the format of the file's suffix."""
     if path.suffix in (".jsonl", ".gz"):
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
         path.write_bytes(content if path.suffix == ".jsonl" else gzip.compress(content))
@@ -69,7 +69,7 @@ def content_hash(*rows: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("name", list_data_files("evals"))
-def test_every_benchmark_loads_and_opens_with_what_it_is_and_how_it_is_run(name: str) -> None:
+def test_every_benchmark_loads_and_opens_with_a_comment_and_its_command(name: str) -> None:
     loaded_name, benchmark = load_benchmark(name)
     assert loaded_name == name
     text = list_data_files("evals")[name].read_text("utf-8")
@@ -82,7 +82,7 @@ def test_every_benchmark_loads_and_opens_with_what_it_is_and_how_it_is_run(name:
         assert all(file.sha256 for file in benchmark.data.files)
 
 
-def test_drawn_problems_are_always_the_same() -> None:
+def test_generated_problems_are_always_the_same() -> None:
     _, benchmark = load_benchmark("gsm-mini")
     first, second = (load_problems(benchmark, None, 5) for _ in range(2))
     assert first == second
@@ -90,7 +90,7 @@ def test_drawn_problems_are_always_the_same() -> None:
     assert load_problems(benchmark, None, 6).sha256 != first.sha256
 
 
-def test_the_run_that_is_kept_in_the_repository_could_be_resumed() -> None:
+def test_the_run_stored_in_the_repository_could_be_resumed() -> None:
     run = json.loads(GSM_MINI_RUN.read_text("utf-8"))
     _, benchmark = load_benchmark("gsm-mini")
     assert load_problems(benchmark, None, run["num_problems"]).sha256 == run["data_sha256"]
@@ -121,17 +121,17 @@ HEAD = 'version = 1\ntitle = "x"\nsummary = "x"\n'
         ("version = ", "not valid TOML"),
     ],
 )
-def test_a_wrong_benchmark_file_is_refused_by_its_mistake(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_invalid_benchmark_file_is_refused_with_its_mistake(tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(text, "utf-8")
     with pytest.raises(UsageError, match=complaint):
         load_benchmark(str(file))
 
 
-# How a question is put.
+# The wording of a question.
 
 
-def test_without_shots_a_question_is_put_in_its_prompt_alone() -> None:
+def test_without_shots_a_question_stands_alone_in_its_prompt() -> None:
     benchmark = make({"kind": "file"}, prompt="boxed")
     assert asked(benchmark, "{How} many?") == problem_prompt("boxed").format(question="{How} many?")
     assert wording_version(benchmark) == prompt_version(problem_prompt("boxed"))
@@ -163,11 +163,11 @@ def test_the_eight_shots_of_gsm8k_reach_their_answers() -> None:
     assert all("\n" not in shot.question + shot.answer for shot in benchmark.shots)
 
 
-# Data of the user's.
+# The user's own data.
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_problems_of_a_file_are_the_same_in_every_form(tmp_path: Path, suffix: str) -> None:
+def test_problems_of_a_file_are_the_same_in_every_format(tmp_path: Path, suffix: str) -> None:
     loaded = load_problems(FROM_FILE, write(tmp_path / f"data{suffix}", ROWS), None)
     assert [problem.question for problem in loaded.problems] == [row["question"] for row in ROWS]
     assert [problem.gold for problem in loaded.problems] == ["1002", "-3", "12"]
@@ -176,7 +176,7 @@ def test_problems_of_a_file_are_the_same_in_every_form(tmp_path: Path, suffix: s
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_numbers_and_names_are_the_same_in_every_form(tmp_path: Path, suffix: str) -> None:
+def test_numbers_and_names_are_the_same_in_every_format(tmp_path: Path, suffix: str) -> None:
     rows = [{"id": 7, "question": "A?", "answer": 12, "level": 3, "subject": "sums", "more": 1.5}]
     loaded = load_problems(FROM_FILE, write(tmp_path / f"data{suffix}", rows), None)
     (problem,) = loaded.problems
@@ -197,7 +197,7 @@ def test_blank_lines_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> Non
     assert load_problems(FROM_FILE, file, None) == before
 
 
-def test_a_benchmark_of_ones_own_is_one_toml_and_one_file_beside_it(tmp_path: Path) -> None:
+def test_a_custom_benchmark_is_one_toml_with_one_data_file_beside_it(tmp_path: Path) -> None:
     text = list_data_files("evals")["questions"].read_text("utf-8")
     ours = '[data]\nkind = "file"\n'
     assert ours in text
@@ -210,7 +210,7 @@ def test_a_benchmark_of_ones_own_is_one_toml_and_one_file_beside_it(tmp_path: Pa
     assert len(load_problems(benchmark, other, None).problems) == 1
 
 
-def test_questions_of_ones_own_may_have_any_number_or_formula_as_their_answer(tmp_path: Path) -> None:
+def test_custom_questions_may_have_any_number_or_formula_as_their_answer(tmp_path: Path) -> None:
     golds = [r"\frac{1}{2}", "(1, 2]", "$1,200.50", r"\text{east}", "0.5", "1/2"]
     answers = [*golds[:4], 0.5, "It is half.\n#### 1/2"]
     rows = [{"question": f"{answer}?", "answer": answer} for answer in answers]
@@ -280,7 +280,7 @@ def test_a_bad_row_of_a_parquet_file_is_named_with_its_number(tmp_path: Path) ->
         load_problems(FROM_FILE, write(tmp_path / "data.parquet", [{"answer": "1"}]), None)
 
 
-def test_a_file_that_is_missing_unreadable_or_unasked_for_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_unreadable_or_not_needed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'{"question": "\xe9?", "answer": "1"}')
     (tmp_path / "latin.csv").write_bytes(b"question,answer\n\xe9?,1\n")
     (tmp_path / "text.parquet").write_text("PAR2")
@@ -300,14 +300,14 @@ def test_a_file_that_is_missing_unreadable_or_unasked_for_is_refused(tmp_path: P
         load_problems(load_benchmark("gsm-mini")[1], tmp_path / "latin.jsonl", None)
 
 
-def test_a_split_without_end_needs_a_limit() -> None:
+def test_an_endless_split_needs_a_limit() -> None:
     endless = make({"kind": "gsm-mini", "split": "train"})
     with pytest.raises(UsageError, match="--limit"):
         load_problems(endless, None, None)
     assert len(load_problems(endless, None, 2).problems) == 2
 
 
-# What data are checked against.
+# Checks of the data.
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def gsm8k_rows() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k-8shot"])
-def test_the_test_split_of_gsm8k_is_known_in_every_form(
+def test_the_test_split_of_gsm8k_is_recognized_in_every_format(
     tmp_path: Path, gsm8k_rows: list[dict[str, str]], name: str, suffix: str
 ) -> None:
     _, benchmark = load_benchmark(name)
@@ -344,7 +344,7 @@ def test_another_order_a_part_or_another_split_of_gsm8k_is_refused(
 HUB = {"kind": "hub", "repository": "someone/sums", "revision": "0123456789" * 4, "answer_from": "hashes"}
 
 
-def test_of_a_file_whose_content_hash_is_not_known_the_published_bytes_are_taken(tmp_path: Path) -> None:
+def test_without_a_content_hash_the_published_file_hash_is_checked(tmp_path: Path) -> None:
     file = write(tmp_path / "data.jsonl", ROWS)
     published = {"path": "data.jsonl", "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     benchmark = make(HUB | {"files": [published], "rows": 3})
@@ -363,14 +363,14 @@ def test_one_of_several_published_files_is_not_the_whole_split(tmp_path: Path) -
     assert len(load_problems(benchmark, write(tmp_path / "whole.csv", ROWS), None).problems) == 3
 
 
-def test_where_no_hash_is_known_the_number_of_rows_is_checked(tmp_path: Path) -> None:
+def test_without_any_hash_the_number_of_rows_is_checked(tmp_path: Path) -> None:
     benchmark = make(HUB | {"files": [{"path": "data.jsonl"}], "rows": 3})
     assert len(load_problems(benchmark, write(tmp_path / "data.csv", ROWS), None).problems) == 3
     with pytest.raises(UsageError, match="has 2 rows, where Mine has 3"):
         load_problems(benchmark, write(tmp_path / "data.csv", ROWS[:2]), None)
 
 
-# Rows of the forms of MATH and AIME.
+# Rows in the formats of MATH and AIME.
 
 
 MATH = {"kind": "file", "answer_from": "boxed"}
@@ -419,7 +419,7 @@ def test_a_level_that_is_no_number_is_not_known(tmp_path: Path, written: str, le
     assert problem.level == level
 
 
-def test_the_columns_that_a_benchmark_names_must_be_there(tmp_path: Path) -> None:
+def test_the_columns_that_a_benchmark_names_must_exist(tmp_path: Path) -> None:
     file = write(tmp_path / "data.jsonl", [{"problem": "What is x?", "answer": "1", "unique_id": "a/1.json"}])
     columns = {"question": "problem", "id": "unique_id"}
     (problem,) = load_problems(make({"kind": "file", "columns": columns}), file, None).problems
@@ -435,7 +435,7 @@ def test_answers_of_aime_lose_their_leading_zeros(tmp_path: Path) -> None:
     assert [(problem.id, problem.gold) for problem in loaded.problems] == [("60", "25"), ("61", "204")]
 
 
-# The hub, through the real client in a process of its own.
+# The Hugging Face hub, through the real client in a separate process.
 
 
 PROGRAM = """
@@ -451,9 +451,9 @@ except UsageError as error:
 
 
 def fetch(benchmark: str | Path, home: Path, **environment: str) -> str:
-    """What comes of loading the benchmark's problems with that cache."""
-    everywhere = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    environment = everywhere | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"} | environment
+    """Return the output of loading the benchmark's problems with the cache folder `home`."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment = inherited | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"} | environment
     command = [sys.executable, "-c", PROGRAM, str(benchmark)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -467,29 +467,29 @@ TO_DOWNLOAD = (
 
 
 def test_a_checkout_has_its_own_copy_of_gsm8k(tmp_path: Path) -> None:
-    said = fetch("gsm8k", tmp_path, HF_HUB_OFFLINE="1")
-    assert said == f"2 {load_benchmark('gsm8k')[1].data.sha256}"  # pyright: ignore[reportAttributeAccessIssue]
+    output = fetch("gsm8k", tmp_path, HF_HUB_OFFLINE="1")
+    assert output == f"2 {load_benchmark('gsm8k')[1].data.sha256}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture
 def without_copy(tmp_path: Path) -> Path:
-    """The benchmark's file elsewhere, as in a wheel."""
+    """A copy of the benchmark's file without the data beside it, as in a wheel."""
     return shutil.copy(ROOT / "evals" / "gsm8k.toml", tmp_path)
 
 
 def test_offline_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
-    said = fetch(without_copy, tmp_path, HF_HUB_OFFLINE="1")
-    assert said == (
+    output = fetch(without_copy, tmp_path, HF_HUB_OFFLINE="1")
+    assert output == (
         "The data of GSM8K cannot be fetched: it is not in the cache, and HF_HUB_OFFLINE disables downloads; "
         + TO_DOWNLOAD
     )
 
 
 def test_without_a_connection_one_sentence_says_how_to_get_the_data(tmp_path: Path, without_copy: Path) -> None:
-    said = fetch(without_copy, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert said.startswith("The data of GSM8K cannot be fetched: the download failed (")
-    assert said.endswith(TO_DOWNLOAD)
-    assert "\n" not in said
+    output = fetch(without_copy, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert output.startswith("The data of GSM8K cannot be fetched: the download failed (")
+    assert output.endswith(TO_DOWNLOAD)
+    assert "\n" not in output
 
 
 CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -497,7 +497,7 @@ PATH = f"/datasets/{HUB['repository']}/resolve/{HUB['revision']}/data/test.jsonl
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """Gives one file, and otherwise the errors that the real hub gives."""
+    """Serves one file, and otherwise the errors of the real hub."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -524,7 +524,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub() -> Generator[str]:
-    """A hub on this machine, while it lasts."""
+    """Run a hub on this machine."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -555,7 +555,7 @@ def test_a_file_of_the_hub_is_fetched_once_and_then_taken_from_the_cache(tmp_pat
     assert fetch(file, tmp_path / "home", HF_HUB_OFFLINE="1") == content
 
 
-def test_what_the_hub_gives_is_checked(tmp_path: Path) -> None:
+def test_files_from_the_hub_are_checked(tmp_path: Path) -> None:
     with hub() as endpoint:
         other = fetch(hub_benchmark(tmp_path / "a.toml", sha256="0" * 64), tmp_path, HF_ENDPOINT=endpoint)
         content = fetch(hub_benchmark(tmp_path / "e.toml", content_sha256="0" * 64), tmp_path, HF_ENDPOINT=endpoint)
@@ -567,4 +567,5 @@ def test_what_the_hub_gives_is_checked(tmp_path: Path) -> None:
     assert "has 3 rows instead of 4" in longer
     assert "the hub has no such file at this revision" in absent
     assert "the hub restricts access to it" in gated
-    assert all(said.count("\n") == 0 and "--data FILE" in said for said in (other, content, longer, absent, gated))
+    outputs = (other, content, longer, absent, gated)
+    assert all(output.count("\n") == 0 and "--data FILE" in output for output in outputs)

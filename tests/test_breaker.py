@@ -1,4 +1,4 @@
-"""The breaker: open after failures in a row, one trial when the time of recovery is over."""
+"""The circuit breaker: it opens after consecutive failures and allows one trial after the recovery time."""
 
 from stepspec.loop.breaker import Breaker
 
@@ -10,26 +10,26 @@ class Clock:
         return self.now
 
 
-def test_it_opens_after_failures_in_a_row_and_lets_one_try_after_a_while() -> None:
+def test_it_opens_after_failures_in_a_row_and_allows_one_trial_after_the_recovery_time() -> None:
     clock = Clock()
     breaker = Breaker(max_failures=2, recovery_s=10, clock=clock)
     breaker.failed()
     breaker.worked()
     breaker.failed()
-    assert breaker.allows(), "never two in a row"
+    assert breaker.allows(), "there were no two failures in a row"
     breaker.failed()
     assert not breaker.allows()
     clock.now = 9.9
     assert not breaker.allows()
     clock.now = 10.0
     assert breaker.allows()
-    assert not breaker.allows(), "one tries, the others wait for what it finds"
+    assert not breaker.allows(), "one request tries, and the others wait for its outcome"
     breaker.worked()
     assert breaker.allows()
     assert breaker.allows()
 
 
-def test_a_trial_that_fails_keeps_it_open_for_as_long_once_more() -> None:
+def test_a_failed_trial_keeps_it_open_for_another_recovery_time() -> None:
     clock = Clock()
     breaker = Breaker(max_failures=1, recovery_s=10, clock=clock)
     breaker.failed()
@@ -42,7 +42,7 @@ def test_a_trial_that_fails_keeps_it_open_for_as_long_once_more() -> None:
     assert breaker.allows()
 
 
-def test_a_trial_of_which_nothing_is_heard_does_not_keep_it_open_for_ever() -> None:
+def test_a_trial_without_an_outcome_does_not_keep_it_open_forever() -> None:
     clock = Clock()
     breaker = Breaker(max_failures=1, recovery_s=10, clock=clock)
     breaker.failed()

@@ -1,4 +1,4 @@
-"""What a budget buys, and where the time goes, on the embedded target with a draft that is of no use."""
+"""Token budgets and the accounting of time, on the embedded target with a useless draft."""
 
 import shutil
 import statistics
@@ -47,14 +47,14 @@ async def pair(random_draft: Path) -> AsyncIterator[Pair]:
 
 
 def strict() -> Policy:
-    """A policy that keeps nothing of a random draft, so that the text is the target's own."""
+    """Return a policy that salvages nothing from a random draft, so that the text is the target's own."""
     policy = load_policy("stepspec")[0]
     return policy.model_copy(update={"salvage": None})
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 52, 120, 256, None])
 async def test_a_budget_buys_as_much_text_with_a_useless_draft_as_without(pair: Pair, max_tokens: int | None) -> None:
-    """At temperature 0 the text is even the same, whatever was drafted in vain."""
+    """At temperature 0, even the text is the same: rejected drafts do not change it."""
     alone = await StepSpec(policy="target", pair=pair).generate(QUESTION, max_tokens=max_tokens)
     result = await StepSpec(policy=strict(), pair=pair).generate(QUESTION, max_tokens=max_tokens)
     assert result.reasoning + result.answer == alone.reasoning + alone.answer
@@ -74,7 +74,7 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
     ("policy", "options"),
     [("target", {}), ("stepspec", {}), ("stepspec", {"json_schema": {"enum": [1, 2]}}), ("target", {"tools": TOOLS})],
 )
-async def test_the_parts_of_the_time_leave_next_to_nothing_unexplained(
+async def test_the_parts_of_the_time_add_up_to_almost_all_of_it(
     pair: Pair, policy: str, options: dict[str, Any]
 ) -> None:
     spec = StepSpec(policy=policy, pair=pair)

@@ -1,4 +1,4 @@
-"""Calls of tools and text, read from what models write, piece by piece."""
+"""Tool calls and text, parsed from model output chunk by chunk."""
 
 import itertools
 import json
@@ -21,14 +21,14 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}
 
 
 def reader(family: str) -> WrittenCalls:
-    """What reads that family's calls."""
+    """Return the call reader of a model family."""
     form = FORMATS[family]
     return WrittenCalls(TOKENIZER.response_parser(form.template, [ADD]), in_json=form.in_json)
 
 
-def read(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, Any, bool]]]:
-    """The text, and of each call its name, its arguments and whether it can be made."""
-    found = [each for piece in pieces for each in reader.feed(piece)] + reader.finish()
+def read(reader: CallReader, chunks: Sequence[str]) -> tuple[str, list[tuple[str, Any, bool]]]:
+    """Return the text, and for each call its name, its arguments and whether it is valid."""
+    found = [each for chunk in chunks for each in reader.feed(chunk)] + reader.finish()
     calls = [each for each in found if isinstance(each, ToolCall)]
     text = "".join(each for each in found if isinstance(each, str))
     return text, [(call.name, _arguments(call), call.problem is None) for call in calls]
@@ -124,33 +124,33 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
-def test_a_family_s_calls_are_read(family: str, text: str, said: str, calls: list[Any]) -> None:
-    assert read(reader(family), [text]) == (said, calls)
+@pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
+def test_a_family_s_calls_are_read(family: str, text: str, plain: str, calls: list[Any]) -> None:
+    assert read(reader(family), [text]) == (plain, calls)
 
 
-@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
-def test_calls_are_read_letter_by_letter(family: str, text: str, said: str, calls: list[Any]) -> None:
-    assert read(reader(family), list(text)) == (said, calls)
+@pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
+def test_calls_are_read_letter_by_letter(family: str, text: str, plain: str, calls: list[Any]) -> None:
+    assert read(reader(family), list(text)) == (plain, calls)
 
 
-def test_calls_have_ids_of_their_own() -> None:
+def test_every_call_has_its_own_id() -> None:
     text = WRITTEN[1][1]
     ids = [each.id for each in reader("hermes").feed(text) if isinstance(each, ToolCall)]
     assert len(set(ids)) == 2
-    assert all(len(id) == 9 and id.isalnum() for id in ids)  # Mistral's templates want nothing else
+    assert all(len(id) == 9 and id.isalnum() for id in ids)  # Mistral's templates accept only this form
 
 
-@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
-def test_where_a_call_begins_is_seen(family: str, text: str, said: str, calls: list[Any]) -> None:
+@pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
+def test_the_beginning_of_a_call_is_found(family: str, text: str, plain: str, calls: list[Any]) -> None:
     assert (FORMATS[family].opener.search(text) is not None) == bool(calls)
 
 
-# Lists of calls, which the engine holds the model to.
+# JSON lists of calls, which the engine enforces.
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "calls"),
+    ("text", "plain", "calls"),
     [
         ('[{"name": "add", "arguments": {"a": 1, "b": 2}}]', "", [ONE]),
         (
@@ -172,9 +172,9 @@ def test_where_a_call_begins_is_seen(family: str, text: str, said: str, calls: l
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_lists_of_calls_are_read(text: str, said: str, calls: list[Any], size: int) -> None:
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    assert read(ListedCalls(), pieces) == (said, calls)
+def test_lists_of_calls_are_read(text: str, plain: str, calls: list[Any], size: int) -> None:
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    assert read(ListedCalls(), chunks) == (plain, calls)
 
 
 # The answer while it is written.
@@ -185,27 +185,27 @@ def test_lists_of_calls_are_read(text: str, said: str, calls: list[Any], size: i
     stops=st.lists(st.text("ab.", min_size=1, max_size=4), max_size=3),
     cuts=st.lists(st.integers(0, 20), max_size=6),
 )
-def test_an_answer_ends_in_front_of_the_first_stop_string_however_it_comes(
+def test_an_answer_ends_before_the_first_stop_string_however_it_is_chunked(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
+    positions = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    chunks = [text[start:end] for start, end in itertools.pairwise(positions)]
     answer = AnswerReader(stops)
-    shown = [event for piece in pieces for event in answer.feed(piece)] + list(answer.finish())
-    # The earliest to be whole ends the text at once; what begins earlier and ends later never comes.
+    shown = [event for chunk in chunks for event in answer.feed(chunk)] + list(answer.finish())
+    # The stop string that is completed first ends the text; one that begins earlier but ends later has no effect.
     ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
-    whole = text[: min(ends)] if ends else text
-    starts = [whole.find(stop) for stop in stops if stop in whole]
-    told = "".join(event.text for event in shown if isinstance(event, AnswerDelta))
-    assert told == answer.text
+    received = text[: min(ends)] if ends else text
+    starts = [received.find(stop) for stop in stops if stop in received]
+    emitted = "".join(event.text for event in shown if isinstance(event, AnswerDelta))
+    assert emitted == answer.text
     assert answer.stopped == bool(starts)
-    if len(pieces) <= 1:
+    if len(chunks) <= 1:
         starts = [text.find(stop) for stop in stops if stop in text]
-        assert told == (text[: min(starts)] if starts else text)
-    assert not any(stop in told for stop in stops)
+        assert emitted == (text[: min(starts)] if starts else text)
+    assert not any(stop in emitted for stop in stops)
 
 
-def test_calls_and_text_come_in_their_order() -> None:
+def test_calls_and_text_are_emitted_in_order() -> None:
     answer = AnswerReader((), reader("hermes"))
     events = [*answer.feed('Yes.\n<tool_call>{"name": "add", "argu'), *answer.feed('ments": {}}</tool_call>')]
     events += answer.finish()
@@ -213,30 +213,30 @@ def test_calls_and_text_come_in_their_order() -> None:
     assert (answer.text, [call.name for call in answer.calls]) == ("Yes.", ["add"])
 
 
-@pytest.mark.parametrize(("family", "text", "said", "calls"), WRITTEN)
+@pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_pieces_of_calls_make_up_the_calls(family: str, text: str, said: str, calls: list[Any], size: int) -> None:
+def test_call_deltas_add_up_to_the_calls(family: str, text: str, plain: str, calls: list[Any], size: int) -> None:
     answer = AnswerReader((), reader(family))
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    events = [event for piece in pieces for event in answer.feed(piece)] + list(answer.finish())
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    events = [event for chunk in chunks for event in answer.feed(chunk)] + list(answer.finish())
     for index, call in enumerate(answer.calls):
         first, *others = [event for event in events if isinstance(event, ToolCallDelta) and event.index == index]
         assert (first.id, first.name) == (call.id, call.name)
-        assert all((piece.id, piece.name) == (None, None) for piece in others)
-        assert "".join(piece.arguments for piece in (first, *others)) == call.arguments
+        assert all((delta.id, delta.name) == (None, None) for delta in others)
+        assert "".join(delta.arguments for delta in (first, *others)) == call.arguments
         assert events.index(others[-1] if others else first) < events.index(ToolCalled(index, call))
     assert len(answer.calls) == len(calls)
 
 
 @pytest.mark.parametrize("family", ["hermes", "mistral", "llama", "deepseek"])
-def test_calls_that_never_end_are_broken_off(family: str) -> None:
-    """Of a model that has gone astray: what would read the JSON as a whole breaks."""
+def test_calls_that_never_end_are_cut_off(family: str) -> None:
+    """A runaway model nests its JSON so deeply that a parser of the complete text would fail."""
     start = next(text for name, text, _, calls in WRITTEN if name == family and calls == [ONE]).partition('"b"')[0]
     answer = AnswerReader((), reader(family))
     events = [*answer.feed(start + '"b": ' + "[" * 3000), *answer.finish()]
-    told = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
+    emitted = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
     assert [(call.name, call.arguments, call.problem) for call in answer.calls] == [
-        ("add", told, "The call is incomplete.")
+        ("add", emitted, "The call is incomplete.")
     ]
 
 
@@ -257,10 +257,10 @@ PARTS = [
 
 
 @given(data=st.data(), family=st.sampled_from(sorted(MARKS)), size=st.integers(1, 9))
-def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, family: str, size: int) -> None:
+def test_the_size_of_the_chunks_changes_nothing(data: st.DataObject, family: str, size: int) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*MARKS[family], *MARKS[family], *PARTS]), max_size=8)))
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    found = [read(reader(family), each) for each in ([text], pieces)]
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    found = [read(reader(family), each) for each in ([text], chunks)]
     assert found[0] == found[1]
 
 
@@ -279,7 +279,7 @@ def test_how_a_text_is_cut_changes_nothing(data: st.DataObject, family: str, siz
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_model_s_own_template_tells_how_its_calls_are_read(
+def test_a_model_s_own_template_defines_how_its_calls_are_parsed(
     content: dict[str, Any], text: str, calls: list[Any], size: int
 ) -> None:
     tokenizer = WordTokenizer()
@@ -290,8 +290,8 @@ def test_a_model_s_own_template_tells_how_its_calls_are_read(
     assert form is not None
     assert form.opener.search("<call>")
     own = WrittenCalls(tokenizer.response_parser(form.template, [ADD]), in_json=form.in_json)
-    whole = f"Well.<call>{text}</call>"
-    assert read(own, [whole[start : start + size] for start in range(0, len(whole), size)]) == ("Well.", calls)
+    output = f"Well.<call>{text}</call>"
+    assert read(own, [output[start : start + size] for start in range(0, len(output), size)]) == ("Well.", calls)
 
 
 @pytest.mark.parametrize(
@@ -305,14 +305,14 @@ def test_a_model_s_own_template_tells_how_its_calls_are_read(
         ("deepseek", '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b'),
     ],
 )
-def test_arguments_are_told_while_they_are_written(family: str, start: str) -> None:
+def test_arguments_are_emitted_while_they_are_written(family: str, start: str) -> None:
     answer = AnswerReader((), reader(family))
     events = [event for letter in start for event in answer.feed(letter)]
     assert all(isinstance(event, ToolCallDelta) for event in events)
     assert "".join(event.arguments for event in events if isinstance(event, ToolCallDelta)) == '{"a": 1, "b'
 
 
-def test_a_call_that_ends_the_text_ends_it_with_its_last_brace() -> None:
+def test_if_only_one_call_is_allowed_its_last_brace_ends_the_text() -> None:
     answer = AnswerReader((), ListedCalls(), only_call=True)
     events = [event for letter in '[{"name": "add", "arguments": {}}, {"name": "add"' for event in answer.feed(letter)]
     assert [type(event) for event in events] == [ToolCallDelta, ToolCallDelta, ToolCalled]

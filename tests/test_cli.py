@@ -1,4 +1,4 @@
-"""The command line in processes of its own: what needs no model. Wrong requests get a sentence and exit 2."""
+"""The command line in separate processes, without models. Wrong requests get one sentence and exit code 2."""
 
 import os
 import re
@@ -32,14 +32,14 @@ def stepspec(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None
 
 
 def refused(*arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> str:
-    """What stderr says of something that must not work: one sentence of ours."""
+    """Run a command that must fail, check that stderr is one sentence, and return it."""
     done = stepspec(*arguments, stdin=stdin, cwd=cwd)
-    said = done.stderr.decode()
-    assert done.returncode == 2, said
+    message = done.stderr.decode()
+    assert done.returncode == 2, message
     assert done.stdout == b""
-    assert said.startswith("stepspec: ")
-    assert said.count("\n") == 1, said
-    return said
+    assert message.startswith("stepspec: ")
+    assert message.count("\n") == 1, message
+    return message
 
 
 def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
@@ -76,7 +76,7 @@ def test_a_policy_is_printed_with_its_path_and_the_documentation_is_found() -> N
 
 
 def commands(group: Any, name: str = "stepspec") -> Iterator[tuple[str, Any]]:
-    """All commands and groups with their whole names."""
+    """Yield all commands and groups with their full names."""
     yield name, group
     for word, command in getattr(group, "commands", {}).items():
         yield from commands(command, f"{name} {word}")
@@ -86,15 +86,15 @@ COMMANDS = dict(commands(get_command(app)))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_complete_and_nothing_in_it_is_cut(name: str) -> None:
+def test_help_is_complete_and_nothing_in_it_is_truncated(name: str) -> None:
     text = CliRunner().invoke(app, [*name.split()[1:], "--help"], terminal_width=80).output
     assert max(map(len, text.splitlines())) <= 80
     words, command = "".join(text.split()), COMMANDS[name]
-    told = [command.help, *(each.help for each in command.params)]
-    told += [each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values()]
-    for sentence in told:
+    sentences = [command.help, *(each.help for each in command.params)]
+    sentences += [each.get_short_help_str(10_000) for each in getattr(command, "commands", {}).values()]
+    for sentence in sentences:
         assert sentence
-        assert "".join(sentence.split()) in words  # lines end behind hyphens too
+        assert "".join(sentence.split()) in words  # lines may also break after hyphens
     assert all(option in words for each in command.params for option in each.opts if option.startswith("-"))
     assert "\u2026" not in text
     assert not re.search(r"[a-z,]\.\.\.", text)
@@ -113,8 +113,8 @@ def test_help_is_complete_and_nothing_in_it_is_cut(name: str) -> None:
     ],
 )
 def test_the_shell_completes_commands_and_names(typed: str, completed: list[str]) -> None:
-    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_STEPSPEC_COMPLETE": "complete_bash"}
-    assert CliRunner().invoke(app, [], prog_name="stepspec", env=asked).output.split() == completed
+    env = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_STEPSPEC_COMPLETE": "complete_bash"}
+    assert CliRunner().invoke(app, [], prog_name="stepspec", env=env).output.split() == completed
 
 
 def test_completion_can_be_installed() -> None:
@@ -181,7 +181,7 @@ def test_policies_and_benchmarks_are_listed_with_their_summaries() -> None:
         (("eval", "questions", "--data", "missing.jsonl"), "Cannot read missing.jsonl"),
     ],
 )
-def test_what_does_not_exist_is_refused_before_a_model_loads(arguments: tuple[str, ...], complaint: str) -> None:
+def test_invalid_arguments_are_refused_before_a_model_loads(arguments: tuple[str, ...], complaint: str) -> None:
     assert complaint in refused(*arguments)
 
 
@@ -207,9 +207,9 @@ def test_wrong_flags_are_usage_errors_without_a_traceback(arguments: tuple[str, 
 def test_an_unknown_key_in_a_policy_file_is_named_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('version = 1\nsummary = "x"\nfamily = "target"\n[token]\ndraftr = "none"\n', "utf-8")
-    said = refused("run", QUESTION, "--policy", file)
-    assert "'draftr'. Did you mean 'drafter'?" in said
-    assert "token.draftr" in said
+    message = refused("run", QUESTION, "--policy", file)
+    assert "'draftr'. Did you mean 'drafter'?" in message
+    assert "token.draftr" in message
 
 
 def test_an_unknown_key_in_a_benchmark_file_is_named(tmp_path: Path) -> None:
@@ -225,20 +225,20 @@ def test_a_bad_line_of_data_is_named_by_number_and_key(tmp_path: Path) -> None:
     assert "data.jsonl, line 2: key 'answer' is missing" in refused("eval", "questions", "--data", file)
 
 
-def test_a_question_that_is_no_text_is_refused() -> None:
+def test_a_question_that_is_not_valid_text_is_refused() -> None:
     assert "not valid UTF-8" in refused("run", "-", stdin=b"\xff\xfe")
     assert "The question is empty" in refused("run", "-", stdin=b"\n")
     if os.name == "posix":
         assert "not valid UTF-8" in refused("run", os.fsdecode(b"caf\xe9"))
 
 
-def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+def test_nothing_is_written_into_an_unrelated_folder(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     assert "holds no run" in refused("eval", "gsm-mini", "--limit", "1", "--output", tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_reader_that_goes_away_is_no_error_to_speak_of() -> None:
+def test_a_closed_pipe_causes_no_error_message() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "stepspec", "policies"]

@@ -1,4 +1,4 @@
-"""Comparisons find what was planted, refuse what cannot be compared, and say what differed beside it."""
+"""Comparisons find known differences, refuse runs that cannot be compared, and list what else differs."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ POLICIES = ("target", "stepspec")
 
 
 def make_run(policies: Sequence[str] = POLICIES, **changed: object) -> RunRecord:
-    """Conditions of a run, but for what is changed."""
+    """Return the conditions of a run, with `changed` applied."""
     run = RunRecord(
         benchmark="sums",
         data_sha256="1234567890abcdef",
@@ -43,7 +43,7 @@ def make_run(policies: Sequence[str] = POLICIES, **changed: object) -> RunRecord
 def make_row(
     problem: str, policy: str = "target", repeat: int = 0, *, correct: bool = True, **changed: object
 ) -> ResultRow:
-    """A row of a second and a hundred tokens, but for what is changed."""
+    """Return a row of one second and a hundred tokens, with `changed` applied."""
     row = ResultRow(
         problem=problem,
         policy=policy,
@@ -67,7 +67,7 @@ def make_row(
 
 
 def make_rows(n: int = 40, policies: Iterable[str] = POLICIES, seed: int = 0) -> list[ResultRow]:
-    """Rows that differ from problem to problem: three in four are correct."""
+    """Return rows that differ from problem to problem; about three in four are correct."""
     rng = random.Random(seed)
     return [
         make_row(
@@ -103,7 +103,7 @@ def test_a_run_compared_with_itself_differs_in_nothing() -> None:
         assert each.speedup_ci == each.length_ratio_ci == each.tokens_per_s_ratio_ci == (1, 1)
 
 
-def test_planted_differences_are_found() -> None:
+def test_known_differences_are_found() -> None:
     rng = random.Random(1)
     rows_a = [make_row(f"p{index}", wall_s=rng.uniform(1, 3)) for index in range(200)]
     rows_b = [
@@ -131,7 +131,7 @@ def test_planted_differences_are_found() -> None:
     assert found.tokens_per_s_ratio == pytest.approx(found.speedup * found.length_ratio)
 
 
-def test_the_other_way_round_everything_is_the_other_way_round() -> None:
+def test_swapping_the_runs_inverts_every_figure() -> None:
     there, back = of_target(make_rows(), make_rows(seed=1)), of_target(make_rows(seed=1), make_rows())
     assert (there.a, there.b) == (back.b, back.a)
     assert there.accuracy_delta == -back.accuracy_delta != 0
@@ -153,12 +153,12 @@ def test_the_figures_of_a_side_follow_their_definitions() -> None:
     assert (side.step_acceptance, side.token_acceptance) == (0.5, 0.4)
 
 
-def test_what_was_not_measured_is_null() -> None:
+def test_figures_that_were_not_measured_are_null() -> None:
     rows = [make_row(f"p{index}", tokens=TokenRecord()) for index in range(12)]
     found = of_target(rows, rows)
     assert (found.length_ratio, found.tokens_per_s_ratio, found.a.step_acceptance) == (None, None, None)
     assert (found.a.first_step_s, found.a.token_acceptance, found.speedup) == (None, None, 1)
-    assert of_target(rows[:9], rows).speedup_ci is None  # too few problems to say
+    assert of_target(rows[:9], rows).speedup_ci is None  # too few problems for an interval
 
 
 def test_repeats_are_paired_with_their_own_and_count_as_one_problem() -> None:
@@ -171,7 +171,7 @@ def test_repeats_are_paired_with_their_own_and_count_as_one_problem() -> None:
     assert (both.num_problems, both.num_rows, both.a.accuracy) == (20, 40, 0.5)
 
 
-def test_what_only_one_run_has_is_counted_and_left_out() -> None:
+def test_rows_of_only_one_run_are_counted_and_left_out() -> None:
     rows_b = [*make_rows(30), make_row("elsewhere", wall_s=1000.0)]
     found = of_target(make_rows(40), rows_b)
     assert (found.num_problems, found.a.num_unpaired, found.b.num_unpaired) == (30, 10, 1)
@@ -181,7 +181,7 @@ def test_what_only_one_run_has_is_counted_and_left_out() -> None:
 # Which policies.
 
 
-def test_policies_are_those_that_both_have_or_those_that_are_named() -> None:
+def test_the_common_or_the_named_policies_are_compared() -> None:
     a, b = make_run(("target", "token", "old")), make_run(("new", "token", "target"))
     rows = make_rows(12, ("target", "token", "old", "new"))
 
@@ -211,7 +211,7 @@ def test_a_policy_that_one_run_has_not_begun_is_left_out() -> None:
 # Other data.
 
 
-def test_other_data_are_refused() -> None:
+def test_different_data_are_refused() -> None:
     other = make_run(data_sha256="fedcba0987654321", benchmark="products")
     with pytest.raises(UsageError, match=r"sums 1234567890ab with 40 problems and products fedcba098765.*--force"):
         compare(make_run(), make_rows(), other, make_rows())
@@ -219,7 +219,7 @@ def test_other_data_are_refused() -> None:
         compare(make_run(), make_rows(), make_run(data_sha256="2", num_problems=20), make_rows(20))
 
 
-def test_other_data_are_compared_by_force_where_the_right_answers_agree() -> None:
+def test_different_data_are_compared_by_force_where_the_right_answers_agree() -> None:
     rows_b = [row.model_copy(update={"gold": "2"}) if row.problem in ("p3", "p4") else row for row in make_rows(30)]
     comparison = compare(make_run(), make_rows(), make_run(data_sha256="2"), rows_b, force=True)
     found = comparison.policies[0]
@@ -229,7 +229,7 @@ def test_other_data_are_compared_by_force_where_the_right_answers_agree() -> Non
     assert "Left out: 2 with the same id but a different right answer." in comparison.warning
 
 
-def test_one_data_set_asked_with_two_prompts_needs_no_force() -> None:
+def test_the_same_data_with_two_prompts_needs_no_force() -> None:
     other = make_run(benchmark="sums-8shot", prompt_id="shots", prompt_version="bbbbbbbbbbbb")
     comparison = compare(make_run(), make_rows(), other, make_rows())
     assert {each.name for each in comparison.differences} == {"benchmark", "prompt_id", "prompt_version"}
@@ -237,7 +237,7 @@ def test_one_data_set_asked_with_two_prompts_needs_no_force() -> None:
     assert comparison.warning is None
 
 
-# What differs, and what follows.
+# Differences and conclusions.
 
 
 def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
@@ -257,7 +257,7 @@ def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "phrase"),
     [
         ({"hardware": {"cpu": "Another"}}, "The hardware differs"),
         ({"engines": {"target": EngineRecord(name="big", weights="1", dtype="float32", device="gpu")}}, "hardware"),
@@ -266,10 +266,10 @@ def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
         ({"seed": 1, "temperature": 0.7}, "but not the seed"),
     ],
 )
-def test_what_cannot_be_concluded_is_said(changed: dict[str, object], said: str) -> None:
+def test_the_conclusions_say_what_cannot_be_concluded(changed: dict[str, object], phrase: str) -> None:
     sentences = " ".join(compare(make_run(), make_rows(), make_run(**changed), make_rows()).conclusions)
-    assert said in sentences
-    assert said not in " ".join(compare(make_run(), make_rows(), make_run(), make_rows()).conclusions)
+    assert phrase in sentences
+    assert phrase not in " ".join(compare(make_run(), make_rows(), make_run(), make_rows()).conclusions)
 
 
 def test_a_seed_changes_nothing_at_temperature_0() -> None:
@@ -282,38 +282,42 @@ def test_a_seed_changes_nothing_at_temperature_0() -> None:
 # At the command line.
 
 
-def keep(folder: Path, run: RunRecord, rows: Iterable[ResultRow]) -> Path:
+def write_run(folder: Path, run: RunRecord, rows: Iterable[ResultRow]) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text(run.model_dump_json(), "utf-8")
     (folder / "rows.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in rows), "utf-8")
     return folder
 
 
-def test_the_command_prints_what_differs_then_figures_and_what_follows(
+def test_the_command_prints_differences_then_figures_then_conclusions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a = keep(tmp_path / "a", make_run(("[x]",)), make_rows(policies=["[x]"]))
-    b = keep(tmp_path / "b", make_run(("[x]",), temperature=0.7), make_rows(policies=["[x]"], seed=1))
+    a = write_run(tmp_path / "a", make_run(("[x]",)), make_rows(policies=["[x]"]))
+    b = write_run(tmp_path / "b", make_run(("[x]",), temperature=0.7), make_rows(policies=["[x]"], seed=1))
     compare_runs(a, b, json_file=tmp_path / "comparison.json")
     printed = capsys.readouterr().out
-    places = [printed.index(text) for text in ("A is ", "temperature", "[x]: 40 problems", "accuracy", "chance only")]
-    assert places == sorted(places)
-    kept = Comparison.model_validate_json((tmp_path / "comparison.json").read_bytes())
-    assert kept == compare(make_run(("[x]",)), make_rows(policies=["[x]"]), kept.b, make_rows(policies=["[x]"], seed=1))
+    positions = [
+        printed.index(text) for text in ("A is ", "temperature", "[x]: 40 problems", "accuracy", "chance only")
+    ]
+    assert positions == sorted(positions)
+    stored = Comparison.model_validate_json((tmp_path / "comparison.json").read_bytes())
+    assert stored == compare(
+        make_run(("[x]",)), make_rows(policies=["[x]"]), stored.b, make_rows(policies=["[x]"], seed=1)
+    )
 
 
 def test_forced_comparisons_warn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = keep(tmp_path / "a", make_run(), make_rows())
-    b = keep(tmp_path / "b", make_run(data_sha256="2"), make_rows())
+    a = write_run(tmp_path / "a", make_run(), make_rows())
+    b = write_run(tmp_path / "b", make_run(data_sha256="2"), make_rows())
     compare_runs(a, b, force=True)
     assert capsys.readouterr().err.startswith(
         "Warning: The runs use different data. The comparison covers only the 40 problems"
     )
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    run = keep(tmp_path / "a", make_run(), make_rows())
-    keep(tmp_path / "b", make_run(), [])
+def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", make_run(), make_rows())
+    write_run(tmp_path / "b", make_run(), [])
     for folder in (tmp_path / "missing", run / "rows.jsonl"):
         with pytest.raises(UsageError, match="no run in"):
             compare_runs(run, folder)
@@ -344,18 +348,18 @@ def test_the_tables_fit_the_terminal(width: int) -> None:
         assert part in words
 
 
-def test_a_side_that_left_answers_out_has_no_speed_in_a_comparison() -> None:
-    whole = [make_row(f"p{index}", "stepspec") for index in range(40)]
+def test_a_run_with_missing_answers_has_no_speed_in_a_comparison() -> None:
+    complete = [make_row(f"p{index}", "stepspec") for index in range(40)]
     short = [
         make_row(f"p{index}", "stepspec", wall_s=0.1, **({"finish_reason": "length"} if index < 10 else {}))
         for index in range(40)
     ]
     run = make_run(("stepspec",))
-    for a, b, slow, fast in ((whole, short, "A", "B"), (short, whole, "B", "A")):
+    for a, b, slow, fast in ((complete, short, "A", "B"), (short, complete, "B", "A")):
         (compared,) = compare(run, a, run, b).policies
         reason = f"The speed of {fast} does not count: {slow} answered 10 of the 40 requests that it did not."
         assert compared.no_speed == reason
         console = Console(width=120, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
         console.print(policy_table(compared))
         assert reason in " ".join(console.export_text().split())
-    assert compare(run, whole, run, whole).policies[0].no_speed is None
+    assert compare(run, complete, run, complete).policies[0].no_speed is None

@@ -1,7 +1,7 @@
-"""The loop over steps, played by scripted engines: what is committed, by whom, at what cost, in which order.
+"""The controller, run with scripted engines: which tokens it commits, from which model, at what cost, in which order.
 
-Every play checks the counts, that `max_tokens` bounds what is committed and that waste has its own bound, and that
-the events, the result and the token buffer agree; see `Stage.play`.
+Every play checks the counts, the bounds on committed tokens (`max_tokens`) and on wasted tokens, and that the events,
+the result and the token buffer agree; see `Stage.play`.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ async def test_accepted_steps_are_the_draft_s_and_the_answer_is_the_target_s() -
     }
 
 
-async def test_a_rejected_step_is_written_again_by_the_target_from_its_beginning() -> None:
+async def test_the_target_writes_a_rejected_step_again_from_its_beginning() -> None:
     stage = Stage(score(), [ONE, END], [Opinion(ONE, rating="6"), END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
@@ -97,7 +97,7 @@ async def test_a_rejected_step_is_written_again_by_the_target_from_its_beginning
     }
 
 
-async def test_of_a_rejected_step_the_agreed_beginning_is_kept_and_the_target_s_next_token_is_free() -> None:
+async def test_salvage_keeps_the_agreed_beginning_and_the_target_s_next_token_is_free() -> None:
     stage = Stage(
         score(salvage=KEEP),
         ["One two three four.\n\n", END],
@@ -122,7 +122,7 @@ async def test_of_a_rejected_step_the_agreed_beginning_is_kept_and_the_target_s_
     }
 
 
-async def test_sampled_salvage_leaves_the_next_token_to_the_target_s_draw() -> None:
+async def test_sampled_salvage_leaves_the_next_token_to_the_target() -> None:
     stage = Stage(
         score(salvage=KEEP),
         ["One two three four.\n\n", END],
@@ -144,7 +144,7 @@ async def test_a_step_salvaged_to_its_end_is_not_written_again() -> None:
     assert [call.verb for call in play.target.calls] == ["verify", "verify", "generate"]
 
 
-async def test_a_rejected_step_without_an_agreed_beginning_is_the_target_s_alone() -> None:
+async def test_a_rejected_step_without_an_agreed_beginning_is_only_the_target_s() -> None:
     stage = Stage(score(salvage=KEEP), [ONE, END], [Opinion("Six", rating=BAD), END], [" ten.\n\n", ANSWER])
     play = await stage.play()
     assert play.steps == [("target", "Six ten.\n\n", 4, 0, "delimiter")]
@@ -152,18 +152,18 @@ async def test_a_rejected_step_without_an_agreed_beginning_is_the_target_s_alone
     assert "salvaged" not in play.counted
 
 
-async def test_a_free_token_that_ends_the_step_is_the_whole_of_it() -> None:
+async def test_a_free_token_that_ends_the_step_needs_no_regeneration() -> None:
     stage = Stage(score(salvage=KEEP), ["One two three.\n\n", END], [Opinion("One two\n\n", rating=BAD), END], [ANSWER])
     assert (await stage.play()).steps == [("salvaged", "One two\n\n", 3, 2, "delimiter")]
 
 
-async def test_the_salvage_bound_keeps_what_is_probable_enough_though_not_the_target_s_choice() -> None:
-    said = Opinion("One ten.\n\n", rating=BAD, logprobs={1: -1.4})
-    kept = await Stage(score(salvage={"min_logprob": -1.5}), [ONE, END], [said, END], [ANSWER]).play()
-    assert kept.steps == [("salvaged", ONE, 4, 4, "delimiter")]
-    strict = Stage(score(salvage={"min_logprob": -1.3}), [ONE, END], [said, END], [".\n\n", ANSWER])
+async def test_the_salvage_bound_keeps_probable_tokens_that_are_not_the_target_s_choice() -> None:
+    opinion = Opinion("One ten.\n\n", rating=BAD, logprobs={1: -1.4})
+    lenient = Stage(score(salvage={"min_logprob": -1.5}), [ONE, END], [opinion, END], [ANSWER])
+    assert (await lenient.play()).steps == [("salvaged", ONE, 4, 4, "delimiter")]
+    strict = Stage(score(salvage={"min_logprob": -1.3}), [ONE, END], [opinion, END], [".\n\n", ANSWER])
     assert (await strict.play()).steps == [("salvaged", "One ten.\n\n", 4, 1, "delimiter")]
-    own_choices = Stage(score(salvage=KEEP), [ONE, END], [said, END], [".\n\n", ANSWER])
+    own_choices = Stage(score(salvage=KEEP), [ONE, END], [opinion, END], [".\n\n", ANSWER])
     assert (await own_choices.play()).steps == [("salvaged", "One ten.\n\n", 4, 1, "delimiter")]
 
 
@@ -181,9 +181,9 @@ async def test_the_target_may_end_the_thinking_in_one_of_the_first_steps() -> No
     assert play.result.answer == "So 9."
 
 
-async def test_a_step_cut_by_the_cap_goes_on_without_a_delimiter() -> None:
-    said = "One two three four five six."
-    stage = Stage(score(step=cap(3)), [said, " four five six.", END], [said, " four five six.", END], [ANSWER])
+async def test_a_step_cut_by_the_cap_continues_without_a_delimiter() -> None:
+    text = "One two three four five six."
+    stage = Stage(score(step=cap(3)), [text, " four five six.", END], [text, " four five six.", END], [ANSWER])
     play = await stage.play()
     assert play.steps == [
         ("draft", "One two three", 3, 3, "cap"),
@@ -229,7 +229,7 @@ async def test_all_judges_read_one_pass() -> None:
 
 
 @pytest.mark.parametrize("rating", ["*", "</think>", "\n"])
-async def test_a_judge_that_reads_no_digit_rejects_and_says_none(rating: str) -> None:
+async def test_a_judge_that_reads_no_digit_rejects_without_a_score(rating: str) -> None:
     stage = Stage(score({"kind": "rating", "threshold": 0}), [ONE, END], [Opinion(ONE, rating), END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps[0][0] == "target"
@@ -249,7 +249,7 @@ async def test_the_judge_is_asked_after_the_step_and_its_question_is_never_commi
 
 
 @pytest.mark.parametrize("empty", ["\n\n", " \n\n"])
-async def test_an_empty_step_is_refused_unasked(empty: str) -> None:
+async def test_an_empty_step_is_rejected_without_a_judge(empty: str) -> None:
     stage = Stage(score(), [empty, END], [Opinion("Six"), END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
@@ -257,19 +257,19 @@ async def test_an_empty_step_is_refused_unasked(empty: str) -> None:
     assert "steps_judged" not in play.counted
 
 
-async def test_a_repeated_step_is_refused_unasked_even_with_other_space_around_it() -> None:
+async def test_a_repeated_step_is_rejected_without_a_judge_even_with_other_whitespace() -> None:
     stage = Stage(score(), [ONE, " " + ONE, END], [ONE, Opinion("Six"), END], [TWO, ANSWER])
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
     assert play.result.counts.steps_judged == 1
 
 
-async def test_a_repeated_step_is_refused_even_where_the_target_would_end_after_it() -> None:
+async def test_a_repeated_step_is_rejected_even_if_the_target_would_end_after_it() -> None:
     stage = Stage(score(), [ONE, "One two." + END, END], [ONE, "One two." + END, END], [TWO, ANSWER])
     assert [step[:2] for step in (await stage.play()).steps] == [("draft", ONE), ("target", TWO)]
 
 
-async def test_a_refused_step_does_not_come_back_as_a_merely_probable_one() -> None:
+async def test_a_rejected_repetition_is_not_salvaged_as_merely_probable() -> None:
     probable = Opinion("Six", logprobs=dict.fromkeys(range(4), -1.0))
     policy = score(salvage={"min_logprob": -1.5})
     play = await Stage(policy, [ONE, ONE, END], [ONE, probable, END], [" ten.\n\n", ANSWER]).play()
@@ -279,14 +279,14 @@ async def test_a_refused_step_does_not_come_back_as_a_merely_probable_one() -> N
 # The guarded end
 
 
-async def test_the_draft_s_end_after_text_is_taken_when_the_target_would_end_there_too() -> None:
+async def test_the_draft_s_end_after_text_is_accepted_when_the_target_would_end_there_too() -> None:
     play = await Stage(score(), ["One." + END], ["One." + END], [ANSWER]).play()
     assert play.steps == [("draft", "One.", 2, 2, "thinking")]
     assert play.counted["accepted"] == 3
     assert play.counted["forced"] == 5
 
 
-async def test_the_draft_s_end_after_text_is_refused_when_the_target_would_go_on() -> None:
+async def test_the_draft_s_end_after_text_is_rejected_when_the_target_would_continue() -> None:
     stage = Stage(score(), ["One." + END, " Two.\n\n", END], ["One. Two", " Two.\n\n", END], [ANSWER])
     play = await stage.play()
     assert [step[1:] for step in play.steps] == [("One.", 2, 2, "cap"), (" Two.\n\n", 3, 3, "delimiter")]
@@ -294,7 +294,7 @@ async def test_the_draft_s_end_after_text_is_refused_when_the_target_would_go_on
     assert play.counted["accepted"] == 2 + 3 + 1
 
 
-async def test_the_draft_s_end_alone_is_refused_and_the_target_writes_the_step() -> None:
+async def test_the_draft_s_end_alone_is_rejected_and_the_target_writes_the_step() -> None:
     stage = Stage(score(), [ONE, END, END], [ONE, "Six", END], [TWO, ANSWER])
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
@@ -302,12 +302,12 @@ async def test_the_draft_s_end_alone_is_refused_and_the_target_writes_the_step()
     assert play.result.counts.steps_judged == 1
 
 
-async def test_a_refused_end_alone_is_regenerated_from_the_target_s_free_token() -> None:
+async def test_a_rejected_end_alone_is_regenerated_from_the_target_s_free_token() -> None:
     stage = Stage(score(salvage=KEEP), [END, END], ["Six", END], [" ten.\n\n", ANSWER])
     assert (await stage.play()).steps == [("target", "Six ten.\n\n", 4, 0, "delimiter")]
 
 
-async def test_a_rejected_step_s_end_tag_goes_with_it() -> None:
+async def test_a_rejected_step_s_end_tag_is_rejected_with_it() -> None:
     stage = Stage(score(), ["One." + END, END], [Opinion("One." + END, rating=BAD), END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
@@ -342,7 +342,7 @@ async def test_a_free_token_may_be_the_target_s_own_end_of_thinking() -> None:
 
 
 @pytest.mark.parametrize("answer", ["The answer is 4.<|end|>", "\n\n4<|end|>"])
-async def test_an_answer_that_the_draft_would_write_after_its_own_end_gets_nowhere(answer: str) -> None:
+async def test_an_answer_that_the_draft_would_write_after_its_own_end_is_never_drafted(answer: str) -> None:
     stage = Stage(score(), [ONE, END + answer], [ONE, END], [ANSWER])
     play = await stage.play()
     assert play.result.answer == "So 9."
@@ -350,7 +350,7 @@ async def test_an_answer_that_the_draft_would_write_after_its_own_end_gets_nowhe
     assert stage.target.calls[-1].prompt == PROMPT + ONE + END
 
 
-async def test_the_draft_s_end_of_text_inside_the_thinking_is_not_believed() -> None:
+async def test_the_draft_s_end_of_text_inside_the_thinking_is_rejected() -> None:
     stage = Stage(score(), ["One.<|end|>", "<|end|>", END], ["One. Two", Opinion("Six"), END], [TWO, ANSWER])
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("draft", "One."), ("target", TWO)]
@@ -371,7 +371,7 @@ async def test_the_target_s_other_end_replaces_the_draft_s() -> None:
     assert play.result.answer == "So 9."
 
 
-async def test_of_a_model_without_tags_the_whole_text_is_the_answer() -> None:
+async def test_without_thinking_tags_the_full_text_is_the_answer() -> None:
     stage = Stage(score(), [ONE, "Two.<|end|>"], [ONE, "Two.<|end|>"], [], tags=False)
     play = await stage.play()
     assert [step[4] for step in play.steps] == ["delimiter", "text"]
@@ -382,7 +382,7 @@ async def test_of_a_model_without_tags_the_whole_text_is_the_answer() -> None:
 # Events
 
 
-async def test_events_come_in_order_and_only_committed_text_is_shown_as_such() -> None:
+async def test_events_are_in_order_and_only_committed_text_is_marked_as_committed() -> None:
     stage = Stage(
         score(salvage=KEEP),
         [ONE, "Three wrong.\n\n", END],
@@ -398,7 +398,7 @@ async def test_events_come_in_order_and_only_committed_text_is_shown_as_such() -
     assert proposed == [(0, ONE, 4), (1, "Three wrong.\n\n", 4), (2, "", 1)]
 
 
-async def test_a_step_is_shown_before_the_next_one_is_asked_for() -> None:
+async def test_a_step_is_emitted_before_the_next_one_is_requested() -> None:
     stage = Stage(score(), [ONE, Reply(hangs=True)], [ONE], [])
     async with aclosing(stage.events()) as events:
         async for event in events:
@@ -407,10 +407,10 @@ async def test_a_step_is_shown_before_the_next_one_is_asked_for() -> None:
     assert len(stage.draft.calls) == 1
 
 
-# One writer alone
+# A single writer
 
 
-async def test_the_target_alone_is_split_at_delimiters_and_its_answer_comes_in_pieces() -> None:
+async def test_the_target_alone_is_split_at_delimiters_and_its_answer_comes_in_chunks() -> None:
     stage = Stage(alone("target"), target_replies=[Reply(ONE + TWO + "Six." + END + ANSWER, chunk_size=3)])
     play = await stage.play()
     assert play.steps == [
@@ -441,7 +441,7 @@ async def test_the_draft_alone_writes_the_answer_too() -> None:
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 3, 4, 100])
 @pytest.mark.parametrize("family", ["target", "draft"])
-async def test_a_character_of_several_tokens_is_never_cut(family: str, chunk_size: int) -> None:
+async def test_a_character_of_several_tokens_is_never_split(family: str, chunk_size: int) -> None:
     text = "Ä → é.\n\n"
     reply = Reply(text + "€" + END + "5 € 😀!" + "<|end|>", chunk_size=chunk_size)
     play = await Stage(alone(family), [reply], target_replies=[reply]).play()
@@ -451,7 +451,7 @@ async def test_a_character_of_several_tokens_is_never_cut(family: str, chunk_siz
 
 
 @pytest.mark.parametrize("max_step_tokens", [1, 2, 3, 5])
-async def test_a_cap_that_falls_into_a_character_moves_it_to_the_next_step(max_step_tokens: int) -> None:
+async def test_a_character_that_crosses_the_cap_moves_to_the_next_step(max_step_tokens: int) -> None:
     text = "a→b€😀c"
     policy = alone("target", step=cap(max_step_tokens))
     play = await Stage(policy, target_replies=[text + END + ANSWER]).play()
@@ -459,7 +459,7 @@ async def test_a_cap_that_falls_into_a_character_moves_it_to_the_next_step(max_s
     assert sum(step.num_tokens for step in play.result.steps) == 13
 
 
-async def test_token_level_speculation_is_asked_for_and_booked_wherever_the_target_writes() -> None:
+async def test_token_level_speculation_is_requested_and_counted_wherever_the_target_writes() -> None:
     policy = score(token={"drafter": "draft-model", "num_tokens": 3})
     replies = [
         Reply(TWO, token_drafted=6, token_accepted=3),
@@ -468,8 +468,8 @@ async def test_token_level_speculation_is_asked_for_and_booked_wherever_the_targ
     stage = Stage(policy, [ONE, END], [Opinion(rating=BAD), END], replies)
     play = await stage.play()
     assert (play.counted["token_drafted"], play.counted["token_accepted"]) == (11, 7)
-    asked = [call.drafting for call in stage.target.calls if call.verb == "generate"]
-    assert asked == [Drafting("draft-model", 3)] * 2
+    requested = [call.drafting for call in stage.target.calls if call.verb == "generate"]
+    assert requested == [Drafting("draft-model", 3)] * 2
     assert stage.draft.calls[0].drafting == Drafting()
 
 
@@ -482,7 +482,7 @@ async def test_token_level_speculation_is_asked_for_and_booked_wherever_the_targ
     ],
     ids=["nothing is kept", "a part is kept", "and the token behind it is known"],
 )
-async def test_the_rest_of_a_refused_step_is_a_hint_for_what_is_written_instead(
+async def test_the_rest_of_a_rejected_step_is_a_hint_for_its_replacement(
     salvage: dict[str, float] | None, temperature: float, written: str, hint: str
 ) -> None:
     draft_replies, opinion = ["One two three four.\n\n", END], Opinion("One two seven", rating=BAD)
@@ -491,7 +491,7 @@ async def test_the_rest_of_a_refused_step_is_a_hint_for_what_is_written_instead(
     assert [call.hint for call in stage.target.calls if call.verb == "generate"] == [hint, ""]
 
 
-async def test_draft_and_target_never_draw_with_the_same_seed() -> None:
+async def test_draft_and_target_never_sample_with_the_same_seed() -> None:
     stage = Stage(score(), [ONE, END], [Opinion(rating=BAD), END], [TWO, ANSWER], temperature=0.6)
     await stage.play()
     seeds = [{call.sampling.seed for call in engine.calls if call.sampling} for engine in (stage.target, stage.draft)]
@@ -515,10 +515,10 @@ async def test_the_work_per_step_does_not_grow_with_the_text(family: str) -> Non
     assert max(work) == max(work[:5])
 
 
-# What fails
+# Failures
 
 
-async def test_a_draft_that_fails_at_once_costs_speed_only() -> None:
+async def test_a_draft_that_fails_immediately_costs_only_speed() -> None:
     stage = Stage(score(), [Reply(fails=EngineError("gone"))], [], [ONE + END + ANSWER])
     play = await stage.play()
     assert play.steps == [("target", ONE, 4, 0, "delimiter")]
@@ -545,7 +545,7 @@ async def test_a_draft_with_a_full_context_leaves_the_rest_to_the_target() -> No
 
 
 @pytest.mark.parametrize("chunk_size", [1, 1000])
-async def test_a_target_that_fails_says_what_was_committed(chunk_size: int) -> None:
+async def test_a_target_error_carries_the_committed_text(chunk_size: int) -> None:
     broken = Reply(ONE + TWO + "Six", fails=EngineError("The GPU is gone."), chunk_size=chunk_size)
     with pytest.raises(TargetError, match=r"The GPU is gone\.") as caught:
         await Stage(alone("target"), target_replies=[broken]).play()
@@ -585,7 +585,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(policy: Policy) -> Non
 
 
 @pytest.mark.parametrize("family", ["target", "draft"])
-async def test_one_writer_alone_stops_where_the_context_is_full(family: str) -> None:
+async def test_a_single_writer_stops_where_the_context_is_full(family: str) -> None:
     room = prompt_length() + 6
     stage = Stage(alone(family), [ONE + TWO], target_replies=[ONE + TWO], target_context=room, draft_context=room)
     play = await stage.play()
@@ -593,7 +593,7 @@ async def test_one_writer_alone_stops_where_the_context_is_full(family: str) -> 
     assert play.result.finish_reason == "length"
 
 
-async def test_a_context_without_room_for_the_judge_s_question_leaves_the_rest_to_the_target() -> None:
+async def test_a_context_too_short_for_the_judge_s_question_leaves_the_rest_to_the_target() -> None:
     stage = Stage(score(), [ONE], [], [TWO + END + ANSWER], target_context=prompt_length() + 12)
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
@@ -601,7 +601,7 @@ async def test_a_context_without_room_for_the_judge_s_question_leaves_the_rest_t
     assert (play.counted["drafted"], play.counted["cancelled"]) == (4, 4)
 
 
-async def test_a_context_that_is_full_midway_ends_the_request_with_what_there_is() -> None:
+async def test_a_context_that_fills_midway_ends_the_request_with_the_committed_text() -> None:
     room = prompt_length() + 4
     stage = Stage(score(LIKELIHOOD), [ONE, TWO], [ONE, Opinion()], [], target_context=room)
     play = await stage.play()
@@ -625,7 +625,7 @@ async def test_a_salvaged_part_that_fills_the_context_is_committed() -> None:
 
 
 @pytest.mark.parametrize("who", ["draft", "judge", "target"])
-async def test_giving_up_a_request_that_hangs_frees_what_it_held(who: str) -> None:
+async def test_cancelling_a_request_that_hangs_closes_its_calls(who: str) -> None:
     hangs = Reply("One", hangs=True, chunk_size=1)
     opinions: list[Opinion] = [Opinion(ONE, hangs=True)] if who == "judge" else [Opinion(rating=BAD)]
     stage = Stage(score(), [hangs if who == "draft" else ONE], opinions, [hangs])
@@ -637,7 +637,7 @@ async def test_giving_up_a_request_that_hangs_frees_what_it_held(who: str) -> No
     assert stage.target.num_open == stage.draft.num_open == 0
 
 
-async def test_closing_the_events_frees_the_call_that_was_running() -> None:
+async def test_closing_the_events_closes_the_running_call() -> None:
     stage = Stage(alone("target"), target_replies=[Reply(ONE + TWO + END, hangs=True, chunk_size=4)])
     async with aclosing(stage.events()) as events:
         async for _ in events:
@@ -649,16 +649,16 @@ async def test_closing_the_events_frees_the_call_that_was_running() -> None:
 # The budget
 
 
-async def test_rejected_tokens_leave_the_budget_alone() -> None:
+async def test_rejected_tokens_do_not_use_the_budget() -> None:
     play = await Stage(score(), [ONE], [Opinion(rating=BAD)], [TWO], max_tokens=5).play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
     assert play.result.finish_reason == "length"
     assert (play.counted["rejected"], play.counted["committed"]) == (4, 5)
 
 
-async def test_after_too_much_waste_the_target_goes_on_alone() -> None:
-    """Steps have at most 6 tokens. After three refused ones 15 tokens are wasted and 6 committed: a fourth might waste
-    more than the committed tokens and those of two steps."""
+async def test_after_too_much_waste_the_target_continues_alone() -> None:
+    """Steps have at most 6 tokens. After three rejected steps, 15 tokens are wasted and 6 are committed. A fourth step
+    could exceed the bound on waste: the committed tokens plus two steps."""
     stage = Stage(
         score(step=cap(6)),
         ["a b\n\n" if index % 2 else "a b c d e f" for index in range(4)],
@@ -676,7 +676,7 @@ async def test_after_too_much_waste_the_target_goes_on_alone() -> None:
     assert play.result.usage.wasted_tokens == 15
 
 
-async def test_a_budget_spent_on_an_accepted_step_leaves_no_free_end() -> None:
+async def test_a_budget_used_up_by_an_accepted_step_leaves_no_free_end() -> None:
     play = await Stage(score(), [ONE], [ONE + END], max_tokens=4).play()
     assert play.steps == [("draft", ONE, 4, 4, "delimiter")]
     assert play.counted["committed"] == 4
@@ -690,7 +690,7 @@ async def test_a_text_that_ends_with_the_last_token_of_the_budget_has_stopped() 
 
 @pytest.mark.parametrize("family", ["target", "draft"])
 @pytest.mark.parametrize(("max_tokens", "reasoning", "answer"), [(6, ONE + "Six.", ""), (9, ONE + "Six.", "So ")])
-async def test_a_truncated_text_is_given_as_far_as_it_came(
+async def test_a_truncated_text_is_returned_up_to_the_budget(
     family: str, max_tokens: int, reasoning: str, answer: str
 ) -> None:
     text = ONE + "Six." + END + ANSWER
@@ -700,7 +700,7 @@ async def test_a_truncated_text_is_given_as_far_as_it_came(
     assert play.result.counts.committed == max_tokens
 
 
-SAID = [
+TEXTS = [
     ONE,
     TWO,
     THREE,
@@ -717,8 +717,8 @@ WRITTEN = [TWO + END + ANSWER, "Eight.<|end|>", END + ANSWER, THREE + ANSWER, "a
 
 @settings(max_examples=300, deadline=None)
 @given(
-    said=st.lists(st.sampled_from(SAID), min_size=1, max_size=8),
-    own=st.lists(st.builds(Opinion, st.sampled_from(SAID), st.sampled_from(["9", "5", "*"])), min_size=1, max_size=8),
+    drafted=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=8),
+    own=st.lists(st.builds(Opinion, st.sampled_from(TEXTS), st.sampled_from(["9", "5", "*"])), min_size=1, max_size=8),
     written=st.lists(st.builds(Reply, st.sampled_from(WRITTEN), chunk_size=st.integers(1, 4)), min_size=1, max_size=8),
     max_tokens=st.integers(1, 60),
     temperature=st.sampled_from([0.0, 0.6]),
@@ -726,8 +726,8 @@ WRITTEN = [TWO + END + ANSWER, "Eight.<|end|>", END + ANSWER, THREE + ANSWER, "a
     first=st.integers(0, 2),
     room=st.one_of(st.none(), st.integers(1, 70)),
 )
-async def test_whatever_happens_the_books_hold_and_nothing_exceeds_the_budget(
-    said: list[str],
+async def test_the_counts_always_hold_and_nothing_exceeds_the_budget(
+    drafted: list[str],
     own: list[Opinion],
     written: list[Reply],
     max_tokens: int,
@@ -736,10 +736,10 @@ async def test_whatever_happens_the_books_hold_and_nothing_exceeds_the_budget(
     first: int,
     room: int | None,
 ) -> None:
-    """Besides what `Stage.play` checks: a request that did not end has committed as much as it was given."""
+    """In addition to the checks of `Stage.play`: a request cut by its budget has committed exactly `max_tokens`."""
     stage = Stage(
         score(salvage=salvage, first_target_steps=first, step=cap(6)),
-        itertools.cycle(said),
+        itertools.cycle(drafted),
         itertools.cycle(own),
         itertools.cycle(written),
         max_tokens=max_tokens,
@@ -756,9 +756,9 @@ async def test_whatever_happens_the_books_hold_and_nothing_exceeds_the_budget(
 # Time
 
 
-async def test_every_second_is_booked_once_and_waiting_is_not_work() -> None:
-    unbooked: list[float] = []
-    for _ in range(3):  # a busy machine may stop any of them between two measurements
+async def test_every_second_is_counted_once_and_queue_time_separately() -> None:
+    unmeasured: list[float] = []
+    for _ in range(3):  # a busy machine may interrupt any of them between two measurements
         stage = Stage(
             score(),
             [Reply(ONE, delay_s=0.1, queue_s=0.04), Reply(END, delay_s=0.05)],
@@ -771,11 +771,11 @@ async def test_every_second_is_booked_once_and_waiting_is_not_work() -> None:
         assert times.judge >= 0.04
         assert times.target >= 0.07
         assert 0 < times.controller < times.wall / 2
-        unbooked.append(times.other / max(times.wall, 0.1))
-    assert statistics.median(unbooked) <= 0.01
+        unmeasured.append(times.other / max(times.wall, 0.1))
+    assert statistics.median(unmeasured) <= 0.01
 
 
-async def test_what_a_caller_does_between_events_is_no_part_s_time() -> None:
+async def test_the_caller_s_time_between_events_is_other_time() -> None:
     stage = Stage(alone("target"), target_replies=[ONE + TWO + END + ANSWER])
     async for event in stage.events():
         await asyncio.sleep(0.01)
@@ -786,7 +786,7 @@ async def test_what_a_caller_does_between_events_is_no_part_s_time() -> None:
     assert times.controller + times.target < times.wall - times.other + 1e-6
 
 
-async def test_the_draft_s_waiting_is_not_work_either() -> None:
+async def test_the_draft_s_queue_time_is_counted_separately_too() -> None:
     stage = Stage(alone("draft"), [Reply(ONE + END + ANSWER, delay_s=0.05, queue_s=0.03)])
     times = (await stage.play()).result.times
     assert times.queue == pytest.approx(0.03, abs=1e-6)

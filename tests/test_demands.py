@@ -1,4 +1,4 @@
-"""What a request asks for besides text: stop strings, thinking budgets, deadlines, schemas and tools, over scripts."""
+"""Request options with scripted engines: stop strings, thinking budgets, deadlines, schemas and tools."""
 
 import json
 from typing import Any
@@ -42,14 +42,14 @@ def pair_of(
 
 
 async def ask(pair: Pair, policy: str = "specreason", question: str = "How many?", **options: Any) -> Result:
-    """The result, whose counts are checked."""
+    """Return the result, and check its counts."""
     result = await StepSpec(policy=policy, pair=pair).generate(question, **options)
     result.counts.check()
     return result
 
 
 def calls(pair: Pair) -> list[Any]:
-    """What the target was asked to write."""
+    """Return the target's `generate` calls."""
     assert isinstance(pair.target, ScriptedEngine)
     return [call for call in pair.target.calls if call.verb == "generate"]
 
@@ -71,7 +71,7 @@ async def test_a_stop_string_over_several_chunks_is_held_back() -> None:
     assert calls(pair) == []
 
 
-async def test_of_a_model_that_does_not_think_apart_a_stop_string_ends_the_steps() -> None:
+async def test_without_separate_thinking_a_stop_string_ends_the_steps() -> None:
     pair = pair_of([], [ONE, TWO], [ONE, TWO], tags=False)
     result = await ask(pair, stop=["four"])
     assert (result.answer, result.finish_reason, result.limit) == (ONE + "Three ", "stop", None)
@@ -103,22 +103,22 @@ async def test_a_step_is_cut_where_the_budget_ends() -> None:
 
 
 @pytest.mark.parametrize("policy", ["specreason", "target"])
-async def test_without_a_budget_to_think_there_is_only_an_answer(policy: str) -> None:
+async def test_with_a_thinking_budget_of_zero_there_is_only_an_answer(policy: str) -> None:
     result = await ask(pair_of(["So 9.<|end|>"]), policy, max_thinking_tokens=0)
     assert (result.reasoning, result.answer, result.limit) == ("", "So 9.", "max_thinking_tokens")
 
 
-async def test_who_ends_thinking_earlier_is_not_cut() -> None:
+async def test_thinking_that_ends_earlier_is_not_cut() -> None:
     result = await ask(pair_of(["One</think>", "So 9.<|end|>"]), "target", max_thinking_tokens=50)
     assert (result.reasoning, result.answer, result.limit) == ("One", "So 9.", None)
 
 
-async def test_the_whole_budget_comes_first() -> None:
+async def test_max_tokens_takes_precedence_over_the_thinking_budget() -> None:
     result = await ask(pair_of(["One two three four five six."]), "target", max_thinking_tokens=50, max_tokens=3)
     assert (result.answer, result.finish_reason, result.limit) == ("", "length", "max_tokens")
 
 
-async def test_a_budget_to_think_for_a_model_that_does_not_is_refused() -> None:
+async def test_a_thinking_budget_is_refused_without_separate_thinking() -> None:
     with pytest.raises(UsageError, match="does not separate thinking from its answer"):
         await ask(pair_of([], tags=False), max_thinking_tokens=5)
     with pytest.raises(UsageError, match="at least 0 \\(no thinking\\)"):
@@ -142,7 +142,7 @@ async def test_a_draft_that_a_deadline_cuts_short_is_not_taken_for_a_failing_one
 
 
 @pytest.mark.parametrize("policy", ["target", "specreason"])
-async def test_what_the_target_has_written_by_the_deadline_is_kept(policy: str) -> None:
+async def test_the_target_s_text_up_to_the_deadline_is_kept(policy: str) -> None:
     replies = [Reply("One two", chunk_size=1, hangs=True), "So 9.<|end|>"]
     pair = pair_of(replies, [Opinion(rating="0")], ["Five.\n\n"])
     result = await ask(pair, policy, deadline_s=0.1)
@@ -156,7 +156,7 @@ async def test_the_answer_is_not_cut_by_the_deadline() -> None:
     assert (result.answer, result.finish_reason, result.limit) == ("So 9.", "stop", None)
 
 
-async def test_a_text_that_is_all_answer_is_ended_by_the_deadline() -> None:
+async def test_without_separate_thinking_the_deadline_ends_the_text() -> None:
     pair = pair_of([Reply("One two", chunk_size=1, hangs=True)], tags=False)
     result = await ask(pair, "target", deadline_s=0.05)
     assert (result.answer, result.finish_reason, result.limit) == ("One two", "length", "deadline")
@@ -170,7 +170,7 @@ async def test_a_deadline_in_the_past_is_refused() -> None:
 # Schemas.
 
 
-async def test_the_answer_is_held_to_its_schema_and_the_thinking_is_free() -> None:
+async def test_the_answer_follows_its_schema_and_the_thinking_is_free() -> None:
     pair = pair_of(['{"n": 9}<|end|>'], [ONE, "</think>"], [ONE, "</think>"])
     result = await ask(pair, json_schema=SCHEMA)
     assert (result.reasoning, json.loads(result.answer)) == (ONE, {"n": 9})
@@ -180,21 +180,21 @@ async def test_the_answer_is_held_to_its_schema_and_the_thinking_is_free() -> No
 
 
 @pytest.mark.parametrize("policy", ["target", "draft"])
-async def test_thinking_and_answer_are_then_two_calls_of_one_writer(policy: str) -> None:
+async def test_with_a_schema_a_single_writer_needs_two_calls(policy: str) -> None:
     replies = ["One</think>", '{"n": 9}<|end|>']
     pair = pair_of(replies if policy == "target" else [], [], replies)
     result = await ask(pair, policy, json_schema=SCHEMA)
     assert (result.reasoning, json.loads(result.answer)) == ("One", {"n": 9})
 
 
-async def test_a_model_that_does_not_think_apart_writes_json_at_once_and_alone() -> None:
+async def test_without_separate_thinking_the_target_writes_the_json_without_drafts() -> None:
     pair = pair_of(['{"n": 9}<|end|>'], tags=False)
     result = await ask(pair, json_schema=SCHEMA)
     assert json.loads(result.answer) == {"n": 9}
     assert result.counts.drafted == 0
 
 
-async def test_a_schema_for_an_engine_that_keeps_to_none_is_refused() -> None:
+async def test_a_schema_is_refused_if_the_engine_does_not_support_it() -> None:
     pair = pair_of([], abilities=EVERYTHING - {"json schema"})
     for options in ({"json_schema": SCHEMA}, {"tools": [ADD], "tool_choice": "add"}):
         with pytest.raises(UsageError, match="does not support a JSON schema"):
@@ -204,7 +204,7 @@ async def test_a_schema_for_an_engine_that_keeps_to_none_is_refused() -> None:
 # Tools.
 
 
-async def test_a_call_is_an_event_and_no_part_of_the_answer() -> None:
+async def test_a_tool_call_is_an_event_and_not_part_of_the_answer() -> None:
     pair = following_pair()
     spec = StepSpec(policy="stepspec", pair=pair)
     events = [event async for event in spec.stream("Please add 4.", tools=[ADD])]
@@ -217,7 +217,7 @@ async def test_a_call_is_an_event_and_no_part_of_the_answer() -> None:
     assert done.result.reasoning == "".join(THOUGHTS)
 
 
-async def test_what_a_tool_has_said_is_seen_by_both_models() -> None:
+async def test_both_models_see_the_result_of_a_tool() -> None:
     pair = following_pair()
     spec = StepSpec(policy="stepspec", pair=pair)
     first = await spec.generate("Please add 4.", tools=[ADD])
@@ -242,20 +242,20 @@ async def test_what_a_tool_has_said_is_seen_by_both_models() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", "add"])
-async def test_a_call_that_has_to_come_comes_by_a_schema(choice: str) -> None:
+async def test_a_required_call_is_enforced_by_a_schema(choice: str) -> None:
     pair = following_pair()
     result = await ask(pair, "stepspec", "It is 4.", tools=[ADD], tool_choice=choice)
     assert [(call.name, json.loads(call.arguments)) for call in result.tool_calls] == [("add", {"a": 4})]
     assert result.finish_reason == "tool_calls"
 
 
-async def test_calls_where_the_model_has_the_choice_of_json_are_told_from_it() -> None:
+async def test_a_call_is_distinguished_from_a_json_answer() -> None:
     result = await ask(following_pair(), "stepspec", "It is 4.", tools=[ADD], json_schema=SCHEMA)
     assert [call.name for call in result.tool_calls] == ["add"]
 
 
 @pytest.mark.parametrize(("parallel", "names"), [(True, ["add", "add"]), (False, ["add"])])
-async def test_several_calls_come_only_if_they_may(parallel: bool, names: list[str]) -> None:
+async def test_several_calls_are_made_only_if_allowed(parallel: bool, names: list[str]) -> None:
     pair = pair_of([f"</think>{CALL}\n{CALL}<|end|>"])
     result = await ask(pair, "target", tools=[ADD], parallel_tool_calls=parallel)
     assert [call.name for call in result.tool_calls] == names
@@ -268,21 +268,21 @@ async def test_a_call_after_a_deadline_is_still_a_call() -> None:
     assert (result.finish_reason, result.limit) == ("tool_calls", "deadline")
 
 
-async def test_beside_tools_a_form_that_is_a_list_is_refused() -> None:
+async def test_a_list_schema_is_refused_beside_tools() -> None:
     with pytest.raises(UsageError, match="Wrap it in an object"):
         await ask(following_pair(), tools=[ADD], json_schema={"type": "array"})
 
 
-async def test_a_single_stop_string_may_stand_alone() -> None:
+async def test_a_single_stop_string_needs_no_list() -> None:
     assert (await ask(pair_of(["One</think>So 9. Done.<|end|>"]), "target", stop=" Done")).answer == "So 9."
 
 
-async def test_of_a_model_that_does_not_think_apart_nothing_counts_as_reasoning() -> None:
+async def test_without_separate_thinking_nothing_counts_as_reasoning() -> None:
     result = await ask(pair_of(["One two.<|end|>"], tags=False), "target")
     assert (result.usage.reasoning_tokens, result.thinks) == (0, False)
 
 
-async def test_contradictions_are_refused() -> None:
+async def test_contradictory_options_are_refused() -> None:
     with pytest.raises(UsageError, match="does not match json_schema"):
         await ask(following_pair(), tools=[ADD], tool_choice="add", json_schema=SCHEMA)
 
@@ -290,8 +290,8 @@ async def test_contradictions_are_refused() -> None:
 CALL = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 
 
-async def test_a_draft_s_call_is_refused_unasked_and_the_target_writes_its_own() -> None:
-    """Of a model that does not think apart: there a step may be a call."""
+async def test_a_draft_s_call_is_rejected_without_a_judge_and_the_target_writes_its_own() -> None:
+    """Without separate thinking, a step may be a tool call."""
     pair = pair_of([f"{CALL}<|end|>"], [ONE, Opinion(CALL, rating="9")], [ONE, f"{CALL}<|end|>"], tags=False)
     spec = StepSpec(policy="stepspec", pair=pair)
     events = [event async for event in spec.stream("Please.", tools=[ADD])]
@@ -303,7 +303,7 @@ async def test_a_draft_s_call_is_refused_unasked_and_the_target_writes_its_own()
     assert done.result.answer == ONE.rstrip()
 
 
-async def test_behind_the_beginning_of_a_call_nothing_is_speculated() -> None:
+async def test_after_the_beginning_of_a_call_nothing_is_speculated() -> None:
     written = ["Well.\n\n", '<tool_call>{"name": "add", "arguments": {"a":\n\n', "4}}</tool_call><|end|>"]
     opinions = [Opinion(rating="0"), Opinion(rating="0")]
     pair = pair_of(written, opinions, ["Five.\n\n", "Six.\n\n"], tags=False)
@@ -312,14 +312,14 @@ async def test_behind_the_beginning_of_a_call_nothing_is_speculated() -> None:
     assert result.counts.steps_judged == 2
 
 
-async def test_a_call_that_was_cut_short_is_told_as_no_call() -> None:
+async def test_a_call_that_was_cut_short_is_marked_as_a_problem() -> None:
     result = await ask(pair_of(["</think><tool_call> add one two three four"]), "target", tools=[ADD], max_tokens=8)
     (call,) = result.tool_calls
     assert call.problem is not None
     assert result.finish_reason == "length"
 
 
-async def test_an_error_names_what_is_committed_once() -> None:
+async def test_an_error_carries_the_committed_text_once() -> None:
     pair = pair_of([Reply("One two", chunk_size=1, fails=EngineError("It broke."))], tags=False)
     with pytest.raises(TargetError) as caught:
         await ask(pair, "target")
@@ -330,22 +330,22 @@ async def test_an_error_names_what_is_committed_once() -> None:
     ("policy", "texts"),
     [("target", [f"{ONE}Now then.{CALL}<|end|>"]), ("specreason", [ONE, f"Now then.{CALL}<|end|>"])],
 )
-async def test_where_steps_are_the_answer_it_is_told_while_it_is_written(policy: str, texts: list[str]) -> None:
-    """Of a step that the target writes; what the draft proposes is told once it is accepted."""
+async def test_where_steps_are_the_answer_it_is_emitted_while_it_is_written(policy: str, texts: list[str]) -> None:
+    """This holds for steps that the target writes; drafted text is emitted once it is accepted."""
     replies = [Reply(text, chunk_size=1) for text in texts]
     pair = pair_of(replies, [Opinion(rating="0")] * 2, ["Five.\n\n", "Six.\n\n"], tags=False)
     spec = StepSpec(policy=policy, pair=pair)
     events = [event async for event in spec.stream("Please.", tools=[ADD], max_tokens=60)]
-    first = next(place for place, event in enumerate(events) if isinstance(event, StepCommitted))
+    first = next(position for position, event in enumerate(events) if isinstance(event, StepCommitted))
     assert sum(isinstance(event, AnswerDelta) for event in events[:first]) >= 2
     assert sum(isinstance(event, ToolCallDelta) for event in events) >= 2
     done = events[-1]
     assert isinstance(done, Done)
-    told = "".join(event.text for event in events if isinstance(event, AnswerDelta))
-    assert told == done.result.answer
+    emitted = "".join(event.text for event in events if isinstance(event, AnswerDelta))
+    assert emitted == done.result.answer
 
 
-async def test_where_steps_are_the_answer_a_stop_string_ends_the_writing_at_once() -> None:
+async def test_where_steps_are_the_answer_a_stop_string_ends_the_generation_immediately() -> None:
     pair = pair_of([Reply("One two three four five.\n\nSix.<|end|>", chunk_size=1)], tags=False)
     result = await ask(pair, "target", stop=["three"])
     assert (result.answer, result.finish_reason) == ("One two ", "stop")

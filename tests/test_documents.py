@@ -1,4 +1,4 @@
-"""README and docs: what they show was measured or generated, what they link to is there, what they quote is valid."""
+"""README and docs: generated sections are up to date, links resolve, and commands and examples are valid."""
 
 import json
 import re
@@ -18,13 +18,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def blocks(language: str) -> list[str]:
-    """The code blocks of a language, on all pages."""
+    """Return the code blocks of a language on all pages."""
     return [block for page in PAGES for block in re.findall(rf"```{language}\n(.*?)```", page.read_text("utf-8"), re.S)]
 
 
-def test_what_is_generated_is_up_to_date() -> None:
+def test_generated_sections_are_up_to_date() -> None:
     found = {file: file.read_text("utf-8") for file in generated(ROOT)}
-    assert found == generated(ROOT), "python -m stepspec.bench.documents"
+    assert found == generated(ROOT), "Run python -m stepspec.bench.documents."
 
 
 def test_the_readme_is_short() -> None:

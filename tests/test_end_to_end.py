@@ -1,4 +1,4 @@
-"""The two commands on the embedded pair, each in a process of its own: output, folders, interruption, bad input."""
+"""`run` and `eval` on the embedded pair, in separate processes: output, folders, interruption, bad input."""
 
 import json
 import os
@@ -33,8 +33,8 @@ def rows_of(folder: Path) -> list[ResultRow]:
     return [ResultRow.model_validate_json(line) for line in lines]
 
 
-def said(rows: list[ResultRow]) -> dict[object, tuple[object, ...]]:
-    """What rows hold apart from times and scores: with greedy decoding it is the same in every run."""
+def comparable(rows: list[ResultRow]) -> dict[object, tuple[object, ...]]:
+    """Return the rows without times and scores; with greedy decoding they are the same in every run."""
     return {
         row.key: (
             row.status,
@@ -47,10 +47,10 @@ def said(rows: list[ResultRow]) -> dict[object, tuple[object, ...]]:
     }
 
 
-def assert_same(rows: list[ResultRow], whole: list[ResultRow]) -> None:
-    """Rows of a run are those of another, scores but for rounding: in what pieces a text is read depends on others."""
-    expected = [row for row in whole if row.key in said(rows)]
-    assert said(rows) == said(expected)
+def assert_same(rows: list[ResultRow], complete: list[ResultRow]) -> None:
+    """Check that rows equal those of another run. Scores may differ by rounding, since chunking varies."""
+    expected = [row for row in complete if row.key in comparable(rows)]
+    assert comparable(rows) == comparable(expected)
     assert scores_of(rows) == pytest.approx(scores_of(expected), abs=1e-3)
 
 
@@ -62,7 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_evaluation_leaves_a_whole_run_folder(undisturbed: Path):
+def test_an_evaluation_leaves_a_complete_run_folder(undisturbed: Path):
     rows = rows_of(undisturbed)
     assert {row.policy for row in rows} == set(POLICIES)
     assert len(rows) == len({row.key for row in rows}) == 5 * len(POLICIES)
@@ -94,7 +94,7 @@ def test_another_run_is_not_written_into_a_folder(undisturbed: Path):
 
 
 def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> list[ResultRow]:
-    """Kills the evaluation at random moments, counted from its first row on, then lets it finish."""
+    """Kill the evaluation at random moments after its first new row, then let it finish."""
     moments = random.Random(seed)
     arguments = ("eval", "gsm-mini", "--limit", str(limit), "--output", folder)
     for _ in range(num_kills):
@@ -115,7 +115,7 @@ def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> l
 def test_a_killed_evaluation_resumes_to_the_same_rows(undisturbed: Path, tmp_path: Path):
     rows = killed_and_resumed(tmp_path / "killed", limit=5, num_kills=2, seed=0)
     assert_same(rows, rows_of(undisturbed))
-    assert len(rows) == len(said(rows)) == len(rows_of(undisturbed))
+    assert len(rows) == len(comparable(rows)) == len(rows_of(undisturbed))
 
 
 @pytest.mark.soak
@@ -124,7 +124,7 @@ def test_an_evaluation_killed_ten_times_resumes_to_the_same_rows(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     rows = killed_and_resumed(tmp_path / "killed", limit=40, num_kills=10, seed=1)
     assert_same(rows, rows_of(tmp_path / "whole"))
-    assert len(rows) == len(said(rows)) == len(rows_of(tmp_path / "whole"))
+    assert len(rows) == len(comparable(rows)) == len(rows_of(tmp_path / "whole"))
 
 
 def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_path: Path):
@@ -146,14 +146,14 @@ def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_pat
     assert rows_of(folder)
 
 
-def test_concurrent_requests_say_what_single_ones_say(undisturbed: Path, tmp_path: Path):
+def test_concurrent_requests_give_the_same_texts_as_single_ones(undisturbed: Path, tmp_path: Path):
     done = stepspec("eval", "gsm-mini", "--limit", "5", "--concurrency", "3", "--output", tmp_path / "c3")
     assert done.returncode == 0, done.stderr
     together, alone = rows_of(tmp_path / "c3"), rows_of(undisturbed)
     assert {row.key: (row.output_sha256, row.tokens) for row in together} == {
         row.key: (row.output_sha256, row.tokens) for row in alone
     }
-    # A pass of several rows rounds differently from a pass of one, so scores agree to rounding only.
+    # A pass over several batch rows rounds differently from a pass over one, so scores agree only up to rounding.
     assert scores_of(together) == pytest.approx(scores_of(alone), abs=1e-3)
 
 
@@ -186,7 +186,7 @@ def refused(*arguments: str | Path, code: int = 2) -> str:
     return done.stderr
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
+def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     assert str(tmp_path) in refused("run", QUESTION, "--target", f"torch:{tmp_path}", "--policy", "target").replace(
         "\n", ""
     )
@@ -202,8 +202,8 @@ def test_an_unwritable_output_folder_is_refused(tmp_path: Path):
     assert "Cannot store the run" in refused("eval", "gsm-mini", "--limit", "1", "--output", tmp_path / "run", code=1)
 
 
-def test_a_full_disk_keeps_what_is_finished(undisturbed: Path, tmp_path: Path):
-    """A limit on file sizes stands for the full disk: the system refuses the write in the same way."""
+def test_a_full_disk_keeps_the_finished_rows(undisturbed: Path, tmp_path: Path):
+    """A limit on the file size stands in for a full disk: the system refuses the write in the same way."""
     script = f"ulimit -f 8; exec {' '.join(command('eval', 'gsm-mini', '--limit', '5', '--output', tmp_path / 'run'))}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr

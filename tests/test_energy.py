@@ -1,4 +1,4 @@
-"""Counters of energy are read from the drivers that have them, and a counter that begins anew loses nothing."""
+"""Energy counters are read from the drivers that provide them, and a counter that wraps around loses nothing."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stepspec.evaluation.energy import EnergyCounter, EnergyMeter, package_count
 
 
 def zone(folder: Path, name: str, microjoules: int) -> Path:
-    """A zone as the kernel shows it."""
+    """Create the files of a RAPL zone as the kernel shows them."""
     (folder / name).mkdir(parents=True)
     (folder / name / "energy_uj").write_text(f"{microjoules}\n")
     (folder / name / "max_energy_range_uj").write_text("10000000\n")
@@ -26,7 +26,7 @@ def test_packages_are_read_and_their_parts_are_not_counted_twice(tmp_path: Path)
     assert meter.drawn(before, meter.read()) == pytest.approx(1.5)
 
 
-def test_a_counter_that_began_anew_in_between_loses_nothing(tmp_path: Path) -> None:
+def test_a_counter_that_wrapped_around_loses_nothing(tmp_path: Path) -> None:
     package = zone(tmp_path, "intel-rapl:0", 9_000_000)
     meter = EnergyMeter(package_counters(tmp_path))
     before = meter.read()
@@ -40,14 +40,14 @@ def test_a_zone_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     assert package_counters(tmp_path) == []
 
 
-def test_without_counters_nothing_is_claimed() -> None:
+def test_without_counters_no_energy_is_reported() -> None:
     meter = EnergyMeter([])
     assert meter.drawn(meter.read(), meter.read()) is None
     assert EnergyMeter([EnergyCounter("still", lambda: 4.0)]).drawn({"still": 4.0}, {"still": 4.0}) == 0.0
 
 
-def test_this_machine_can_be_asked_whatever_it_has() -> None:
+def test_the_counters_of_this_machine_can_be_read() -> None:
     meter = EnergyMeter()
     before = meter.read()
-    drawn = meter.drawn(before, meter.read())
-    assert drawn is None or drawn >= 0
+    joules = meter.drawn(before, meter.read())
+    assert joules is None or joules >= 0

@@ -1,4 +1,4 @@
-"""Evaluations: their order, and what they keep on disk and take up again."""
+"""Evaluations: the order of requests, and the files that they store and resume from."""
 
 import asyncio
 import contextlib
@@ -36,10 +36,10 @@ from stepspec.evaluation.running.schedule import balanced_orders, schedule, seed
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_traces, read_run, says
 from stepspec.loop.step import Result, Step
 
-# The order.
+# The order of requests.
 
 
-def test_one_at_a_time_policies_alternate_and_take_turns_at_being_first(tmp_path: Path) -> None:
+def test_at_concurrency_1_policies_alternate_and_take_turns_at_being_first(tmp_path: Path) -> None:
     script = Script(answer_right)
     play(tmp_path / "run", script, make_problems(3))
     a, b, c = POLICIES
@@ -56,11 +56,11 @@ def test_each_policy_runs_as_often_before_as_after_every_other(num_policies: int
     for pair in itertools.permutations(policies, 2):
         before = [order.index(pair[0]) < order.index(pair[1]) for order in orders]
         assert all(sum(before[at : at + 2]) == 1 for at in range(0, len(orders), 2))
-    behind = Counter(pair for order in orders for pair in itertools.pairwise(order))
-    places = Counter((policy, place) for order in orders for place, policy in enumerate(order))
-    assert len(set(behind.values())) <= 1
-    assert len(behind) == num_policies * (num_policies - 1)
-    assert len(set(places.values())) == 1
+    successions = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    positions = Counter((policy, position) for order in orders for position, policy in enumerate(order))
+    assert len(set(successions.values())) <= 1
+    assert len(successions) == num_policies * (num_policies - 1)
+    assert len(set(positions.values())) == 1
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -80,14 +80,14 @@ def test_every_job_is_scheduled_once(concurrency: int, num_problems: int) -> Non
     assert len(keys) == len(set(keys)) == num_problems * len(POLICIES) * 2
 
 
-def test_no_more_requests_are_made_at_once_than_there_are_rows(tmp_path: Path) -> None:
+def test_there_are_no_more_concurrent_requests_than_rows(tmp_path: Path) -> None:
     problems, script = make_problems(3), Script(answer_right)
     play(tmp_path / "run", script, problems, make_run(problems, concurrency=10**9))
     assert script.most_at_once == 3
     assert len(script.asked) == 2 * 3 * len(POLICIES)  # each policy warms up with as many
 
 
-def test_several_at_once_never_share_a_batch_between_policies(tmp_path: Path) -> None:
+def test_concurrent_requests_never_share_a_batch_between_policies(tmp_path: Path) -> None:
     problems = make_problems(40)
     script = Script(answer_right)
     play(tmp_path / "run", script, problems, make_run(problems, concurrency=3))
@@ -99,7 +99,7 @@ def test_several_at_once_never_share_a_batch_between_policies(tmp_path: Path) ->
     assert [block[0].policy for block in blocks[:6]] == [*first, *second]
 
 
-def test_each_policy_is_warmed_up_and_no_row_is_kept_of_it(tmp_path: Path) -> None:
+def test_each_policy_is_warmed_up_and_the_warm_up_leaves_no_row(tmp_path: Path) -> None:
     script = Script(answer_right)
     play(tmp_path / "run", script, make_problems(1))
     assert [policy for policy, question in script.asked if question == WARM_UP_QUESTION] == list(POLICIES)
@@ -158,11 +158,11 @@ def test_a_run_killed_anywhere_resumes_to_the_same_rows(tmp_path: Path, cut: int
 
 
 def untimed(summary: Summary) -> dict[str, object]:
-    """Without what is measured of blocks by the clock."""
+    """Return the summary without the throughput, which depends on the clock."""
     return summary.model_dump(exclude={"policies": {"__all__": {"throughput"}}})
 
 
-def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
+def test_a_finished_run_makes_no_requests(tmp_path: Path) -> None:
     play(tmp_path / "run", Script(answer_right), make_problems(3))
     script = Script(answer_right)
     play(tmp_path / "run", script, make_problems(3))
@@ -170,7 +170,7 @@ def test_a_finished_run_asks_nothing_again(tmp_path: Path) -> None:
 
 
 class Failing:
-    """Answers right, but for some problems and for a time."""
+    """Answers right, but raises an error for some questions."""
 
     def __init__(self, *questions: str, kind: type[EngineError] | type[ContextError] = EngineError) -> None:
         self.questions = set(questions)
@@ -184,7 +184,7 @@ class Failing:
 
 @pytest.mark.parametrize("kind", [EngineError, ContextError])
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_request_that_fails_costs_its_row_and_no_other(
+def test_a_failed_request_loses_only_its_own_row(
     tmp_path: Path, kind: type[EngineError] | type[ContextError], concurrency: int
 ) -> None:
     problems = make_problems(12)
@@ -196,7 +196,7 @@ def test_a_request_that_fails_costs_its_row_and_no_other(
     assert {(failure.problem, failure.error) for failure in iter_failures(tmp_path)} == {("p2", "It broke.")}
 
 
-def test_failed_requests_are_made_again_only_when_asked_for(tmp_path: Path) -> None:
+def test_failed_requests_are_retried_only_on_request(tmp_path: Path) -> None:
     problems = make_problems(4)
     play(tmp_path, Script(Failing("What is 1?")), problems)
     script = Script(answer_right)
@@ -207,7 +207,7 @@ def test_failed_requests_are_made_again_only_when_asked_for(tmp_path: Path) -> N
     assert (summary.n, [policy.failed for policy in summary.policies.values()]) == (4, [0, 0, 0])
 
 
-def test_an_engine_that_is_gone_stops_the_run_and_is_no_problem_s_failure(tmp_path: Path) -> None:
+def test_an_engine_that_is_gone_stops_the_run_and_fails_no_problem(tmp_path: Path) -> None:
     problems = make_problems(20)
     gone = Failing(*(problem.question for problem in problems[3:]))
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_problems_that_do_not_fit_never_stop_the_run(tmp_path: Path) -> None:
     assert len(list(iter_failures(tmp_path))) == 8 * len(POLICIES)
 
 
-def test_a_policy_that_always_fails_stops_the_run_though_others_go_on(tmp_path: Path) -> None:
+def test_a_policy_that_always_fails_stops_the_run_even_if_others_succeed(tmp_path: Path) -> None:
     def fail(policy: str, question: str) -> Result:
         if policy == "stepspec" and question != WARM_UP_QUESTION:
             raise EngineError("It broke.")
@@ -236,7 +236,7 @@ def test_a_policy_that_always_fails_stops_the_run_though_others_go_on(tmp_path: 
         play(tmp_path, Script(fail), make_problems(20))
 
 
-def test_half_a_character_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_half_a_character_does_not_stop_the_run(tmp_path: Path) -> None:
     def half(policy: str, question: str) -> Result:
         result = make_result("\\boxed{1} \ud83d")
         return replace(result, reasoning="a\udc00", steps=(Step(0, "target", "a\udc00", 1, 0, "text"),))
@@ -248,7 +248,7 @@ def test_half_a_character_is_no_reason_to_stop(tmp_path: Path) -> None:
 
 
 class SlowGrading(Grading):
-    """Takes half a second over everything."""
+    """Takes half a second for every answer."""
 
     def grade(self, text: str, gold: str, *, cut_short: bool = False) -> Grade:
         time.sleep(0.5)
@@ -256,7 +256,7 @@ class SlowGrading(Grading):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_grading_is_in_nobody_s_time(tmp_path: Path, concurrency: int) -> None:
+def test_grading_time_is_not_counted(tmp_path: Path, concurrency: int) -> None:
     problems = make_problems(6)
     run = make_run(problems, concurrency=concurrency)
     with SlowGrading("integer") as grading:
@@ -265,7 +265,7 @@ def test_grading_is_in_nobody_s_time(tmp_path: Path, concurrency: int) -> None:
     assert max(block.wall_s for block in iter_blocks(tmp_path)) < 0.5
 
 
-def test_failures_at_the_very_end_are_kept(tmp_path: Path) -> None:
+def test_failures_at_the_very_end_are_stored(tmp_path: Path) -> None:
     play(tmp_path, Script(Failing("What is 3?")), make_problems(4))
     assert len(list(iter_failures(tmp_path))) == len(POLICIES)
 
@@ -309,7 +309,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_start_that_was_killed_while_it_wrote_its_conditions_can_be_repeated(tmp_path: Path) -> None:
+def test_a_start_killed_while_it_wrote_its_conditions_can_be_repeated(tmp_path: Path) -> None:
     (tmp_path / ".run.json.4711.tmp").write_text('{"version": 1, "bench')
     assert play(tmp_path, Script(answer_right), make_problems(1)).n == 1
 
@@ -324,7 +324,7 @@ def test_a_file_in_place_of_the_folder_is_an_error_in_one_sentence(tmp_path: Pat
 
 @contextlib.contextmanager
 def files_up_to(num_bytes: int) -> Generator[None]:
-    """Has the system refuse to write beyond a file size, which it does as it does on a full disk."""
+    """Limit the file size: the system then refuses writes in the same way as on a full disk."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
@@ -335,7 +335,7 @@ def files_up_to(num_bytes: int) -> Generator[None]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_a_full_disk_is_an_error_in_one_sentence_and_rows_stay_whole(tmp_path: Path, concurrency: int) -> None:
+def test_a_full_disk_is_an_error_in_one_sentence_and_rows_stay_complete(tmp_path: Path, concurrency: int) -> None:
     problems = make_problems(20)
     run = make_run(problems, concurrency=concurrency)
     with files_up_to(4_000), pytest.raises(StepSpecError, match=r"What is finished there stays valid"):
@@ -371,7 +371,7 @@ def test_a_damaged_run_record_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/0", "a/b", "1/2/3", "-1/2", "1 / 2"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_an_invalid_part_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="write 2/4"):
         Part.parse(text)
 
@@ -388,7 +388,7 @@ def test_parts_in_one_folder_make_up_the_run(tmp_path: Path) -> None:
     assert len(list((tmp_path / "parts").glob("rows-*of3.jsonl"))) == 3
 
 
-def test_parts_of_several_machines_are_merged_and_each_row_comes_once(tmp_path: Path) -> None:
+def test_parts_of_several_machines_are_merged_without_duplicate_rows(tmp_path: Path) -> None:
     problems = make_problems(8)
     here, there = make_run(problems), make_run(problems).model_copy(update={"hardware": {"cpu": "Other"}})
     play(tmp_path / "a", Script(answer_right), problems, here, part=Part(1, 2), traces=True)
@@ -402,13 +402,13 @@ def test_parts_of_several_machines_are_merged_and_each_row_comes_once(tmp_path: 
     assert "Other" in str(read_run(tmp_path / "all").hardware["machines"])
 
 
-@pytest.mark.parametrize("said", ["Something else.", None])
-def test_of_a_try_that_was_killed_before_its_row_no_trace_is_taken(tmp_path: Path, said: str | None) -> None:
+@pytest.mark.parametrize("stray_answer", ["Something else.", None])
+def test_a_trace_whose_row_was_never_written_is_not_merged(tmp_path: Path, stray_answer: str | None) -> None:
     problems = make_problems(1)
     play(tmp_path / "a", Script(answer_right), problems, traces=True)
     file = tmp_path / "a" / "traces.jsonl"
     first = next(iter_traces(tmp_path / "a"))
-    stray = first.model_copy(update={"answer": said or first.answer})
+    stray = first.model_copy(update={"answer": stray_answer or first.answer})
     file.write_text(stray.model_dump_json() + "\n" + file.read_text("utf-8"), "utf-8")
     merge([tmp_path / "a"], tmp_path / "all")
     assert "Something else." not in {trace.answer for trace in iter_traces(tmp_path / "all")}
@@ -425,7 +425,7 @@ def test_a_merge_that_was_killed_after_its_rows_still_gets_the_blocks(tmp_path: 
     assert list(iter_blocks(tmp_path / "all")) == list(iter_blocks(tmp_path / "a"))
 
 
-def test_only_parts_of_one_run_are_merged_and_into_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_only_parts_of_one_run_are_merged_and_only_into_a_new_folder(tmp_path: Path) -> None:
     problems = make_problems(2)
     play(tmp_path / "a", Script(answer_right), problems)
     play(tmp_path / "b", Script(answer_right), problems, make_run(problems).model_copy(update={"seed": 8}))
@@ -439,8 +439,8 @@ def test_only_parts_of_one_run_are_merged_and_into_a_folder_of_its_own(tmp_path:
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     problems = make_problems(1)
-    with RunFolder(tmp_path) as held:
-        held.begin(make_run(problems))
+    with RunFolder(tmp_path) as locked:
+        locked.begin(make_run(problems))
         with pytest.raises(UsageError, match="Another process is writing"):
             play(tmp_path, Script(answer_right), problems)
         play(tmp_path, Script(answer_right), problems, part=Part(1, 2))
@@ -451,7 +451,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_throughput_is_of_blocks_that_all_policies_have_finished(tmp_path: Path, concurrency: int) -> None:
+def test_throughput_counts_the_blocks_that_all_policies_have_finished(tmp_path: Path, concurrency: int) -> None:
     problems = make_problems(30)
     summary = play(tmp_path, Script(answer_right), problems, make_run(problems, concurrency=concurrency))
     blocks = list(iter_blocks(tmp_path))
@@ -466,12 +466,12 @@ def test_throughput_is_of_blocks_that_all_policies_have_finished(tmp_path: Path,
 # Policies and conditions.
 
 
-def test_the_target_is_always_among_the_policies() -> None:
+def test_the_target_is_always_one_of_the_policies() -> None:
     assert list(load_policies(["stepspec"])) == ["target", "stepspec"]
     assert list(load_policies(["stepspec", "target"])) == ["stepspec", "target"]
 
 
-def test_policies_need_different_names_and_an_honest_baseline(tmp_path: Path) -> None:
+def test_policies_need_different_names_and_the_target_alone_as_the_baseline(tmp_path: Path) -> None:
     impostor = tmp_path / "target.toml"
     impostor.write_text(list_data_files("policies")["lookup"].read_text("utf-8"), "utf-8")
     with pytest.raises(UsageError, match="must be the target alone"):
@@ -483,7 +483,7 @@ def test_policies_need_different_names_and_an_honest_baseline(tmp_path: Path) ->
         load_policies(["stepspec", "stepspec"])
 
 
-def test_conditions_say_where_figures_come_from() -> None:
+def test_conditions_record_where_figures_come_from() -> None:
     name, benchmark = load_benchmark("gsm-mini")
     problems = load_problems(benchmark, None, 2)
     policies = load_policies(["target"])

@@ -1,7 +1,7 @@
-"""Exported logs have the fields that other tools read, figures of the run's own rows, and texts where they were kept.
+"""Exported logs have the fields that other tools read, the figures of the run's rows, and texts if they were stored.
 
-The fields are those of lm-eval 0.4.13's `result_schema` and of inspect_ai 0.3.285's log models, written down by hand;
-where the packages themselves are installed, they read the logs too.
+The fields are those of lm-eval 0.4.13's `result_schema` and of inspect_ai 0.3.285's log models, written down by hand.
+If these packages are installed, they read the logs too.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ SAMPLE_FIELDS = {
     "prompt_hash": str,
     "target_hash": str,
 }
-"""lm-eval's `SampleResult`, to which the metrics come."""
+"""Fields of lm-eval's `SampleResult`, without the metrics."""
 
 LOG_FIELDS = ["version", "status", "eval", "plan", "results", "stats", "samples"]
-"""inspect_ai's `EvalLog`, whose order it relies on."""
+"""Fields of inspect_ai's `EvalLog`, in the order that inspect_ai relies on."""
 
 
 def make_run(num_repeats: int = 1) -> RunRecord:
@@ -91,7 +91,7 @@ def make_trace(problem: str, policy: str, repeat: int = 0, word: str = "First") 
 
 
 def make_row(trace: Trace, **changed: object) -> ResultRow:
-    said = "".join(step.text or "" for step in trace.steps)
+    reasoning = "".join(step.text or "" for step in trace.steps)
     row = ResultRow(
         problem=trace.problem,
         policy=trace.policy,
@@ -101,7 +101,7 @@ def make_row(trace: Trace, **changed: object) -> ResultRow:
         answer="7",
         gold="7",
         finish_reason="stop",
-        output_sha256=output_sha256(said, trace.answer),
+        output_sha256=output_sha256(reasoning, trace.answer),
         wall_s=2.0,
         tokens=TokenRecord(committed=10),
         time_s=TimeRecord(queue=0.5, target=1.5),
@@ -120,8 +120,10 @@ def write_lines(file: Path, records: Iterable[Record]) -> None:
     file.write_text("".join(record.model_dump_json() + "\n" for record in records), "utf-8")
 
 
-def keep(folder: Path, rows: Iterable[ResultRow], traces: Iterable[Trace] = (), run: RunRecord | None = None) -> Path:
-    """The folder of a run with these rows and traces."""
+def write_run(
+    folder: Path, rows: Iterable[ResultRow], traces: Iterable[Trace] = (), run: RunRecord | None = None
+) -> Path:
+    """Write the folder of a run with these rows and traces."""
     folder.mkdir()
     (folder / "run.json").write_text((run or make_run()).model_dump_json(), "utf-8")
     write_lines(folder / "rows.jsonl", rows)
@@ -132,21 +134,21 @@ def keep(folder: Path, rows: Iterable[ResultRow], traces: Iterable[Trace] = (), 
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A finished run with traces; under `step_spec` one problem is not answered and another is cut short."""
+    """A finished run with traces; under `step_spec` one problem has no answer and another is cut off."""
     traces = [make_trace(problem, policy) for problem in PROBLEMS for policy in POLICIES]
     ends: Mapping[tuple[str, str], Mapping[str, object]] = {
         ("line-10", "step_spec"): {"status": "no_answer", "answer": None, "why": "There is no box."},
         ("line-1", "step_spec"): {"status": "timeout", "finish_reason": "length", "wall_s": 5.0},
     }
     rows = [make_row(trace, **ends.get((trace.problem, trace.policy), {})) for trace in traces]
-    return keep(tmp_path / "run", rows, traces)
+    return write_run(tmp_path / "run", rows, traces)
 
 
 def read_harness(folder: Path, policy: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Results and samples of a policy."""
-    place = folder / f"org__big-model+{policy}"
-    results = json.loads((place / "results_2026-01-02T03-04-05.json").read_text("utf-8"))
-    lines = (place / "samples_my_sums_2026-01-02T03-04-05.jsonl").read_text("utf-8").splitlines()
+    """Return the results and samples of a policy."""
+    subfolder = folder / f"org__big-model+{policy}"
+    results = json.loads((subfolder / "results_2026-01-02T03-04-05.json").read_text("utf-8"))
+    lines = (subfolder / "samples_my_sums_2026-01-02T03-04-05.jsonl").read_text("utf-8").splitlines()
     return results, [json.loads(line) for line in lines]
 
 
@@ -163,7 +165,7 @@ def digest(text: str) -> str:
 # The harness.
 
 
-def test_a_sample_of_the_harness_has_every_field_in_its_type(run_folder: Path, tmp_path: Path) -> None:
+def test_a_sample_of_the_harness_has_every_field_with_its_type(run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, "lm-eval", tmp_path / "logs")
     for policy in POLICIES:
         results, samples = read_harness(tmp_path / "logs", policy)
@@ -175,7 +177,7 @@ def test_a_sample_of_the_harness_has_every_field_in_its_type(run_folder: Path, t
             assert sample["filter"] == "integer"
 
 
-def test_samples_of_the_harness_say_what_was_asked_and_answered(run_folder: Path, tmp_path: Path) -> None:
+def test_samples_of_the_harness_contain_question_and_answer(run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, "lm-eval", tmp_path / "logs")
     _, samples = read_harness(tmp_path / "logs", "step_spec")
     assert [(sample["doc_id"], sample["doc"]["id"]) for sample in samples] == [
@@ -195,7 +197,7 @@ def test_samples_of_the_harness_say_what_was_asked_and_answered(run_folder: Path
     assert [each["exact_match"] for each in samples] == [0.0, 1.0, 0.0]
 
 
-def test_results_of_the_harness_are_means_with_their_standard_errors(run_folder: Path, tmp_path: Path) -> None:
+def test_results_of_the_harness_are_means_with_standard_errors(run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, "lm-eval", tmp_path / "logs")
     results, samples = read_harness(tmp_path / "logs", "step_spec")
     figures = results["results"]["my_sums"]
@@ -214,7 +216,7 @@ def test_repeats_are_responses_to_one_request_of_the_harness(tmp_path: Path) -> 
     rows = [
         make_row(trace, status="correct" if trace.repeat else "incorrect", answer=str(trace.repeat)) for trace in traces
     ]
-    export(keep(tmp_path / "run", rows, traces, make_run(num_repeats=2)), "lm-eval", tmp_path / "logs")
+    export(write_run(tmp_path / "run", rows, traces, make_run(num_repeats=2)), "lm-eval", tmp_path / "logs")
     results, (sample,) = read_harness(tmp_path / "logs", "target")
     assert [text[-9:] for text in sample["resps"][0]] == ["boxed{0}.", "boxed{1}."]
     assert (sample["filtered_resps"], sample["exact_match"]) == ([["0", "1"]], 0.5)
@@ -231,7 +233,7 @@ def test_a_log_of_inspect_has_its_fields_with_the_samples_last(run_folder: Path,
         assert list(log) == LOG_FIELDS
         assert (log["version"], log["status"]) == (2, "success")
         spec = log["eval"]
-        assert {"created", "task", "dataset", "model", "config"} <= set(spec)  # those without a default
+        assert {"created", "task", "dataset", "model", "config"} <= set(spec)  # the fields without a default
         assert (spec["task"], spec["solver"]) == ("my_sums", policy)
         assert spec["model"] == f"stepspec/org/big-model+{policy}"
         assert spec["model_roles"]["draft"]["model"] == "small"
@@ -246,16 +248,16 @@ def test_a_sample_of_inspect_has_reasoning_answer_score_and_time(run_folder: Pat
     export(run_folder, "inspect", tmp_path / "logs")
     sample = read_inspect(tmp_path / "logs", "step_spec")["samples"][0]
     assert (sample["id"], sample["epoch"], sample["input"], sample["target"]) == ("line-2", 1, "line-2?", "7")
-    question, said = sample["messages"]
+    question, reply = sample["messages"]
     assert (question["role"], question["content"]) == ("user", "line-2?")
-    assert (said["role"], said["content"]) == (
+    assert (reply["role"], reply["content"]) == (
         "assistant",
         [
             {"type": "reasoning", "reasoning": "First.\n\n“Then”.\n\n"},
             {"type": "text", "text": "It is \\boxed{0}."},
         ],
     )
-    assert sample["output"]["choices"] == [{"message": said, "stop_reason": "stop"}]
+    assert sample["output"]["choices"] == [{"message": reply, "stop_reason": "stop"}]
     assert sample["output"]["usage"] == {
         "input_tokens": 6,
         "output_tokens": 10,
@@ -284,9 +286,7 @@ def test_grades_and_limits_of_inspect_follow_the_rows(run_folder: Path, tmp_path
     assert (log["results"]["total_samples"], log["results"]["completed_samples"]) == (3, 3)
 
 
-def test_a_log_of_inspect_adds_up_usage_and_lasts_as_long_as_the_policy_worked(
-    run_folder: Path, tmp_path: Path
-) -> None:
+def test_a_log_of_inspect_adds_up_usage_and_ends_after_the_policy_s_own_time(run_folder: Path, tmp_path: Path) -> None:
     export(run_folder, "inspect", tmp_path / "without")
     stats = read_inspect(tmp_path / "without", "step_spec")["stats"]
     assert stats["model_usage"]["stepspec/org/big-model+step_spec"]["total_tokens"] == 48
@@ -306,7 +306,7 @@ def test_a_log_of_inspect_adds_up_usage_and_lasts_as_long_as_the_policy_worked(
 def test_repeats_are_epochs_of_inspect_and_an_unfinished_run_is_cancelled(tmp_path: Path) -> None:
     traces = [make_trace("line-1", "target", repeat) for repeat in range(2)]
     rows = [make_row(trace, status="correct" if trace.repeat else "incorrect") for trace in traces]
-    exported = export(keep(tmp_path / "run", rows, traces, make_run(num_repeats=2)), "inspect", tmp_path / "logs")
+    exported = export(write_run(tmp_path / "run", rows, traces, make_run(num_repeats=2)), "inspect", tmp_path / "logs")
     log = read_inspect(tmp_path / "logs", "target")
     assert [sample["epoch"] for sample in log["samples"]] == [1, 2]
     assert len({sample["uuid"] for sample in log["samples"]}) == 2
@@ -319,7 +319,7 @@ def test_repeats_are_epochs_of_inspect_and_an_unfinished_run_is_cancelled(tmp_pa
 
 
 @pytest.mark.parametrize("form", ["lm-eval", "inspect"])
-def test_a_run_always_becomes_the_same_files(run_folder: Path, form: str) -> None:
+def test_exporting_a_run_again_gives_the_same_files(run_folder: Path, form: str) -> None:
     def contents() -> dict[Path, bytes]:
         return {file: file.read_bytes() for file in (run_folder / form).rglob("*") if file.is_file()}
 
@@ -335,7 +335,7 @@ def test_without_traces_texts_are_empty_and_the_command_says_so(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [make_row(make_trace(problem, "target")) for problem in PROBLEMS]
-    export_run(keep(tmp_path / "run", rows), form, tmp_path / "logs")
+    export_run(write_run(tmp_path / "run", rows), form, tmp_path / "logs")
     assert "These rows have no texts, because the run was made without --traces." in capsys.readouterr().out
     if form == "lm-eval":
         _, samples = read_harness(tmp_path / "logs", "target")
@@ -348,10 +348,10 @@ def test_without_traces_texts_are_empty_and_the_command_says_so(
         assert [step["origin"] for step in sample["metadata"]["steps"]] == ["draft", "target"]
 
 
-def test_of_two_traces_that_of_the_row_is_taken(tmp_path: Path) -> None:
+def test_of_two_traces_the_one_of_the_row_is_exported(tmp_path: Path) -> None:
     lost, right = (make_trace("line-1", "target", word=word) for word in ("Lost", "Right"))
     for name, traces in (("before", [lost, right]), ("after", [right, lost])):
-        run = keep(tmp_path / name, [make_row(right)], traces)
+        run = write_run(tmp_path / name, [make_row(right)], traces)
         export(run, "lm-eval", tmp_path / f"{name}-logs")
         _, (sample,) = read_harness(tmp_path / f"{name}-logs", "target")
         assert sample["resps"][0][0].startswith("Right.")
@@ -367,13 +367,13 @@ def test_a_sweep_is_exported_setting_by_setting(run_folder: Path, tmp_path: Path
         assert len(read_harness(tmp_path / "logs" / name, "target")[1]) == 3
 
 
-def test_what_cannot_be_exported_is_refused(run_folder: Path, tmp_path: Path) -> None:
+def test_invalid_exports_are_refused(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no log format 'inspct'\. Did you mean 'inspect'"):
         export(run_folder, "inspct")
     with pytest.raises(UsageError, match="no run"):
         export_run(tmp_path / "missing", "inspect")
     with pytest.raises(UsageError, match="no finished rows"):
-        export(keep(tmp_path / "empty", []), "inspect")
+        export(write_run(tmp_path / "empty", []), "inspect")
     (tmp_path / "file").touch()
     with pytest.raises(StepSpecError, match="Cannot write to"):
         export(run_folder, "inspect", tmp_path / "file")
@@ -387,7 +387,7 @@ def test_the_harness_itself_reads_its_logs(run_folder: Path, tmp_path: Path) -> 
         results, samples = read_harness(tmp_path / "logs", policy)
         for sample in samples:
             pydantic.TypeAdapter(schema.SampleResult).validate_python(sample)
-        del results["configs"]  # whose annotation the harness' own logs do not fit either
+        del results["configs"]  # even the harness' own logs do not match this annotation
         pydantic.TypeAdapter(schema.EvalResults).validate_python(results)
 
 

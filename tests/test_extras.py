@@ -1,4 +1,4 @@
-"""Without the packages of an extra, importing what needs them is an ImportError that says in a sentence what to do."""
+"""Without the packages of an extra, imports and commands fail with one sentence that says what to install."""
 
 import json
 import subprocess
@@ -47,18 +47,18 @@ class Nothing:
 sys.meta_path.insert(0, Nothing())
 import stepspec
 from stepspec.cli import main
-said = {}
+messages = {}
 for module in MODULES:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        said[module] = str(error)
+        messages[module] = str(error)
 for command in COMMANDS:
     sys.argv = ["stepspec", *command.split()]
     with contextlib.redirect_stderr(io.StringIO()) as stderr, contextlib.suppress(SystemExit):
         main()
-    said[command] = stderr.getvalue().removeprefix("stepspec: ").strip()
-print(json.dumps(said))
+    messages[command] = stderr.getvalue().removeprefix("stepspec: ").strip()
+print(json.dumps(messages))
 """
 BLOCKED = ["torch", "transformers", "vllm", "httpx", "fastapi", "uvicorn", "langchain_core", "numpy", "scipy", "jinja2"]
 BLOCKED += ["matplotlib", "pyarrow"]
@@ -73,12 +73,12 @@ def said() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("what", "extra"), [*MODULES.items(), *COMMANDS.items()])
-def test_what_an_extra_brings_is_asked_for_in_one_sentence(said: dict[str, str], what: str, extra: str) -> None:
+def test_a_missing_extra_is_named_in_one_sentence(said: dict[str, str], what: str, extra: str) -> None:
     assert f'which is not installed: pip install "stepspec[{extra}]"' in said[what]
     assert "\n" not in said[what]
 
 
-def test_a_missing_extra_is_an_import_error_and_one_of_ours() -> None:
+def test_a_missing_extra_is_an_import_error_and_a_stepspec_error() -> None:
     with pytest.raises(MissingExtraError) as caught, from_extra("torch", "This"):
         import nobody_has_this  # pyright: ignore[reportMissingImports]  # noqa: F401
     assert isinstance(caught.value, ImportError)
@@ -86,6 +86,6 @@ def test_a_missing_extra_is_an_import_error_and_one_of_ours() -> None:
     assert caught.value.name == "nobody_has_this"
 
 
-def test_a_module_of_ours_that_is_missing_is_no_extra() -> None:
+def test_a_missing_stepspec_module_is_not_taken_for_an_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"stepspec\.nowhere"), from_extra("torch", "This"):
         import stepspec.nowhere  # pyright: ignore[reportMissingImports]  # noqa: F401

@@ -1,4 +1,4 @@
-"""Policies and benchmarks are found from a checkout, an editable install and a wheel, each made for real."""
+"""Policies and benchmarks are found from a checkout, an editable install and a wheel. Every package is really built."""
 
 import contextlib
 import json
@@ -46,10 +46,10 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def fresh_python(folder: Path) -> Path:
-    """An interpreter with the packages of this environment, but for those that a `.pth` file of it leads to.
+    """Create an interpreter that sees this environment's packages, except those that its `.pth` files add.
 
-    A `.pth` file only adds a folder; the `.pth` files inside that folder are not read, so that an editable
-    install of the checkout is out of sight.
+    A `.pth` file only adds a folder, and the `.pth` files inside that folder are not read. An editable install of the
+    checkout therefore stays invisible.
     """
     venv.create(folder, with_pip=False, symlinks=os.name != "nt")
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -68,7 +68,7 @@ def names_in(folder: Path) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout to build from, with files planted that no package may hold."""
+    """A copy of the checkout to build from, with extra files that no package may contain."""
     folder = tmp_path_factory.mktemp("copy") / "stepspec-copy"
     folder.mkdir()
     for name in BUILT_FROM:
@@ -76,7 +76,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(CHECKOUT / name, folder / name)
-    for planted in (
+    for extra in (
         "evals/results/planted/summary.json",
         "evals/results/planted/planted.toml",
         "policies/planted.md",
@@ -85,8 +85,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ".venv/planted.py",
         "stepspec/__pycache__/planted.pyc",
     ):
-        (folder / planted).parent.mkdir(parents=True, exist_ok=True)
-        (folder / planted).write_text("", "utf-8")
+        (folder / extra).parent.mkdir(parents=True, exist_ok=True)
+        (folder / extra).write_text("", "utf-8")
     return folder
 
 
@@ -117,7 +117,7 @@ def test_an_editable_install_finds_the_folders_of_its_checkout(copy: Path, tmp_p
     assert found["names"] == names_in(CHECKOUT)
 
 
-def test_a_wheel_finds_the_folders_that_it_carries(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_finds_the_folders_that_it_contains(wheel: Path, tmp_path: Path) -> None:
     python = fresh_python(tmp_path / "environment")
     run(python, "-m", "pip", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     found = where(python, tmp_path, "-I")
@@ -127,14 +127,14 @@ def test_a_wheel_finds_the_folders_that_it_carries(wheel: Path, tmp_path: Path) 
     assert found["names"] == names_in(CHECKOUT)
 
 
-def test_the_wheel_holds_the_whole_package_and_the_data_and_nothing_else(copy: Path, wheel: Path) -> None:
+def test_the_wheel_contains_the_package_and_the_data_and_nothing_else(copy: Path, wheel: Path) -> None:
     package = {path.relative_to(copy) for path in (copy / "stepspec").rglob("*") if path.is_file()}
     package -= {path for path in package if "__pycache__" in path.parts}
     data = {Path("stepspec", kind, f"{name}.toml") for kind, names in names_in(copy).items() for name in names}
     data |= {Path("stepspec", "evals", "data", "typed.jsonl")}
-    held = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
-    assert {path for path in held if not path.parts[0].endswith(".dist-info")} == package | data
-    assert Path("stepspec/py.typed") in held
+    members = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
+    assert {path for path in members if not path.parts[0].endswith(".dist-info")} == package | data
+    assert Path("stepspec/py.typed") in members
 
 
 def test_the_source_package_builds_the_same_wheel(copy: Path, wheel: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_source_package_builds_the_same_wheel(copy: Path, wheel: Path, tmp_p
     assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
-def test_a_package_that_lost_its_data_takes_no_stranger_s_folder(wheel: Path, tmp_path: Path) -> None:
+def test_a_package_without_its_data_uses_no_unrelated_folder(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     shutil.rmtree(tmp_path / "stepspec" / "policies")
@@ -159,8 +159,8 @@ def test_a_package_that_lost_its_data_takes_no_stranger_s_folder(wheel: Path, tm
         "try: stepspec.base.files.data_folder('policies')\n"
         "except stepspec.errors.StepSpecError as error: print(error)\n"
     )
-    said = run(fresh_python(tmp_path / "environment"), "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert "'policies' is neither in the package" in said
+    output = run(fresh_python(tmp_path / "environment"), "-c", program, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert "'policies' is neither in the package" in output
 
 
 @pytest.mark.parametrize("kind", ["policies", "evals"])
@@ -178,7 +178,7 @@ def test_an_unknown_policy_is_refused_with_the_known_names_and_the_closest() -> 
     assert all(name in str(caught.value) for name in list_data_files("policies"))
 
 
-def test_an_unknown_benchmark_like_no_other_is_refused_without_a_suggestion() -> None:
+def test_an_unknown_benchmark_without_a_similar_name_is_refused_without_a_suggestion() -> None:
     with pytest.raises(UsageError, match="no benchmark 'qqqq'") as caught:
         find_data_file("evals", "qqqq")
     assert "Did you mean" not in str(caught.value)
@@ -207,5 +207,5 @@ def test_a_path_to_no_file_is_refused(name: str) -> None:
         find_data_file("policies", name)
 
 
-def test_a_usage_error_is_one_of_stepspec_s_own() -> None:
+def test_a_usage_error_is_a_stepspec_error() -> None:
     assert issubclass(UsageError, StepSpecError)

@@ -1,4 +1,4 @@
-"""Policies fitted to engines: what an engine does not carry out is refused, and "auto" settles for what it can do."""
+"""Policies fitted to engines: unsupported drafters are refused, and "auto" picks the best supported drafter."""
 
 import logging
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NGRAM = "ngram, 3 tokens"
 def pair(
     drafters: Sequence[DrafterName] = OURS, own: str | None = "none", *, draft: bool = True, one_vocabulary: bool = True
 ) -> Pair:
-    """Models of which the target can draft tokens so, and does so by itself."""
+    """Return models whose target supports `drafters` and speculates by itself as `own` says."""
     tokenizer = WordTokenizer()
     target, helper = ScriptedEngine(tokenizer, name="target"), ScriptedEngine(tokenizer, name="draft")
     target.drafters, target.own_speculation = drafters, own
@@ -28,7 +28,7 @@ def pair(
 
 
 def steered(own: str | None) -> Pair:
-    """An engine like vLLM or a server, which drafts as it was started to."""
+    """Return models on an engine like vLLM or a server, whose drafter is fixed when it starts."""
     return pair(["engine"], own)
 
 
@@ -39,7 +39,7 @@ def drafting(drafter: str, **settings: Any) -> Policy:
 
 @pytest.mark.parametrize("own", [None, "none", NGRAM])
 @pytest.mark.parametrize("drafter", OURS)
-def test_no_drafter_of_ours_is_asked_of_an_engine_that_a_policy_cannot_steer(drafter: str, own: str | None) -> None:
+def test_an_engine_with_a_fixed_drafter_refuses_every_other_drafter(drafter: str, own: str | None) -> None:
     with pytest.raises(UsageError, match=f"by '{drafter}', but target supports only 'engine'"):
         StepSpec(policy=drafting(drafter), pair=steered(own))
 
@@ -53,7 +53,7 @@ def test_a_drafter_that_the_engine_does_not_have_is_refused(missing: DrafterName
         assert fit_policy(drafting(name), pair(have)) == (drafting(name), None)
 
 
-def test_the_target_alone_is_refused_where_the_engine_drafts_by_itself() -> None:
+def test_the_target_policy_is_refused_where_the_engine_drafts_by_itself() -> None:
     with pytest.raises(UsageError, match=r"drafts by itself \(ngram, 3 tokens\).*'engine'"):
         StepSpec(policy="target", pair=steered(NGRAM))
     for own in (None, "none"):
@@ -62,14 +62,14 @@ def test_the_target_alone_is_refused_where_the_engine_drafts_by_itself() -> None
 
 @pytest.mark.parametrize("models", [pair(), steered(None), steered("none"), steered(NGRAM)])
 @pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
-def test_what_an_engine_does_by_itself_has_a_policy_on_every_engine(models: Pair, policy: str) -> None:
+def test_policies_that_leave_drafting_to_the_engine_run_on_every_engine(models: Pair, policy: str) -> None:
     fitted = StepSpec(policy=policy, pair=models).policy
     drafts = policy == "stepspec" and models.target.drafters == OURS
     assert fitted.token.drafter == ("draft-model" if drafts else "engine")
 
 
 @pytest.mark.parametrize("settings", [{"num_tokens": 4}, {"tolerance": 0.1}])
-def test_what_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None:
+def test_settings_that_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="num_tokens or tolerance"):
         fit_policy(drafting("engine", **settings), steered(None))
     with pytest.raises(UsageError, match="num_tokens or tolerance"):
@@ -89,7 +89,7 @@ def test_what_the_engine_decides_cannot_be_set(settings: dict[str, Any]) -> None
         (steered(None), "engine", "of unknown type"),
     ],
 )
-def test_auto_takes_the_best_drafter_there_is_and_says_if_it_is_not_the_draft_model(
+def test_auto_takes_the_best_supported_drafter_and_warns_if_it_is_not_the_draft_model(
     models: Pair, drafter: str, note: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "stepspec"):
@@ -97,7 +97,7 @@ def test_auto_takes_the_best_drafter_there_is_and_says_if_it_is_not_the_draft_mo
     assert (note in caplog.text) if note else not caplog.text
 
 
-def test_an_evaluation_runs_what_the_engines_carry_out_and_says_what_it_leaves_out() -> None:
+def test_an_evaluation_runs_the_supported_policies_and_names_those_it_leaves_out() -> None:
     wanted = load_policies(["target", "token", "specreason", "stepspec"])
     fitted = fit_policies(wanted, steered(NGRAM), leave_out=True)
     assert {name: policy.token.drafter for name, (policy, _) in fitted.policies.items()} == {
@@ -106,9 +106,9 @@ def test_an_evaluation_runs_what_the_engines_carry_out_and_says_what_it_leaves_o
         "stepspec": "engine",
     }
     assert fitted.policies["target"][1] == load_policy("engine")[1]
-    said = " ".join(fitted.notes)
-    assert "'token' is left out" in said
-    assert "'target' is the target as its engine serves it" in said
+    notes = " ".join(fitted.notes)
+    assert "'token' is left out" in notes
+    assert "'target' is the target as its engine serves it" in notes
     with pytest.raises(UsageError, match="'token' cannot run"):
         fit_policies(wanted, steered(NGRAM))
 

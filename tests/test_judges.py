@@ -1,4 +1,4 @@
-"""The judges: what they read from one pass, and that what cannot be read rejects."""
+"""The judges: the scores that they read from one pass, and the rejection of steps without a score."""
 
 import math
 
@@ -17,10 +17,10 @@ from stepspec.loop.policy import LikelihoodSpec, RatingSpec
 TOKENIZER = WordTokenizer()
 
 
-def seen(
+def verification(
     *logprobs: float, choices: tuple[str, ...] = (), distributions: tuple[dict[int, float], ...] = ()
 ) -> Verification:
-    """A verification with these log-probabilities, and one choice and one distribution over digits for each probe."""
+    """Return a verification with these log-probs, and one choice and one distribution over digits for each probe."""
     return Verification(
         logprobs=logprobs,
         choices=(0,) * len(logprobs),
@@ -39,14 +39,14 @@ def rating(**spec: object) -> RatingJudge:
 
 @pytest.mark.parametrize("digit", range(10))
 def test_the_greedy_rating_is_the_digit_that_was_chosen(digit: int) -> None:
-    assert rating().score(seen(choices=(str(digit),), distributions=({},)), 0) == digit
+    assert rating().score(verification(choices=(str(digit),), distributions=({},)), 0) == digit
 
 
 @pytest.mark.parametrize("choice", ["ten", " ", "</think>", "<|end|>"])
 def test_a_choice_that_is_no_digit_is_not_a_rating_and_rejects(choice: str) -> None:
-    read = seen(-0.1, choices=(choice,), distributions=({9: 0.4},))
-    assert rating().score(read, 0) is None
-    verdict = Panel([RatingSpec(kind="rating", threshold=0.0)], TOKENIZER).judge(read)
+    without_digit = verification(-0.1, choices=(choice,), distributions=({9: 0.4},))
+    assert rating().score(without_digit, 0) is None
+    verdict = Panel([RatingSpec(kind="rating", threshold=0.0)], TOKENIZER).judge(without_digit)
     assert not verdict.accepted
     assert verdict.scores == {"rating.short": None}
 
@@ -58,11 +58,11 @@ def test_a_step_is_accepted_from_the_threshold_on(score: float, accepted: bool) 
 
 def test_the_expected_rating_renormalises_over_the_digits() -> None:
     judge = rating(readout="expected")
-    assert judge.score(seen(choices=("ten",), distributions=({9: 0.3, 6: 0.1},)), 0) == pytest.approx(8.25)
+    assert judge.score(verification(choices=("ten",), distributions=({9: 0.3, 6: 0.1},)), 0) == pytest.approx(8.25)
 
 
 @given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
-def test_the_expected_rating_lies_between_the_digits_and_is_not_read_from_nothing(distribution: list[float]) -> None:
+def test_the_expected_rating_lies_between_the_digits_and_needs_some_probability(distribution: list[float]) -> None:
     score = expected_digit(tuple(math.log(p) if p else -math.inf for p in distribution))
     if sum(distribution) < 0.9e-6:
         assert score is None
@@ -72,9 +72,9 @@ def test_the_expected_rating_lies_between_the_digits_and_is_not_read_from_nothin
         assert 0 <= score <= 9.0000001
 
 
-def test_a_rating_without_any_digit_in_the_law_rejects() -> None:
+def test_a_rating_without_any_digit_in_the_distribution_rejects() -> None:
     spec = RatingSpec(kind="rating", readout="expected", threshold=0.0)
-    verdict = Panel([spec], TOKENIZER).judge(seen(-0.1, choices=("ten",), distributions=({},)))
+    verdict = Panel([spec], TOKENIZER).judge(verification(-0.1, choices=("ten",), distributions=({},)))
     assert (verdict.accepted, verdict.scores) == (False, {"rating.short": None})
 
 
@@ -100,7 +100,7 @@ def likelihood(threshold: float) -> LikelihoodJudge:
 
 
 def test_the_likelihood_is_that_of_the_least_probable_token() -> None:
-    assert likelihood(-3).score(seen(-0.1, -2.5, -0.2), 0) == -2.5
+    assert likelihood(-3).score(verification(-0.1, -2.5, -0.2), 0) == -2.5
 
 
 @pytest.mark.parametrize(("score", "accepted"), [(-3.0, True), (-3.01, False), (0.0, True)])
@@ -112,18 +112,18 @@ def test_a_step_is_accepted_down_to_the_bound(score: float, accepted: bool) -> N
 def test_the_mean_and_the_minimum_may_both_have_thresholds(mean: float, accepted: bool) -> None:
     minimum = LikelihoodSpec(kind="likelihood", threshold=-3.0)
     verdict = Panel([minimum, LikelihoodSpec(kind="likelihood", statistic="mean", threshold=mean)], TOKENIZER).judge(
-        seen(-0.5, -1.5)
+        verification(-0.5, -1.5)
     )
     assert verdict.accepted is accepted
     assert verdict.scores == {"likelihood.min": -1.5, "likelihood.mean": -1.0}
 
 
 def test_a_step_of_no_tokens_has_no_likelihood_and_is_rejected() -> None:
-    assert likelihood(-3).score(seen(), 0) is None
-    assert not Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).judge(seen()).accepted
+    assert likelihood(-3).score(verification(), 0) is None
+    assert not Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).judge(verification()).accepted
 
 
-def test_the_likelihood_asks_nothing_of_the_target() -> None:
+def test_the_likelihood_judge_needs_no_probe() -> None:
     assert Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).probes == ()
 
 
@@ -135,6 +135,6 @@ def test_each_judge_reads_its_own_probe() -> None:
     assert len(panel.probes) == 2
     assert panel.probes[0] != panel.probes[1]
     distributions: tuple[dict[int, float], ...] = ({2: 1.0}, {4: 1.0})
-    assert panel.judge(seen(-1.0, choices=("8", "1"), distributions=distributions)).accepted
-    assert not panel.judge(seen(-1.0, choices=("6", "9"), distributions=distributions)).accepted
-    assert not panel.judge(seen(-1.0, choices=("8", "9"), distributions=({9: 1.0}, {2: 1.0}))).accepted
+    assert panel.judge(verification(-1.0, choices=("8", "1"), distributions=distributions)).accepted
+    assert not panel.judge(verification(-1.0, choices=("6", "9"), distributions=distributions)).accepted
+    assert not panel.judge(verification(-1.0, choices=("8", "9"), distributions=({9: 1.0}, {2: 1.0}))).accepted

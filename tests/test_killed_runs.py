@@ -1,4 +1,4 @@
-"""Whatever is killed while a run goes on, and whenever, no finished row is lost and none comes twice."""
+"""Killing any process of a run, at any time, loses no finished row and duplicates none."""
 
 import random
 import subprocess
@@ -18,19 +18,19 @@ from stepspec.evaluation.runs import iter_rows, iter_traces, part_files
 NUM_PROBLEMS = 200
 NUM_PARTS = 2
 NUM_KILLS = 5
-"""Of each kind."""
+"""Maximum number of kills of evaluations, and of graders."""
 
 
 class Cluster:
-    """Processes that do a run's parts, each in a folder of its own, and are started again when they have died."""
+    """Processes that run the parts of a run, each in its own folder, and are restarted when they die."""
 
     def __init__(self, folder: Path) -> None:
         self.folders = [folder / f"part-{number}" for number in range(1, NUM_PARTS + 1)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self.num_killed: Counter[str] = Counter()
 
-    def start_what_is_dead(self) -> bool:
-        """Starts parts that have not finished; whether there are any."""
+    def restart_dead(self) -> bool:
+        """Start the parts that have not finished, and return whether any is running."""
         for index, folder in enumerate(self.folders):
             process = self._processes.get(index)
             if process is None or process.poll() not in (None, 0):
@@ -38,8 +38,8 @@ class Cluster:
                 self._processes[index] = subprocess.Popen([*command, f"{index + 1}/{NUM_PARTS}", str(NUM_PROBLEMS)])
         return any(process.poll() is None for process in self._processes.values())
 
-    def kill_something(self, rng: random.Random) -> None:
-        """Kills one of the evaluations or of their graders, by turns where there is one of the kind."""
+    def kill_one(self, rng: random.Random) -> None:
+        """Kill an evaluation or a grader at random, alternating between the two kinds where possible."""
         evaluations = [psutil.Process(process.pid) for process in self._processes.values() if process.poll() is None]
         graders = [grader for each in evaluations for grader in each.children(recursive=True)]
         kinds = {"grader": graders, "evaluation": evaluations}
@@ -50,28 +50,28 @@ class Cluster:
             self.num_killed[kind] += 1
 
     def end(self) -> None:
-        """Kills all."""
+        """Kill all processes."""
         for process in self._processes.values():
             process.kill()
             process.wait()
 
 
 def finished(folders: list[Path]) -> Counter[tuple[str, str, int]]:
-    """How often each row is on disk; what is still being written is not finished."""
+    """Count each complete row on disk; a row that is still being written does not count."""
     return Counter(row.key for folder in folders if folder.exists() for row in iter_rows(folder))
 
 
 def run_while_killing(folder: Path, seed: int) -> Cluster:
-    """Lets the parts run to their ends, and every now and then kills something."""
+    """Run the parts to their ends, and kill a process every now and then."""
     rng, cluster = random.Random(seed), Cluster(folder)
     seen = set[tuple[str, str, int]]()
     try:
-        while cluster.start_what_is_dead():
-            # A start takes a second or two: most of what is killed has done something, and some has not.
+        while cluster.restart_dead():
+            # A start takes a second or two, so most of the killed processes have done some work and some have not.
             time.sleep(rng.uniform(0.1, 2.5))
-            cluster.kill_something(rng)
+            cluster.kill_one(rng)
             rows = finished(cluster.folders)
-            assert seen <= set(rows), "a row that was finished is gone"
+            assert seen <= set(rows), "a finished row is gone"
             seen = set(rows)
     finally:
         cluster.end()
@@ -94,7 +94,7 @@ def check(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_killing_parts_and_graders_loses_no_row_and_doubles_none(tmp_path: Path, seed: int) -> None:
+def test_killing_parts_and_graders_loses_no_row_and_duplicates_none(tmp_path: Path, seed: int) -> None:
     check(tmp_path, seed)
 
 

@@ -1,4 +1,4 @@
-"""The layers of the package: the table in CONTRIBUTING.md, held by reading every module's imports."""
+"""The layers of the package: the imports of every module follow the table in CONTRIBUTING.md."""
 
 import ast
 import graphlib
@@ -15,7 +15,7 @@ PACKAGE = ROOT / "stepspec"
 
 
 def table_of(text: str) -> list[tuple[list[str], list[str]]]:
-    """Parts and libraries of each layer, from the commands down."""
+    """Return the parts and libraries of each layer, from the commands down."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     start = next(number for number, row in enumerate(rows) if row[0] == "layer")
     layers: list[tuple[list[str], list[str]]] = []
@@ -40,7 +40,7 @@ def module_name(path: Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """`loop` for `stepspec.loop.judges.rating`, and `__init__` for the package itself."""
+    """Return `loop` for `stepspec.loop.judges.rating`, and `__init__` for the package itself."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -49,7 +49,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def import_statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import below the node, inside functions too, but for those that only a type checker sees."""
+    """Yield every import below the node, also inside functions, except those for type checkers only."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
@@ -62,7 +62,7 @@ def import_statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imported_modules(source: str, module: str, is_package: bool, known: set[str]) -> set[str]:
-    """The stepspec modules that the source imports; `from stepspec import __version__` is no module."""
+    """Return the stepspec modules that the source imports; `from stepspec import __version__` does not count."""
     found: set[str] = set()
     package = module if is_package else module.rpartition(".")[0]
     for statement in import_statements(ast.parse(source)):
@@ -81,7 +81,7 @@ def imported_modules(source: str, module: str, is_package: bool, known: set[str]
 
 
 def violation(importer: str, imported: str) -> str | None:
-    """What is wrong with one import between two modules, or `None`."""
+    """Return what is wrong with an import between two modules, or `None`."""
     here, there = part_of(importer), part_of(imported)
     if here == there or DEPTH[there] < DEPTH[here]:
         return None
@@ -98,7 +98,7 @@ IMPORTS = {
 
 def test_every_part_of_the_package_is_in_a_layer_and_there_are_few() -> None:
     parts = {part_of(module) for module in MODULES}
-    assert parts == DEPTH.keys(), "CONTRIBUTING.md has a row for each"
+    assert parts == DEPTH.keys(), "the table in CONTRIBUTING.md must list every part"
     assert len(parts) <= 20
     packages = {tuple(module.split(".")[1:3]) for module, path in MODULES.items() if path.name == "__init__.py"}
     assert len([package for package in packages if package]) <= 30
@@ -117,7 +117,7 @@ def test_a_part_imports_from_itself_and_the_layers_below(part: str) -> None:
 
 
 def circle(imports: dict[str, set[str]]) -> Sequence[str]:
-    """Modules that import each other, if there are any."""
+    """Return modules that import each other in a cycle, if there are any."""
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
@@ -145,7 +145,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         ("stepspec.serve.app", "from stepspec.langchain import ChatStepSpec"),
     ],
 )
-def test_an_import_against_the_layers_is_seen_however_it_is_written(module: str, source: str) -> None:
+def test_an_import_against_the_layers_is_found_in_every_form(module: str, source: str) -> None:
     imported = imported_modules(source, module, False, {"stepspec", "stepspec.api.session"})
     assert len(imported) == 1
     assert violation(module, imported.pop())
@@ -170,7 +170,7 @@ def test_an_import_along_the_layers_is_allowed(module: str, source: str) -> None
 
 
 @pytest.mark.parametrize("library", sorted(OWNERS))
-def test_a_library_is_imported_where_the_table_says_alone(library: str) -> None:
+def test_a_library_is_imported_only_where_the_table_allows_it(library: str) -> None:
     found: set[str] = set()
     for module, path in MODULES.items():
         for statement in import_statements(ast.parse(path.read_text("utf-8"))):

@@ -1,4 +1,4 @@
-"""What a request has spent: tokens by fate, seconds by role, and the budget."""
+"""The ledger of a request: tokens by outcome, seconds by role, and the budget."""
 
 import time
 
@@ -9,7 +9,7 @@ from stepspec.loop.ledger import Ledger
 from stepspec.loop.step import Counts
 
 
-def test_the_fates_of_tokens_keep_the_identities() -> None:
+def test_token_counts_satisfy_the_identities() -> None:
     ledger = Ledger(100)
     ledger.proposed(14)
     ledger.judged(accepted=7, rejected=3, salvaged=2)
@@ -43,7 +43,7 @@ def test_only_committed_tokens_use_up_the_budget() -> None:
 
 
 @pytest.mark.parametrize("fate", ["rejected", "cancelled", "discarded"])
-def test_a_step_may_be_drafted_while_waste_stays_below_what_is_committed_and_two_steps(fate: str) -> None:
+def test_a_step_may_be_drafted_while_waste_stays_within_the_committed_tokens_and_two_steps(fate: str) -> None:
     ledger = Ledger(100)
     ledger.add(**{fate: 10})
     assert ledger.may_waste(10)
@@ -53,7 +53,7 @@ def test_a_step_may_be_drafted_while_waste_stays_below_what_is_committed_and_two
     assert ledger.may_waste(10)
 
 
-def test_a_target_call_brings_its_passes_and_its_token_level_counts() -> None:
+def test_a_target_call_adds_its_passes_and_its_token_level_counts() -> None:
     ledger = Ledger(10)
     ledger.add_target_call(Chunk((1, 2), "length", passes=2, drafted=6, accepted=1))
     ledger.add_target_call(Chunk((3,), "length", passes=1))
@@ -88,7 +88,7 @@ def test_more_tokens_than_the_budget_are_caught() -> None:
         Counts(forced=5, committed=5, target_generated=5).check(4)
 
 
-def test_every_part_is_measured_by_itself_and_the_rest_is_other() -> None:
+def test_every_part_is_measured_separately_and_the_rest_is_other() -> None:
     ledger = Ledger(10)
     with ledger.time("controller"):
         time.sleep(0.01)
@@ -121,7 +121,7 @@ def test_waiting_is_moved_from_its_role_to_the_queue_and_never_more_than_the_rol
     assert ledger.times().queue == pytest.approx(before)
 
 
-def test_time_is_booked_when_what_was_timed_fails() -> None:
+def test_time_is_counted_even_if_the_timed_code_fails() -> None:
     ledger = Ledger(10)
 
     def fail() -> None:

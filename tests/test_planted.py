@@ -1,7 +1,7 @@
-"""Differences of known size are planted in made-up runs, and summaries and reports find them at the rates they state.
+"""Synthetic runs with known differences: summaries and reports find these at the rates that they state.
 
-Every simulated run has problems of their own difficulty and length, which all policies share, as in reality. Bounds on
-rates leave room for chance: each is passed by a correct program with a probability of more than 99.9%.
+Every simulated problem has its own difficulty and length, shared by all policies, as in real runs. A correct program
+passes each bound on a rate with a probability of more than 99.9%.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ NUM_RUNS = 80
 
 
 @dataclass(frozen=True)
-class Planted:
-    """What is true of a policy in comparison with the target."""
+class Difference:
+    """The true difference between a policy and the target."""
 
     lost: float = 0.0
     """Share of problems that only the target gets right."""
@@ -31,16 +31,18 @@ class Planted:
     speedup: float = 1.0
 
 
-def make_rows(rng: np.random.Generator, n: int, planted: dict[str, Planted], num_repeats: int = 1) -> list[ResultRow]:
-    """Rows of the target, right on some 80% of the problems, and of policies that differ from it as planted."""
+def make_rows(
+    rng: np.random.Generator, n: int, differences: dict[str, Difference], num_repeats: int = 1
+) -> list[ResultRow]:
+    """Return rows of the target, right on about 80% of the problems, and of policies with these differences."""
     rows: list[ResultRow] = []
     for problem in range(n):
         solvable, length_s = rng.random() < 0.8, float(rng.lognormal(0.0, 0.6))
-        fates = {name: rng.random() for name in planted}
+        fates = {name: rng.random() for name in differences}
         for repeat in range(num_repeats):
             rows.append(make_row(problem, "target", repeat, solvable, length_s * float(rng.lognormal(0.0, 0.1))))
-            for name, truth in planted.items():
-                # Of the problems that the target gets right, so many are lost that it is that share of all.
+            for name, truth in differences.items():
+                # `lost` is a share of all problems, but only the 80% that the target gets right can be lost.
                 lost, gained = fates[name] < truth.lost / 0.8, fates[name] < truth.gained / 0.2
                 right = not lost if solvable else gained
                 wall_s = length_s * float(rng.lognormal(-np.log(truth.speedup), 0.1))
@@ -67,12 +69,14 @@ def make_row(problem: int, policy: str, repeat: int, right: bool, wall_s: float)
     )
 
 
-def simulated(planted: dict[str, Planted], n: int, num_runs: int = NUM_RUNS, num_repeats: int = 1) -> list[Summary]:
-    """Summaries of runs that differ by chance alone."""
-    run = make_run(make_problems(n), ["target", *planted], num_repeats=num_repeats)
+def simulated(
+    differences: dict[str, Difference], n: int, num_runs: int = NUM_RUNS, num_repeats: int = 1
+) -> list[Summary]:
+    """Return summaries of runs that differ from each other only by chance."""
+    run = make_run(make_problems(n), ["target", *differences], num_repeats=num_repeats)
     rng = np.random.default_rng(20261122)
     return [
-        summarise(run.model_copy(update={"seed": seed}), make_rows(rng, n, planted, num_repeats))
+        summarise(run.model_copy(update={"seed": seed}), make_rows(rng, n, differences, num_repeats))
         for seed in range(num_runs)
     ]
 
@@ -87,10 +91,10 @@ def covers(interval: tuple[float, float] | None, truth: float) -> bool:
 
 
 @pytest.mark.parametrize("num_repeats", [1, 3])
-def test_planted_differences_lie_in_their_intervals_as_often_as_these_say(num_repeats: int) -> None:
-    planted = Planted(lost=0.06, gained=0.02, speedup=1.6)
-    found = [each.policies["other"] for each in simulated({"other": planted}, 120, num_repeats=num_repeats)]
-    # Of 80 intervals that cover with 95%, fewer than 86% cover with a probability of less than 0.001.
+def test_known_differences_lie_in_their_intervals_as_often_as_stated(num_repeats: int) -> None:
+    difference = Difference(lost=0.06, gained=0.02, speedup=1.6)
+    found = [each.policies["other"] for each in simulated({"other": difference}, 120, num_repeats=num_repeats)]
+    # With 80 intervals of 95% coverage, the probability that fewer than 86% cover is less than 0.001.
     assert share([covers(each.accuracy_delta_ci, -0.04) for each in found]) >= 0.86
     assert share([covers(each.speedup_vs_target_ci, 1.6) for each in found]) >= 0.86
     assert share([covers(each.speedup_median_ci, 1.6) for each in found]) >= 0.86
@@ -98,35 +102,35 @@ def test_planted_differences_lie_in_their_intervals_as_often_as_these_say(num_re
     assert np.mean([each.speedup_vs_target for each in found]) == pytest.approx(1.6, rel=0.01)
 
 
-def test_a_difference_that_is_not_there_is_hardly_ever_found() -> None:
-    planted = Planted(lost=0.05, gained=0.05, speedup=1.0)
-    found = [each.policies["other"] for each in simulated({"other": planted}, 120)]
-    # McNemar's exact test errs in less than 5% of the runs; of 80, more than 13% would be an accident of 0.002.
+def test_a_difference_of_zero_is_rarely_found() -> None:
+    difference = Difference(lost=0.05, gained=0.05, speedup=1.0)
+    found = [each.policies["other"] for each in simulated({"other": difference}, 120)]
+    # McNemar's exact test errs in less than 5% of the runs. Errors in more than 13% of 80 have a probability of 0.002.
     assert share([each.accuracy_p is not None and each.accuracy_p < 0.05 for each in found]) <= 0.135
     assert share([not covers(each.speedup_vs_target_ci, 1.0) for each in found]) <= 0.135
 
 
-def test_a_difference_that_is_there_is_found_as_often_as_its_size_lets_expect() -> None:
-    planted = Planted(lost=0.09, gained=0.01, speedup=1.3)
-    found = [each.policies["other"] for each in simulated({"other": planted}, 200, num_runs=50)]
-    # Of 200 problems some 18 are lost and 2 gained: the exact test has a power of 98%.
+def test_a_real_difference_is_found_as_often_as_its_size_predicts() -> None:
+    difference = Difference(lost=0.09, gained=0.01, speedup=1.3)
+    found = [each.policies["other"] for each in simulated({"other": difference}, 200, num_runs=50)]
+    # About 18 of 200 problems are lost and 2 gained: the exact test has a power of 98%.
     assert share([each.accuracy_p is not None and each.accuracy_p < 0.05 for each in found]) >= 0.86
     assert all(each.speedup_vs_target_ci is not None and each.speedup_vs_target_ci[0] > 1.1 for each in found)
 
 
-def test_policies_that_lose_more_than_a_point_hardly_ever_pass_as_matched() -> None:
-    lossy = {f"lossy-{index}": Planted(lost=0.025, gained=0.005, speedup=2.0 + index / 10) for index in range(2)}
+def test_policies_that_lose_more_than_a_point_rarely_pass_as_matched() -> None:
+    lossy = {f"lossy-{index}": Difference(lost=0.025, gained=0.005, speedup=2.0 + index / 10) for index in range(2)}
     found = simulated(lossy, 200, num_runs=60)
     assert all(each.matched is not None for each in found)
     passed = [each.matched is not None and each.matched.policy != "target" for each in found]
-    # Each of them loses two points. The bound holds for both together in 95% of the runs: of 60 more than 9 would be an
-    # accident of 0.001.
+    # Each policy loses two points. The bound holds for both together in 95% of the runs. That it fails in more than 9
+    # of 60 runs has a probability of 0.001.
     assert share(passed) <= 0.15
 
 
 def test_a_policy_that_loses_nothing_passes_as_matched_once_there_are_enough_problems() -> None:
-    planted = {"harmless": Planted(lost=0.002, gained=0.002, speedup=2.0)}
-    few, many = simulated(planted, 60, 30), simulated(planted, 1500, 8)
+    differences = {"harmless": Difference(lost=0.002, gained=0.002, speedup=2.0)}
+    few, many = simulated(differences, 60, 30), simulated(differences, 1500, 8)
     assert share([each.matched is not None and each.matched.policy == "harmless" for each in few]) <= 0.1
     assert share([each.matched is not None and each.matched.policy == "harmless" for each in many]) >= 0.8
 
@@ -140,11 +144,11 @@ def test_a_policy_that_loses_nothing_passes_as_matched_once_there_are_enough_pro
     num_repeats=st.integers(1, 3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_is_planted_summary_and_report_tell_the_same_story(
+def test_summary_and_report_agree_for_any_difference(
     lost: float, gained: float, speedup: float, n: int, num_repeats: int, seed: int
 ) -> None:
     run = make_run(make_problems(n), ["target", "other"], num_repeats=num_repeats)
-    rows = make_rows(np.random.default_rng(seed), n, {"other": Planted(lost, gained, speedup)}, num_repeats)
+    rows = make_rows(np.random.default_rng(seed), n, {"other": Difference(lost, gained, speedup)}, num_repeats)
     summary = summarise(run, rows)
     other, target = summary.policies["other"], summary.policies["target"]
     assert other.accuracy_delta == pytest.approx(other.accuracy - target.accuracy)
@@ -159,7 +163,7 @@ def test_whatever_is_planted_summary_and_report_tell_the_same_story(
         assert interval is not None
         assert interval[0] <= value <= interval[1]
     assert other.speedup_vs_target == pytest.approx(other.tokens_per_s_ratio / other.length_ratio)
-    # Six standard deviations of what chance adds; the report shows what the summary says.
+    # The bound is six standard deviations of the noise. The report shows the figures of the summary.
     assert abs(other.speedup_vs_target / speedup - 1) < 0.9 / n**0.5
     text = markdown_report(run, summary)
     assert f"{other.speedup_vs_target:.2f}×" in text

@@ -1,4 +1,4 @@
-"""The policy files load and say what they emulate; a wrong one is refused in one sentence that helps."""
+"""Policy files: every shipped file loads and names the paper it emulates; an invalid file gets one helpful sentence."""
 
 import datetime
 import math
@@ -28,7 +28,7 @@ RATING = '[[judges]]\nkind = "rating"\n'
 
 
 def refusal(tmp_path: Path, text: str) -> str:
-    """Why a policy file with this text is refused; the message names the file first."""
+    """Return the error for a policy file with this text, with the file's path replaced by `FILE`."""
     file = tmp_path / "mine.toml"
     file.write_text(text, "utf-8")
     with pytest.raises(UsageError) as caught:
@@ -78,7 +78,7 @@ def test_specreason_asks_with_the_published_words() -> None:
 @pytest.mark.parametrize(
     ("name", "needs_draft"), [("target", False), ("token", True), ("draft", True), ("specreason", True)]
 )
-def test_a_policy_knows_whether_it_needs_a_draft(name: str, needs_draft: bool) -> None:
+def test_a_policy_states_whether_it_needs_a_draft(name: str, needs_draft: bool) -> None:
     assert load_policy(name)[0].needs_draft is needs_draft
 
 
@@ -103,14 +103,14 @@ def test_a_policy_knows_whether_it_needs_a_draft(name: str, needs_draft: bool) -
 def test_an_unknown_key_is_refused_with_the_closest_one(
     tmp_path: Path, text: str, key: str, closest: str, where: str
 ) -> None:
-    said = refusal(tmp_path, text)
-    assert said.startswith(f"FILE: There is no key '{key}'. Did you mean '{closest}'? Known: ")
-    assert f"(at {where}" in said
+    message = refusal(tmp_path, text)
+    assert message.startswith(f"FILE: There is no key '{key}'. Did you mean '{closest}'? Known: ")
+    assert f"(at {where}" in message
 
 
 def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: Path) -> None:
-    said = refusal(tmp_path, HEAD + RATING + "min_logprob = -3")
-    assert "Known: kind, prompt, readout, threshold." in said
+    message = refusal(tmp_path, HEAD + RATING + "min_logprob = -3")
+    assert "Known: kind, prompt, readout, threshold." in message
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
         ("", "version is missing."),
     ],
 )
-def test_a_wrong_name_or_combination_is_refused_where_it_stands(tmp_path: Path, text: str, part: str) -> None:
-    said = refusal(tmp_path, text)
-    assert said.startswith("FILE: ")
-    assert part in said
+def test_a_wrong_name_or_combination_is_refused_with_its_place(tmp_path: Path, text: str, part: str) -> None:
+    message = refusal(tmp_path, text)
+    assert message.startswith("FILE: ")
+    assert part in message
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_value_of_the_wrong_type_or_range_is_refused(tmp_path: Path, line: str
         ("a = " + "[" * 200_000, "is nested too deeply"),
     ],
 )
-def test_what_is_no_table_or_number_is_refused_in_words(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_value_that_is_no_table_or_number_is_refused_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     assert sentence in refusal(tmp_path, text)
 
 
@@ -191,7 +191,7 @@ FILES += [(Benchmark, tomllib.loads(file.read_text("utf-8"))) for file in list_d
 
 
 def changed(found: Any, path: list[int], junk: Any) -> Any:
-    """The same with something else in one place, which the numbers choose on the way down."""
+    """Return a copy with one value replaced by `junk`; the numbers in `path` select the key at each level."""
     if not path or not isinstance(found, dict | list) or not found:
         return junk
     keys: list[Any] = list(found) if isinstance(found, dict) else list(range(len(found)))
@@ -225,17 +225,17 @@ def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"version = ", "is not valid TOML"),
         (b"version = 1\nversion = 1", "is not valid"),
         (b"\xff\xfe", "Cannot read"),
     ],
 )
-def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_bytes(content)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         load_policy(str(file))
     assert str(file) in str(caught.value)
 

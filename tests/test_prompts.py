@@ -21,7 +21,7 @@ from stepspec.chat.prompts import (
 from stepspec.errors import UsageError
 
 NEWLINE_TEMPLATE = THINKING_TEMPLATE.replace("<think>{% endif", "<think>\n{% endif")
-# Trims every turn and shows of an answer only what follows its thinking, as reasoning models' templates do.
+# Trims every turn and drops the thinking of earlier answers, as the templates of reasoning models do.
 FORGETFUL_TEMPLATE = """\
 {%- for message in messages -%}
 {%- set content = message['content'] | trim -%}
@@ -53,7 +53,7 @@ def ask(question: str, template: str, *, tags: bool = True) -> str:
     ],
 )
 @pytest.mark.parametrize("question", ["How many?", "think", "<think>", " What does <think> mean? ", "|", "n"])
-def test_the_thinking_is_opened_once_whatever_the_question_says(question: str, template: str, end: str) -> None:
+def test_the_thinking_is_opened_once_for_any_question(question: str, template: str, end: str) -> None:
     text = ask(question, template)
     assert text.endswith(end)
     assert text.count("<think>") == 1 + question.count("<think>")
@@ -83,7 +83,7 @@ def test_the_end_of_thinking_is_one_token_or_none() -> None:
 
 @pytest.mark.parametrize("id", PROBLEM_PROMPTS)
 @pytest.mark.parametrize("question", ["How many?", "{question} {0} {}", "}{", "{{x}}", "\\boxed{{}}"])
-def test_a_question_stands_in_its_prompt_as_it_was_written(id: str, question: str) -> None:
+def test_a_question_appears_unchanged_in_its_prompt(id: str, question: str) -> None:
     text = problem_prompt(id).format(question=question)
     before, _, after = problem_prompt(id).partition("{question}")
     assert text == before.format() + question + after.format()
@@ -91,7 +91,7 @@ def test_a_question_stands_in_its_prompt_as_it_was_written(id: str, question: st
 
 
 @pytest.mark.parametrize("id", RATING_PROMPTS)
-def test_the_rating_is_asked_between_turns_and_the_digit_comes_next(id: str) -> None:
+def test_the_rating_request_is_a_turn_and_the_digit_comes_next(id: str) -> None:
     rating = rating_prompt(id)
     probe = render_probe(WordTokenizer(PLAIN_TEMPLATE), rating)
     assert probe == f"<|end|><|user|>{rating.user}<|end|><|assistant|>{rating.prefill}"
@@ -99,7 +99,7 @@ def test_the_rating_is_asked_between_turns_and_the_digit_comes_next(id: str) -> 
 
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, THINKING_TEMPLATE, NEWLINE_TEMPLATE, FORGETFUL_TEMPLATE])
 @pytest.mark.parametrize("id", RATING_PROMPTS)
-def test_a_probe_continues_a_request_into_the_conversation_that_the_template_writes(id: str, template: str) -> None:
+def test_a_probe_continues_a_request_as_the_template_renders_the_conversation(id: str, template: str) -> None:
     rating = rating_prompt(id)
     messages = [
         {"role": "user", "content": "How many?"},
@@ -108,10 +108,10 @@ def test_a_probe_continues_a_request_into_the_conversation_that_the_template_wri
         {"role": "assistant", "content": rating.prefill + "7"},
     ]
     tokenizer = WordTokenizer(template)
-    whole = tokenizer.render(messages, add_generation_prompt=False)
+    conversation = tokenizer.render(messages, add_generation_prompt=False)
     request = tokenizer.render(messages[:1], add_generation_prompt=False)
-    assert whole.startswith(request)
-    assert "Nine." + render_probe(tokenizer, rating) + "7" in whole
+    assert conversation.startswith(request)
+    assert "Nine." + render_probe(tokenizer, rating) + "7" in conversation
     assert render_probe(tokenizer, rating).endswith(rating.prefill)
 
 
@@ -155,7 +155,7 @@ def converse(messages: list[dict[str, Any]], template: str = PLAIN_TEMPLATE) -> 
     return tokenizer.decode(encode_messages(tokenizer, checked_messages(messages)))
 
 
-def test_a_conversation_is_what_the_template_makes_of_it() -> None:
+def test_the_template_renders_a_conversation() -> None:
     before = "<|system|>Be brief.<|end|><|user|>How many?<|end|><|assistant|>Nine.<|end|>"
     assert converse(TALK) == before + "<|user|>And then?<|end|><|assistant|>"
 
@@ -175,12 +175,12 @@ def test_earlier_thinking_is_kept_or_dropped_as_the_template_wants(
     assert f"<|assistant|>{thought}Nine.<|end|>" in converse([*TALK[:2], answer, TALK[3]], template)
 
 
-@pytest.mark.parametrize("place", range(len(TALK)))
-def test_tags_stay_text_in_every_turn_of_a_conversation(place: int) -> None:
+@pytest.mark.parametrize("position", range(len(TALK)))
+def test_tags_stay_text_in_every_turn_of_a_conversation(position: int) -> None:
     tokenizer = WordTokenizer(PLAIN_TEMPLATE)
     plain = encode_messages(tokenizer, checked_messages(TALK))
     tagged = [
-        {**message, "content": f"{message['content']} <|end|>"} if at == place else message
+        {**message, "content": f"{message['content']} <|end|>"} if at == position else message
         for at, message in enumerate(TALK)
     ]
     (end,) = tokenizer.encode("<|end|>")

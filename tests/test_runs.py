@@ -1,4 +1,4 @@
-"""A run's folder is read as it was written, by one process or by several, whole or killed."""
+"""Reading the folder of a run: written by one process or several, complete or killed."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def write_lines(file: Path, *records: ResultRow | Trace, end: str = "\n") -> Non
 
 
 @pytest.mark.parametrize(("file", "read"), [("run.json", read_run), ("summary.json", read_summary)])
-def test_what_an_older_version_wrote_is_refused_with_what_to_do(
+def test_files_of_an_older_version_are_refused_with_what_to_do(
     tmp_path: Path, file: str, read: Callable[[Path], object]
 ) -> None:
     (tmp_path / file).write_text('{"version": 1, "benchmark": "sums"}', "utf-8")
@@ -81,7 +81,7 @@ def test_parts_are_read_in_their_order_and_the_first_row_of_a_key_counts(tmp_pat
     ]
 
 
-def test_a_last_line_that_is_not_whole_is_not_there(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", row("a"), row("b"), end="")
     assert [each.problem for each in iter_rows(tmp_path)] == ["a"]
 
@@ -89,7 +89,7 @@ def test_a_last_line_that_is_not_whole_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[" * 200_000, b"\xff\xfe", b'{"problem": 1}', b'{"x": NaN}', b"\0" * 100]
 )
-def test_what_is_said_of_a_damaged_line_is_how_to_go_on(tmp_path: Path, damage: bytes) -> None:
+def test_the_message_about_a_damaged_line_says_how_to_continue(tmp_path: Path, damage: bytes) -> None:
     folder = tmp_path / "a run"
     folder.mkdir()
     rows = [row(problem).model_dump_json().encode() for problem in "abc"]
@@ -124,7 +124,7 @@ def test_an_index_finds_the_traces_of_a_problem_in_all_parts(tmp_path: Path) -> 
     assert (len(index), "b" in index, "c" in index, index.of("c")) == (2, True, False, [])
 
 
-def test_runs_of_a_sweep_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     for name in ("c16-t0.6", "c4-t0.6", "c1-t0.6"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text("{}", "utf-8")
@@ -132,7 +132,7 @@ def test_runs_of_a_sweep_come_in_the_order_of_their_numbers(tmp_path: Path) -> N
     assert find_runs(tmp_path / "c4-t0.6") == [tmp_path / "c4-t0.6"]
 
 
-def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run"):
         find_runs(tmp_path)
     with pytest.raises(UsageError, match="no run"):
@@ -153,23 +153,23 @@ def write_summary(folder: Path, num_rows: int | None) -> Summary:
     return summary
 
 
-def test_a_summary_is_trusted_that_was_made_of_all_rows_of_all_parts(tmp_path: Path) -> None:
+def test_a_summary_of_all_rows_of_all_parts_is_trusted(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows-1of2.jsonl", row("a"), row("b"))
     write_lines(tmp_path / "rows-2of2.jsonl", row("c"))
     assert not has_gone_on(tmp_path, write_summary(tmp_path, 3))
-    assert has_gone_on(tmp_path, write_summary(tmp_path, 2)), "it is newer than all rows, but one is not in it"
-    assert not has_gone_on(tmp_path, write_summary(tmp_path, None)), "an older one is taken by its time"
+    assert has_gone_on(tmp_path, write_summary(tmp_path, 2)), "it is newer than all rows, but lacks one of them"
+    assert not has_gone_on(tmp_path, write_summary(tmp_path, None)), "without a row count, only its time is compared"
 
 
 def test_a_summary_that_is_older_than_a_row_is_not_trusted(tmp_path: Path) -> None:
     summaries = [write_summary(tmp_path, num_rows) for num_rows in (None, 1)]
-    assert not any(has_gone_on(tmp_path, summary) for summary in summaries), "only the summary was kept"
+    assert not any(has_gone_on(tmp_path, summary) for summary in summaries), "the folder has no rows, only the summary"
     write_lines(tmp_path / "rows.jsonl", row("a"))
     os.utime(tmp_path / "summary.json", (1, 1))
     assert all(has_gone_on(tmp_path, summary) for summary in summaries)
 
 
-def test_a_trace_says_what_its_row_says() -> None:
+def test_a_trace_has_the_text_and_hash_of_its_row() -> None:
     assert reasoning(trace("a", "so")) == "so"
     assert says(trace("a", "so")) == output_sha256("so", "1")
     assert sorted(["l-10", "l-2", "k-30"], key=natural_order) == ["k-30", "l-2", "l-10"]

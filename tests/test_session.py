@@ -1,4 +1,4 @@
-"""The Python API over scripted engines: what a session asks the models, and what it refuses."""
+"""The Python API with scripted engines: the prompts that a session sends to the models, and its errors."""
 
 import time
 from contextlib import aclosing
@@ -24,14 +24,14 @@ def anyio_backend() -> str:
 
 
 def new_pair(max_context: int = 1000) -> Pair:
-    """Models that answer one request: a step of the draft's, and the target's answer."""
+    """Return models that answer one request: the draft writes a step, and the target writes the answer."""
     tokenizer = WordTokenizer()
     target = ScriptedEngine(tokenizer, [ANSWER], [ONE, END], name="target", max_context=max_context)
     return Pair(target, ScriptedEngine(tokenizer, [ONE, END], name="draft"))
 
 
 def asked(pair: Pair) -> str:
-    """The text that the target was asked first."""
+    """Return the prompt of the target's first call."""
     assert isinstance(pair.target, ScriptedEngine)
     return pair.target.calls[0].prompt
 
@@ -57,7 +57,7 @@ async def test_the_last_event_carries_the_result() -> None:
     assert [type(event) for event in events].count(Done) == 1
 
 
-async def test_a_policy_may_be_given_as_a_value() -> None:
+async def test_a_policy_may_be_given_as_an_object() -> None:
     policy = Policy(version=1, summary="a test", family="target")
     pair = new_pair()
     target = ScriptedEngine(WordTokenizer(), [ONE + END + ANSWER])
@@ -78,7 +78,7 @@ async def test_a_policy_may_be_given_as_a_value() -> None:
     ],
 )
 @pytest.mark.parametrize("prompt", ["bare", "boxed", "steps"])
-async def test_a_question_reaches_the_model_as_it_was_written(question: str, prompt: str) -> None:
+async def test_a_question_reaches_the_model_unchanged(question: str, prompt: str) -> None:
     pair = new_pair()
     await StepSpec(policy="specreason", pair=pair).generate(question, prompt=prompt)
     text = asked(pair).removeprefix("<|user|>")
@@ -101,7 +101,7 @@ async def test_an_empty_question_is_refused(question: str) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [0, -1])
-async def test_a_budget_of_nothing_is_refused(max_tokens: int) -> None:
+async def test_max_tokens_below_1_is_refused(max_tokens: int) -> None:
     with pytest.raises(UsageError, match=f"max_tokens must be at least 1, got {max_tokens}"):
         await StepSpec(policy="specreason", pair=new_pair()).generate("How many?", max_tokens=max_tokens)
 
@@ -134,7 +134,7 @@ async def test_a_question_longer_than_the_context_is_refused_with_both_lengths()
         await StepSpec(policy="specreason", pair=new_pair(max_context=8)).generate("How many are there?")
 
 
-async def test_a_target_that_fails_says_what_was_committed() -> None:
+async def test_a_target_error_carries_the_committed_text() -> None:
     tokenizer = WordTokenizer()
     target = ScriptedEngine(tokenizer, [], [ONE, Opinion(fails=EngineError("gone"))])
     session = StepSpec(policy="specreason", pair=Pair(target, ScriptedEngine(tokenizer, [ONE, END])))
@@ -143,7 +143,7 @@ async def test_a_target_that_fails_says_what_was_committed() -> None:
     assert caught.value.committed == ONE
 
 
-async def test_leaving_a_stream_early_frees_what_the_models_held() -> None:
+async def test_closing_a_stream_early_closes_the_running_call() -> None:
     tokenizer = WordTokenizer()
     target = ScriptedEngine(tokenizer, [Reply(ONE, hangs=True)])
     session = StepSpec(policy="target", pair=Pair(target, None))
@@ -163,7 +163,7 @@ async def test_requests_of_one_session_do_not_mix() -> None:
     assert first.counts.committed == 10
 
 
-async def test_a_conversation_is_answered_and_its_turns_are_the_prompt() -> None:
+async def test_a_conversation_is_answered_with_its_turns_as_the_prompt() -> None:
     pair = new_pair()
     turns = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Six."}]
     result = await StepSpec(policy="specreason", pair=pair).generate([*turns, {"role": "user", "content": "Sure?"}])
@@ -171,14 +171,14 @@ async def test_a_conversation_is_answered_and_its_turns_are_the_prompt() -> None
     assert asked(pair) == "<|user|>How many?<|end|><|assistant|>Six.<|end|><|user|>Sure?<|end|><|assistant|><think>"
 
 
-async def test_a_wording_for_one_question_is_refused_for_a_conversation() -> None:
+async def test_a_problem_prompt_is_refused_for_a_conversation() -> None:
     with pytest.raises(UsageError, match="'boxed' applies only to a single question"):
         await StepSpec(policy="specreason", pair=new_pair()).generate(
             [{"role": "user", "content": "x"}], prompt="boxed"
         )
 
 
-async def test_a_batch_runs_together_and_comes_back_in_order() -> None:
+async def test_a_batch_runs_concurrently_and_returns_in_order() -> None:
     target = ScriptedEngine(WordTokenizer(), [Reply(ONE + END + ANSWER, delay_s=0.2), ONE + END + "So 3.<|end|>"])
     started = time.perf_counter()
     first, second = await StepSpec(policy="target", pair=Pair(target, None)).batch(["How many?", "How many then?"])
@@ -194,7 +194,7 @@ async def test_a_question_that_fails_ends_the_batch() -> None:
     assert target.num_open == 0
 
 
-async def test_usage_tells_whose_tokens_they_are() -> None:
+async def test_usage_splits_the_tokens_by_model() -> None:
     result = await StepSpec(policy="specreason", pair=new_pair()).generate("How many?")
     usage, counts = result.usage, result.counts
     assert (usage.prompt_tokens, usage.completion_tokens) == (result.num_prompt_tokens, counts.committed)
@@ -202,7 +202,7 @@ async def test_usage_tells_whose_tokens_they_are() -> None:
     assert usage.reasoning_tokens == sum(step.num_tokens for step in result.steps) > 0
 
 
-async def test_a_notebook_shows_steps_and_answer_and_nothing_that_they_say_is_markup() -> None:
+async def test_a_notebook_shows_steps_and_answer_with_markup_escaped() -> None:
     target = ScriptedEngine(WordTokenizer(), ["One <b>two.\n\n" + END + "So <script>9.<|end|>"])
     result = await StepSpec(policy="target", pair=Pair(target, None)).generate("How many?")
     shown = result._repr_html_()
@@ -213,10 +213,10 @@ async def test_a_notebook_shows_steps_and_answer_and_nothing_that_they_say_is_ma
     assert "<script>" not in shown
 
 
-# Without await
+# The synchronous API
 
 
-def test_code_that_does_not_await_gets_the_same() -> None:
+def test_the_synchronous_api_gives_the_same_results() -> None:
     with SyncStepSpec(policy="specreason", pair=new_pair()) as spec:
         result = spec.generate("How many?")
     assert (result.reasoning, result.answer) == (ONE, "So 9.")
@@ -229,12 +229,12 @@ def test_code_that_does_not_await_gets_the_same() -> None:
         assert [each.answer for each in spec.batch(["How many?", "How many then?"])] == ["So 9.", "So 3."]
 
 
-async def test_it_works_inside_a_running_loop() -> None:
+async def test_the_synchronous_api_works_inside_a_running_loop() -> None:
     with SyncStepSpec(policy="specreason", pair=new_pair()) as spec:
         assert spec.generate("How many?").answer == "So 9."
 
 
-def test_leaving_it_early_frees_what_the_models_held() -> None:
+def test_closing_a_synchronous_stream_early_closes_the_running_call() -> None:
     target = ScriptedEngine(WordTokenizer(), [Reply(ONE, hangs=True)])
     with SyncStepSpec(policy="target", pair=Pair(target, None)) as spec:
         events = spec.stream("How many?")
@@ -247,7 +247,7 @@ def test_leaving_it_early_frees_what_the_models_held() -> None:
         assert target.num_open == 0
 
 
-def test_its_errors_are_those_of_the_request() -> None:
+def test_the_synchronous_api_raises_the_errors_of_the_request() -> None:
     spec = SyncStepSpec(policy="specreason", pair=new_pair())
     with pytest.raises(UsageError, match="question is empty"):
         spec.generate(" ")
@@ -263,7 +263,7 @@ def test_its_errors_are_those_of_the_request() -> None:
 # Models
 
 
-async def test_a_session_does_not_close_models_that_it_was_given() -> None:
+async def test_a_session_does_not_close_a_given_pair() -> None:
     pair = new_pair()
     async with StepSpec(policy="specreason", pair=pair):
         pass
@@ -280,7 +280,7 @@ async def test_a_pair_closes_both_models() -> None:
     assert pair.draft.closed
 
 
-def test_other_models_have_another_hash() -> None:
+def test_different_models_have_different_hashes() -> None:
     pair = new_pair()
     assert pair.hash == new_pair().hash
     assert len({pair.hash, Pair(pair.target, None).hash, Pair(pair.target, pair.target).hash}) == 3
@@ -320,7 +320,7 @@ def test_a_draft_without_a_target_is_refused() -> None:
         load_pair(draft="torch:nowhere")
 
 
-def test_a_pair_is_named_alone_and_by_a_name_that_there_is() -> None:
+def test_a_named_pair_must_exist_and_excludes_other_models() -> None:
     with pytest.raises(UsageError, match=r"no pair 'embeded'\. Did you mean 'embedded'"):
         load_pair(pair="embeded")
     with pytest.raises(UsageError, match="has its own target and draft"):
@@ -332,5 +332,5 @@ async def test_the_embedded_pair_has_a_name() -> None:
         assert (spec.pair.target.name, spec.pair.scope) == ("embedded target", PairScope.load(EMBEDDED))
 
 
-def test_every_refusal_is_one_of_stepspec_s_own() -> None:
+def test_a_usage_error_is_a_stepspec_error() -> None:
     assert issubclass(UsageError, StepSpecError)

@@ -1,4 +1,4 @@
-"""Spans of a request, as a collector gets them."""
+"""The spans of a request, as a collector receives them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 def of(name: str, spans: Sequence[ReadableSpan]) -> list[dict[str, Any]]:
-    """Attributes of the spans of that name, in their order."""
+    """Return the attributes of the spans with that name, in order."""
     return [dict(span.attributes or {}) for span in spans if span.name == name]
 
 
@@ -48,17 +48,17 @@ async def test_a_request_has_a_span_and_its_steps_are_children(spans: InMemorySp
     found = spans.get_finished_spans()
     (request,) = [span for span in found if span.parent is None]
     assert request.name == "chat target"
-    about = dict(request.attributes or {})
-    assert about["gen_ai.operation.name"] == "chat"
-    assert about["gen_ai.provider.name"] == "stepspec"
-    assert about["gen_ai.request.model"] == about["gen_ai.response.model"] == "target"
-    assert about["gen_ai.request.max_tokens"] == 100
-    assert about["gen_ai.response.finish_reasons"] == ("stop",)
-    assert about["gen_ai.usage.input_tokens"] == result.num_prompt_tokens
-    assert about["gen_ai.usage.output_tokens"] == result.usage.completion_tokens
-    assert about["gen_ai.usage.reasoning.output_tokens"] == result.usage.reasoning_tokens
-    assert about["gen_ai.response.time_to_first_chunk"] > 0
-    assert about["stepspec.policy"] == "stepspec"
+    attributes = dict(request.attributes or {})
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.provider.name"] == "stepspec"
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "target"
+    assert attributes["gen_ai.request.max_tokens"] == 100
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert attributes["gen_ai.usage.input_tokens"] == result.num_prompt_tokens
+    assert attributes["gen_ai.usage.output_tokens"] == result.usage.completion_tokens
+    assert attributes["gen_ai.usage.reasoning.output_tokens"] == result.usage.reasoning_tokens
+    assert attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert attributes["stepspec.policy"] == "stepspec"
     children = [span for span in found if span.parent is not None]
     assert all(span.parent.span_id == request.context.span_id for span in children if span.parent)
     assert [each["stepspec.step.index"] for each in of("stepspec.draft", found)][:2] == [0, 1]
@@ -67,7 +67,7 @@ async def test_a_request_has_a_span_and_its_steps_are_children(spans: InMemorySp
     assert any(name.startswith("stepspec.step.score.") for name in judged)
 
 
-async def test_what_was_refused_is_written_again_in_a_span(spans: InMemorySpanExporter) -> None:
+async def test_a_rejected_step_is_regenerated_in_a_span(spans: InMemorySpanExporter) -> None:
     tokenizer = WordTokenizer()
     target = ScriptedEngine(tokenizer, ["Two.\n\n", "So 9.<|end|>"], [Opinion(rating="0"), "</think>"], name="target")
     draft = ScriptedEngine(tokenizer, ["One.\n\n", "</think>"], name="draft")
@@ -77,7 +77,7 @@ async def test_what_was_refused_is_written_again_in_a_span(spans: InMemorySpanEx
     assert (again["stepspec.step.draft_tokens"], again["stepspec.step.target_tokens"]) == (0, 3)
 
 
-async def test_an_error_is_told(spans: InMemorySpanExporter) -> None:
+async def test_an_error_is_recorded_in_the_span(spans: InMemorySpanExporter) -> None:
     tokenizer = WordTokenizer()
     target = ScriptedEngine(tokenizer, [Reply(fails=EngineError("It broke."))], name="target")
     with pytest.raises(TargetError):
@@ -87,14 +87,14 @@ async def test_an_error_is_told(spans: InMemorySpanExporter) -> None:
     assert not request.status.is_ok
 
 
-async def test_leaving_ends_the_span(spans: InMemorySpanExporter) -> None:
+async def test_closing_the_stream_ends_the_span(spans: InMemorySpanExporter) -> None:
     events = StepSpec(policy="stepspec", pair=following_pair()).stream("How many?")
     await anext(events)
     await events.aclose()
     assert [span.name for span in spans.get_finished_spans() if span.parent is None] == ["chat target"]
 
 
-async def test_without_a_listener_there_are_the_same_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_opentelemetry_the_events_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepspec.loop import tracing
 
     with_spans = [event.type async for event in StepSpec(pair=following_pair()).stream("How many?")]

@@ -1,4 +1,4 @@
-"""What rows come to: a summary follows its definitions."""
+"""The summary of a run's rows follows its definitions."""
 
 import random
 from dataclasses import replace
@@ -42,14 +42,14 @@ def test_only_problems_finished_under_every_policy_are_compared(tmp_path: Path) 
     assert summary.policies["stepspec"].speedup_vs_target == 2.0
 
 
-def test_a_run_without_the_policy_token_compares_with_the_target_alone(tmp_path: Path) -> None:
+def test_a_run_without_the_policy_token_compares_only_with_the_target(tmp_path: Path) -> None:
     problems, policies = make_problems(3), ("target", "stepspec")
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
     assert summary.policies["stepspec"].speedup_vs_token is None
     assert summary.policies["stepspec"].speedup_vs_target == 2.0
 
 
-def test_a_policy_whose_requests_all_fail_is_told_and_costs_the_others_nothing(tmp_path: Path) -> None:
+def test_a_policy_whose_requests_all_fail_is_reported_and_does_not_affect_the_others(tmp_path: Path) -> None:
     problems = make_problems(20)
     play(tmp_path / "run", Script(answer_right), problems)
     rows = [row for row in rows_of(tmp_path / "run") if row.policy != "token"]
@@ -77,13 +77,13 @@ def test_a_policy_does_not_pass_as_matched_by_failing_where_it_would_be_wrong(tm
     assert matched.policy != "stepspec"
 
 
-def test_requests_that_failed_count_as_not_correct_and_the_other_reading_stands_beside_it(tmp_path: Path) -> None:
+def test_failed_requests_count_as_not_correct_and_the_accuracy_without_them_is_reported_too(tmp_path: Path) -> None:
     problems = make_problems(40)
     play(tmp_path / "run", Script(answer_right), problems)
     answered = [row for row in rows_of(tmp_path / "run") if row.policy != "stepspec" or int(row.problem[1:]) >= 10]
     failures = [
         Failure(problem=f"p{number}", policy="stepspec", error="Too long.", at="2000-01-01T00:00:00+00:00")
-        for number in (*range(10), 20)  # the last succeeded when it was tried again
+        for number in (*range(10), 20)  # the last one succeeded on a retry
     ]
     found = summarise(make_run(problems), answered, (), failures).policies["stepspec"]
     assert (found.n, found.num_rows, found.failed, found.unanswered) == (40, 30, 10, 10)
@@ -91,11 +91,11 @@ def test_requests_that_failed_count_as_not_correct_and_the_other_reading_stands_
     assert found.accuracy_ci[1] < 1.0
     assert (found.answers_lost, found.answers_gained) == (10, 0)
     assert found.no_speed == "the target answered 10 of the 40 requests that it did not"
-    assert found.speedup_vs_target == 2.0  # of those that both have finished
+    assert found.speedup_vs_target == 2.0  # over the problems that both policies answered
 
 
 def garbage(policy: str, question: str, *, cut: bool) -> Result:
-    """The policies `draft` and `stepspec` write nothing, or what is cut off, in no time; the others answer."""
+    """Answer right under `target` and `token`; the others write nothing, or a cut-off text, in almost no time."""
     if policy in ("target", "token"):
         return answer_right(policy, question)
     nothing = make_result("a a a" if cut else "", 0.1)
@@ -103,14 +103,14 @@ def garbage(policy: str, question: str, *, cut: bool) -> Result:
 
 
 @pytest.mark.parametrize(("cut", "num_problems"), [(False, 3), (True, 30)])
-def test_a_policy_that_writes_garbage_in_no_time_is_never_the_headline(
+def test_a_policy_that_writes_garbage_quickly_is_never_the_headline(
     tmp_path: Path, cut: bool, num_problems: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problems, policies = make_problems(num_problems), ("target", "token", "stepspec", "draft")
     run = make_run(problems, policies)
     exact = {name: policy.model_copy(update={"kind": "token"}) for name, policy in run.policies.items()}
     script = Script(lambda policy, question: garbage(policy, question, cut=cut), policies)
-    # Even if it were called exact, so that its accuracy needs no proof.
+    # This holds even for policies that are declared exact, whose accuracy needs no proof.
     summary = play(tmp_path / "run", script, problems, run.model_copy(update={"policies": exact}))
     assert summary.matched is not None
     assert summary.matched.policy == "target"
@@ -126,7 +126,7 @@ def test_a_policy_that_writes_garbage_in_no_time_is_never_the_headline(
     assert "<s>10.00×" in (tmp_path / "run" / "report.html").read_text("utf-8")
 
 
-def test_where_nobody_answers_anything_the_headline_says_just_that(tmp_path: Path) -> None:
+def test_if_no_policy_answers_anything_the_headline_says_so(tmp_path: Path) -> None:
     problems = make_problems(12)
     play(tmp_path / "run", Script(lambda policy, question: make_result("", 0.1)), problems)
     report = (tmp_path / "run" / "report.md").read_text("utf-8")
@@ -141,7 +141,7 @@ def test_rows_of_another_run_are_refused(tmp_path: Path) -> None:
         summarise(make_run(problems, ("target", "stepspec")), rows_of(tmp_path / "run"))
 
 
-def test_rows_of_a_policy_that_never_ran_leave_it_out(tmp_path: Path) -> None:
+def test_a_policy_without_rows_is_left_out(tmp_path: Path) -> None:
     problems = make_problems(2)
     play(tmp_path / "run", Script(answer_right), problems)
     summary = summarise(make_run(problems), [row for row in rows_of(tmp_path / "run") if row.policy == "target"])
@@ -164,7 +164,7 @@ def test_repeats_count_as_one_problem(tmp_path: Path) -> None:
     assert summary.policies["target"].no_answer == sum(row.status == "no_answer" for row in rows) > 0
 
 
-def test_groups_are_by_what_problems_differ_in(tmp_path: Path) -> None:
+def test_groups_are_by_the_fields_in_which_problems_differ(tmp_path: Path) -> None:
     problems = make_problems(30)
     play(tmp_path / "run", Script(answer_right), problems)
     rows = [
@@ -177,7 +177,7 @@ def test_groups_are_by_what_problems_differ_in(tmp_path: Path) -> None:
         for row in rows_of(tmp_path / "run")
     ]
     groups = summarise(make_run(problems), rows).policies["stepspec"].groups
-    assert list(groups) == ["level", "length"]  # they have no subject
+    assert list(groups) == ["level", "length"]  # the problems have no subject
     assert [(group.name, group.n, group.accuracy) for group in groups["level"]] == [
         ("0", 10, 1.0),
         ("1", 10, 1.0),
@@ -210,7 +210,7 @@ def test_the_best_exact_policy_is_the_baseline_and_the_fastest_that_keeps_accura
     assert summary.token_baseline == "lookup"
     assert summary.policies["stepspec"].speedup_vs_token == pytest.approx(0.7 / 0.4)
     assert summary.matched is not None
-    # One lost of 400 is not known to be less than a point: at 95% it may be 1.2.
+    # One lost answer in 400 does not prove a loss below one point: the 95% bound is 1.2 points.
     assert (summary.matched.policy, summary.matched.speedup) == ("lookup", pytest.approx(1 / 0.7))
     assert summary.policies["stepspec"].accuracy_p == 1.0
     assert summary.policies["stepspec"].n_for_one_point is not None

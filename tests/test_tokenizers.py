@@ -1,4 +1,4 @@
-"""Tokenizers as the controller wants them, held against transformers' own."""
+"""The controller's tokenizers, compared with those of transformers."""
 
 import asyncio
 import json
@@ -22,11 +22,11 @@ MARKED = st.lists(st.sampled_from(["<|end|>", "</think>", "<", "|", "think", "a 
 
 
 def byte_level(normalizer: object = None) -> tokenizers.Tokenizer:
-    """A tokenizer of bytes and a few longer pieces."""
+    """Return a tokenizer of bytes and a few longer tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*letters, "he", "ll", "hell", "hello"]
+    tokens = [*letters, "he", "ll", "hell", "hello"]
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]
-    found = tokenizers.Tokenizer(models.BPE({piece: id for id, piece in enumerate(pieces)}, merges))
+    found = tokenizers.Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, merges))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     found.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     if normalizer is not None:
@@ -61,7 +61,7 @@ def test_no_text_has_fewer_tokens_than_its_bytes_allow(text: str) -> None:
         assert len(encode(text)) * most >= len(text.encode())
 
 
-def test_where_a_token_may_stand_for_any_length_nothing_is_concluded() -> None:
+def test_tokens_of_unlimited_length_give_no_bound() -> None:
     words = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     unigram = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0))
     dropping = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
@@ -76,7 +76,7 @@ def test_where_a_token_may_stand_for_any_length_nothing_is_concluded() -> None:
         assert described(tokenizer) is None
 
 
-def test_special_tokens_that_a_normalizer_uncovers_are_found() -> None:
+def test_special_tokens_that_appear_after_normalization_are_found() -> None:
     backend = byte_level(normalizers.Lowercase())
     own = TokenizersBackend(tokenizer_object=backend)
     own.add_special_tokens({"additional_special_tokens": [AddedToken("<end>", normalized=True)]})
@@ -86,7 +86,7 @@ def test_special_tokens_that_a_normalizer_uncovers_are_found() -> None:
     assert not tokenizer.writes_special("a<EN>")
 
 
-def test_long_texts_are_encoded_while_the_event_loop_goes_on() -> None:
+def test_the_event_loop_runs_while_long_texts_are_encoded() -> None:
     text = "hello there friend " * 30_000
 
     async def longest_gap() -> float:
@@ -99,12 +99,12 @@ def test_long_texts_are_encoded_while_the_event_loop_goes_on() -> None:
             last = time.perf_counter()
         return max(gaps) / (last - begin)
 
-    # A busy machine may hold up the loop at any time; an encoding that holds the interpreter lock does so every time.
+    # A busy machine can delay the loop at any time; an encoding that holds the interpreter lock delays it every time.
     assert any(asyncio.run(longest_gap()) < 1 / 2 for _ in range(5))
 
 
 @pytest.mark.parametrize("text", ["a", "a" * 20_000])
-def test_many_threads_may_encode_side_by_side_in_both_ways(text: str) -> None:
+def test_threads_may_encode_concurrently_with_and_without_special_tokens(text: str) -> None:
     marked, plain = EMBEDDED.encode("<|end|>" + text), EMBEDDED.encode_text("<|end|>" + text)
 
     async def both() -> None:

@@ -1,4 +1,4 @@
-"""Tools: their descriptions, and how families of models are told of them and write calls."""
+"""Tools: their descriptions, and how each model family is shown tools and writes tool calls."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from stepspec.errors import UsageError
 
 
 def tool(name: str, **parameters: Any) -> dict[str, Any]:
-    """A description of a tool."""
+    """Return the description of a tool."""
     form = {"type": "object", "properties": parameters, "required": list(parameters)}
     return {"type": "function", "function": {"name": name, "parameters": form}}
 
@@ -20,7 +20,7 @@ def tool(name: str, **parameters: Any) -> dict[str, Any]:
 ADD = tool("add", a={"type": "integer"}, b={"type": "integer"})
 
 
-# Lists of calls, which the engine holds the model to.
+# JSON lists of calls, which the engine enforces.
 
 
 def test_a_list_s_schema_names_the_tools() -> None:
@@ -31,15 +31,15 @@ def test_a_list_s_schema_names_the_tools() -> None:
     assert Toolbox.checked([ADD], "required", parallel=False).schema()["maxItems"] == 1
 
 
-def test_a_schema_beside_tools_keeps_its_definitions_where_they_are_looked_for() -> None:
+def test_a_schema_beside_tools_keeps_its_definitions_at_the_top() -> None:
     own = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}
-    whole = json.loads(schema_text(own, Toolbox.checked([ADD])))
-    assert whole["$defs"] == own["$defs"]
-    assert [form["type"] for form in whole["anyOf"]] == ["array", "object"]
+    combined = json.loads(schema_text(own, Toolbox.checked([ADD])))
+    assert combined["$defs"] == own["$defs"]
+    assert [form["type"] for form in combined["anyOf"]] == ["array", "object"]
     assert json.loads(schema_text(own)) == own
 
 
-def test_what_a_tool_s_parameters_define_is_found_at_the_top() -> None:
+def test_definitions_in_a_tool_s_parameters_move_to_the_top() -> None:
     form = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}}
     one, other = ({"type": "function", "function": {"name": name, "parameters": form}} for name in ("one", "other"))
     schema = Toolbox.checked([one, other], "required").schema()
@@ -52,7 +52,7 @@ def test_what_a_tool_s_parameters_define_is_found_at_the_top() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "said"),
+    ("tools", "choice", "message"),
     [
         ([{"type": "function"}], "auto", "Tool 1: function"),
         ([ADD, {"name": "add"}], "auto", "Tool 2: type"),
@@ -63,8 +63,8 @@ def test_what_a_tool_s_parameters_define_is_found_at_the_top() -> None:
         (["add"], "auto", "Tool 1"),
     ],
 )
-def test_tools_that_are_none_are_refused(tools: Any, choice: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_tools_are_refused(tools: Any, choice: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Toolbox.checked(tools, choice)
 
 
@@ -75,7 +75,7 @@ def test_tools_that_must_not_be_called_are_not_shown() -> None:
 # Chat templates.
 
 CALLS = "{%- for call in message.tool_calls or [] %}{{ WRITTEN }}{% endfor -%}"
-KNOWING = "{%- if tools %}{{ tools | tojson }}{% endif -%}" + PLAIN_TEMPLATE.replace(
+TOOL_TEMPLATE = "{%- if tools %}{{ tools | tojson }}{% endif -%}" + PLAIN_TEMPLATE.replace(
     "{{ message['content'] }}", "{{ message['content'] }}" + CALLS
 )
 TEMPLATES = {
@@ -98,34 +98,34 @@ TURNS = [
 ]
 
 
-def knowing(written: str) -> WordTokenizer:
-    """A tokenizer whose template writes calls so. Undefined fields are empty, as in transformers."""
+def tool_tokenizer(written: str) -> WordTokenizer:
+    """Return a tokenizer whose template writes calls as `written`. Undefined fields are empty, as in transformers."""
     import jinja2
 
-    tokenizer = WordTokenizer(KNOWING.replace("WRITTEN", written))
+    tokenizer = WordTokenizer(TOOL_TEMPLATE.replace("WRITTEN", written))
     environment = jinja2.Environment()
-    tokenizer._template = environment.from_string(KNOWING.replace("WRITTEN", written))  # pyright: ignore
+    tokenizer._template = environment.from_string(TOOL_TEMPLATE.replace("WRITTEN", written))  # pyright: ignore
     return tokenizer
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_the_family_is_known_by_what_its_template_writes(family: str) -> None:
-    assert call_format(knowing(TEMPLATES[family])) is FORMATS[family]
+def test_the_family_is_recognized_from_its_template(family: str) -> None:
+    assert call_format(tool_tokenizer(TEMPLATES[family])) is FORMATS[family]
 
 
-def test_a_template_that_knows_no_tools_is_known_too() -> None:
+def test_a_template_without_tool_support_has_no_call_format() -> None:
     assert call_format(WordTokenizer()) is None
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_earlier_calls_are_shown_in_the_family_s_way(family: str) -> None:
-    tokenizer = knowing(TEMPLATES[family])
+def test_earlier_calls_are_shown_in_the_family_s_format(family: str) -> None:
+    tokenizer = tool_tokenizer(TEMPLATES[family])
     text = tokenizer.decode(encode_messages(tokenizer, checked_messages(TURNS), [ADD]))
     assert FORMATS[family].mark in text
     assert "<|tool|>3<|end|>" in text
 
 
-def test_a_model_that_knows_no_tools_is_told_of_them_in_words() -> None:
+def test_without_tool_support_the_tools_go_into_the_system_prompt() -> None:
     tokenizer = WordTokenizer()
     text = tokenizer.decode(encode_messages(tokenizer, checked_messages(TURNS), [ADD]))
     assert text.startswith("<|system|>You may call these tools")
@@ -134,7 +134,7 @@ def test_a_model_that_knows_no_tools_is_told_of_them_in_words() -> None:
     assert "<|user|><tool_response>\n3\n</tool_response><|end|>" in text
 
 
-def test_what_the_system_says_is_kept_beside_the_tools() -> None:
+def test_the_system_prompt_is_kept_in_front_of_the_tools() -> None:
     tokenizer = WordTokenizer()
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add."}]
     text = tokenizer.decode(encode_messages(tokenizer, turns, [ADD]))

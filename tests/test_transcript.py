@@ -1,4 +1,4 @@
-"""The growing text: however its ids come in, steps and answer are the same, and no character is cut."""
+"""The transcript: steps and answer do not depend on how the ids are chunked, and no character is split."""
 
 import itertools
 import re
@@ -19,8 +19,8 @@ TOKENIZER = WordTokenizer()
 PROMPT = TOKENIZER.encode("<|user|>é<|end|><|assistant|><think>")
 THINK_END = TOKENIZER.encode("</think>")[0]
 
-pieces = st.sampled_from(["One", " two", ".", "\n\n", "\n", "3", "é", "→", "😀", "\ufffd", "</think>"])
-texts = st.lists(pieces, max_size=40).map("".join)
+fragments = st.sampled_from(["One", " two", ".", "\n\n", "\n", "3", "é", "→", "😀", "\ufffd", "</think>"])
+texts = st.lists(fragments, max_size=40).map("".join)
 
 
 def new(max_step_tokens: int = 6, think_end: int | None = THINK_END, answer: AnswerReader | None = None) -> Transcript:
@@ -29,7 +29,7 @@ def new(max_step_tokens: int = 6, think_end: int | None = THINK_END, answer: Ans
 
 
 def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, think_end: int | None = THINK_END) -> Transcript:
-    """Writes chunks, and checks that the events say what the transcript holds."""
+    """Write the chunks, and check that the events match the transcript."""
     transcript = new(max_step_tokens, think_end)
     events = [event for chunk in chunks for event in transcript.write_on(chunk, "target")]
     events += transcript.finish("target")
@@ -55,11 +55,11 @@ def test_however_the_ids_are_cut_into_chunks_the_text_is_the_same(
     cuts = data.draw(st.sets(st.integers(0, len(ids))))
     bounds = [0, *sorted(cuts), len(ids)]
     chunks = [ids[start:end] for start, end in itertools.pairwise(bounds)]
-    whole = write([ids], max_step_tokens, think_end)
-    in_pieces = write(chunks, max_step_tokens, think_end)
-    assert in_pieces.steps == whole.steps
-    assert in_pieces.answer.text == whole.answer.text
-    assert (in_pieces.thinking, in_pieces.ended) == (whole.thinking, whole.ended)
+    in_one_chunk = write([ids], max_step_tokens, think_end)
+    in_chunks = write(chunks, max_step_tokens, think_end)
+    assert in_chunks.steps == in_one_chunk.steps
+    assert in_chunks.answer.text == in_one_chunk.answer.text
+    assert (in_chunks.thinking, in_chunks.ended) == (in_one_chunk.thinking, in_one_chunk.ended)
 
 
 @given(text=texts.map(lambda text: text.replace("\ufffd", "")), max_step_tokens=st.integers(1, 8))
@@ -75,7 +75,7 @@ def test_nothing_of_a_finished_text_is_lost(text: str, max_step_tokens: int) -> 
 
 
 def without_marks(text: str) -> str:
-    """A text without the names of special tokens."""
+    """Return the text without the names of special tokens."""
     return re.sub(r"</?think>|<\|\w+\|>", "", text)
 
 
@@ -85,10 +85,10 @@ def without_marks(text: str) -> str:
     sizes=st.lists(st.integers(1, 3), min_size=60, max_size=60),
     keeps_user=st.booleans(),
 )
-def test_an_answer_names_no_special_token_however_it_comes_unless_it_spells_it(
+def test_an_answer_contains_no_special_token_unless_it_is_spelled_out(
     parts: list[str], spelled: list[bool], sizes: list[int], keeps_user: bool
 ) -> None:
-    """What was told piece by piece is what is there in the end. Marks of calls are left to their reader."""
+    """The deltas add up to the final answer. Special tokens that mark tool calls are left to the call reader."""
     encoded = [
         TOKENIZER.encode_text(part) if plain else TOKENIZER.encode(part)
         for part, plain in zip(parts, spelled, strict=False)
@@ -97,16 +97,16 @@ def test_an_answer_names_no_special_token_however_it_comes_unless_it_spells_it(
     marks = "calls begin with <|user|>" if keeps_user else ""
     transcript = new(answer=AnswerReader(marks=marks))
     list(transcript.write_on([THINK_END], "target"))
-    told, rest = list[str](), [*ids, *TOKENIZER.end_ids]
+    emitted, rest = list[str](), [*ids, *TOKENIZER.end_ids]
     for size in [*sizes, len(rest) + 1]:
         if rest:
-            told += [e.text for e in transcript.write_on(rest[:size], "target") if isinstance(e, AnswerDelta)]
+            emitted += [e.text for e in transcript.write_on(rest[:size], "target") if isinstance(e, AnswerDelta)]
         rest = rest[size:]
     visible = [id for id in ids if not TOKENIZER.is_special(id) or (keeps_user and TOKENIZER.piece(id) == "<|user|>")]
-    assert "".join(told) == transcript.answer.text == TOKENIZER.decode(visible)
+    assert "".join(emitted) == transcript.answer.text == TOKENIZER.decode(visible)
 
 
-def test_the_end_of_a_step_is_told() -> None:
+def test_a_step_records_how_it_ended() -> None:
     transcript = write([TOKENIZER.encode("One.\n\nOne two One two One two One.</think>4<|end|>")])
     assert [(step.text, step.end) for step in transcript.steps] == [
         ("One.\n\n", "delimiter"),
@@ -129,12 +129,12 @@ def test_a_tag_alone_is_no_step() -> None:
     assert not transcript.ended
 
 
-def test_a_second_tag_is_no_text_of_the_answer() -> None:
+def test_a_second_tag_is_not_part_of_the_answer() -> None:
     assert write([TOKENIZER.encode("One.</think>4</think>5<|end|>")]).answer.text == "45"
 
 
 @pytest.mark.parametrize(("num_ids", "answer"), [(3, "a"), (4, "a"), (5, "a→"), (6, "a→"), (8, "a→"), (9, "a→😀")])
-def test_the_answer_waits_for_a_character_to_be_whole(num_ids: int, answer: str) -> None:
+def test_the_answer_waits_for_a_complete_character(num_ids: int, answer: str) -> None:
     ids = TOKENIZER.encode("</think>a→😀")
     transcript = new()
     for id in ids[:num_ids]:
@@ -142,7 +142,7 @@ def test_the_answer_waits_for_a_character_to_be_whole(num_ids: int, answer: str)
     assert transcript.answer.text == answer
 
 
-def test_a_broken_character_does_not_hold_the_answer_back_for_ever() -> None:
+def test_a_broken_character_does_not_hold_back_the_answer_forever() -> None:
     broken = TOKENIZER.encode("€")[0]
     transcript = new()
     list(transcript.write_on([THINK_END], "target"))
@@ -156,7 +156,7 @@ def test_a_broken_character_at_the_end_is_shown_as_one() -> None:
     assert write([[THINK_END, *broken, *TOKENIZER.end_ids]]).answer.text == "\ufffd"
 
 
-def test_the_writer_s_share_of_a_step_leaves_out_the_tag() -> None:
+def test_the_draft_s_share_of_a_step_excludes_the_tag() -> None:
     transcript = new()
     transcript.extend(TOKENIZER.encode("One.</think>"))
     assert transcript.step_is_over
@@ -164,7 +164,7 @@ def test_the_writer_s_share_of_a_step_leaves_out_the_tag() -> None:
     assert (committed.step.num_tokens, committed.step.num_from_draft) == (2, 2)
 
 
-def test_the_open_step_s_tokens_are_taken_off_the_cap_of_its_rest() -> None:
+def test_the_open_step_s_tokens_reduce_the_cap_of_its_rest() -> None:
     transcript = new(max_step_tokens=6)
     transcript.extend(TOKENIZER.encode("One two"))
     assert transcript.rest_of_step(100).max_tokens == 4

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer: both sides' ids only grow, and they read the same text."""
+"""A draft with another tokenizer: both token buffers only grow, and both models read the same text."""
 
 import re
 from typing import Any
@@ -31,12 +31,12 @@ def anyio_backend() -> str:
 
 
 class LetterTokenizer(WordTokenizer):
-    """A token for every character that is no tag."""
+    """Has one token for every character outside of tags."""
 
     def encode(self, text: str) -> list[int]:
         parts = re.split(r"(</?think>|<\|\w+\|>)", text)
-        pieces = [piece for index, part in enumerate(parts) for piece in ([part] if index % 2 else part)]
-        return [self._id(piece.encode()) for piece in pieces if piece]
+        tokens = [token for index, part in enumerate(parts) for token in ([part] if index % 2 else part)]
+        return [self._id(token.encode()) for token in tokens if token]
 
 
 def policy(**settings: Any) -> Policy:
@@ -49,14 +49,14 @@ async def played(
     settings: Policy, draft_replies: list[Reply | str], opinions: list[Opinion | str], target_replies: list[Reply | str]
 ) -> tuple[Result, ScriptedEngine]:
     letters = LetterTokenizer(OTHER_TEMPLATE)
-    letters.encode("#")  # so that no id means the same to both
+    letters.encode("#")  # shifts the ids, so that no id means the same to both models
     target = ScriptedEngine(WordTokenizer(), target_replies, opinions, name="target")
     draft = ScriptedEngine(letters, draft_replies, name="draft")
     result = await StepSpec(policy=settings, pair=Pair(target, draft, one_vocabulary=False)).generate("How many?")
     return result, draft
 
 
-async def test_accepted_steps_are_read_by_both_in_their_own_ids() -> None:
+async def test_both_models_read_accepted_steps_in_their_own_ids() -> None:
     result, draft = await played(policy(), [ONE, TWO, END], [ONE, TWO, END], [ANSWER])
     assert (result.reasoning, result.answer) == (ONE + TWO, "So 9.")
     assert [step.origin for step in result.steps] == ["draft", "draft"]
@@ -64,7 +64,7 @@ async def test_accepted_steps_are_read_by_both_in_their_own_ids() -> None:
     assert [call.prompt for call in draft.calls] == [opening, opening + ONE, opening + ONE + TWO]
 
 
-async def test_what_the_target_wrote_is_read_by_the_draft() -> None:
+async def test_the_draft_reads_the_text_of_the_target() -> None:
     salvaging = policy(salvage={})
     wrong, right = "One six.\n\n", Opinion(ONE)
     result, draft = await played(salvaging, [wrong, TWO, END], [right, TWO, END], [".\n\n", ANSWER])
@@ -73,7 +73,7 @@ async def test_what_the_target_wrote_is_read_by_the_draft() -> None:
     assert draft.calls[1].prompt.endswith(ONE)
 
 
-async def test_steps_that_the_target_begins_with_are_read_too() -> None:
+async def test_the_draft_reads_the_target_s_first_steps() -> None:
     first = policy(first_target_steps=1)
     result, draft = await played(first, [TWO, END], [TWO, END], [ONE, ANSWER])
     assert result.reasoning == ONE + TWO
@@ -90,7 +90,7 @@ async def test_the_end_of_a_draft_that_does_not_think_is_the_end_of_thinking() -
     assert chunk.end == "token"
 
 
-async def test_a_step_has_no_more_of_the_target_s_tokens_than_were_asked_for() -> None:
+async def test_a_step_has_no_more_target_tokens_than_requested() -> None:
     plain = WordTokenizer()
     plain.encode("#")
     splitting = LetterTokenizer()
@@ -101,7 +101,7 @@ async def test_a_step_has_no_more_of_the_target_s_tokens_than_were_asked_for() -
     assert chunk.end == "length"
 
 
-async def test_what_names_the_target_s_ids_is_refused() -> None:
+async def test_requests_that_use_the_target_s_ids_are_refused() -> None:
     tokenizer = WordTokenizer()
     translated = TranslatedDraft(ScriptedEngine(tokenizer, [ONE], name="draft"), [0], tokenizer, 1)
     with pytest.raises(UsageError, match="other token ids"):

@@ -1,4 +1,4 @@
-"""The A/A test of the evaluation on the embedded pair: what it compares, and that it sees what a run leaves behind."""
+"""The A/A test of the evaluation on the embedded pair: what it compares, and that it detects leftover state."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 @dataclass
-class Forgetful:
+class Remembering:
     """A system whose engines do not forget."""
 
     system: Any
@@ -37,7 +37,7 @@ class Forgetful:
         return await self.system.generate(question, **options)
 
     async def forget(self) -> None:
-        """Keeps everything."""
+        """Do nothing, so that the engines keep their state."""
 
 
 def suffix_test(pair: Pair, num_problems: int) -> TwinTest:
@@ -45,23 +45,23 @@ def suffix_test(pair: Pair, num_problems: int) -> TwinTest:
 
 
 def passes(rows: list[ResultRow]) -> list[tuple[int, int]]:
-    """Passes of the target under the copy that ran first on a problem, and under the other."""
+    """Return for each problem the target passes of the copy that ran first, and those of the other copy."""
     return [(first.target_passes, second.target_passes) for first, second in zip(rows[::2], rows[1::2], strict=True)]
 
 
-async def test_a_copy_finds_nothing_of_what_its_twin_has_written(pair: Pair) -> None:
-    """Greedily both do exactly the same work. Engines that do not forget are found out: the later one has less."""
+async def test_a_copy_sees_no_state_of_its_twin(pair: Pair) -> None:
+    """With greedy decoding, both copies do exactly the same work. Without forgetting, the second copy does less."""
     test = suffix_test(pair, 4)
     honest = passes(await test.rows(test.systems()))
     assert all(first == second for first, second in honest)
-    leaking = passes(await test.rows({name: Forgetful(system) for name, system in test.systems().items()}))
+    leaking = passes(await test.rows({name: Remembering(system) for name, system in test.systems().items()}))
     assert sum(second for _, second in leaking) < 0.8 * sum(first for first, _ in leaking)
 
 
 @pytest.mark.soak
 async def test_without_forgetting_the_suffix_twins_differ_in_speed(pair: Pair) -> None:
     test = suffix_test(pair, 40)
-    systems = {name: Forgetful(system) for name, system in test.systems().items()}
+    systems = {name: Remembering(system) for name, system in test.systems().items()}
     found = test.compared(await test.rows(systems), simultaneous(26))
     assert not found[0].holds
     assert found[0].order_ratio < 0.9
@@ -90,7 +90,7 @@ def test_every_shipped_policy_and_drafter_is_copied(pair: Pair) -> None:
         ({"order_ci": None}, False),
     ],
 )
-def test_twins_hold_by_their_intervals_and_where_texts_repeat_by_their_ratios(
+def test_twins_hold_by_their_intervals_and_if_texts_repeat_by_their_ratios(
     changes: dict[str, Any], holds: bool
 ) -> None:
     same = {"policy": "p", "temperature": 0.0, "repeats": True, "copy_ratio": 1.01, "copy_ci": (0.9, 1.1)}

@@ -1,4 +1,4 @@
-"""Scripted engines by spec string, as chat models name them."""
+"""Scripted engines that chat models load by spec string."""
 
 import sys
 from types import ModuleType
@@ -13,18 +13,18 @@ MODULE = "following_by_name"
 
 
 class ByName:
-    """Loads `following:NAME`; engines of one pair share a tokenizer."""
+    """Loads `following:NAME`. All engines share one tokenizer."""
 
     PAIR = following_pair()
 
     @classmethod
     def load(cls, name: str, title: str | None = None) -> FollowingEngine:
-        """An engine of that name."""
+        """Return a scripted engine with the given name."""
         return FollowingEngine(cls.PAIR.target.tokenizer, name)  # type: ignore[arg-type]
 
 
 def name_engines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes that kind of engine a scripted one."""
+    """Register the scripted engine under the engine kind `kind`."""
     module: Any = ModuleType(MODULE)
     module.ByName = ByName
     monkeypatch.setitem(sys.modules, MODULE, module)

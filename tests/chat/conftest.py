@@ -1,4 +1,4 @@
-"""Chat models of these tests have scripted engines unless a test says otherwise."""
+"""Fixtures of the chat tests: by default, chat models use scripted engines."""
 
 import pytest
 from by_name import name_engines
@@ -8,7 +8,7 @@ from stepspec.langchain import sharing
 
 @pytest.fixture(autouse=True)
 def following(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes `following:` a kind of engine, and forgets the pairs that were loaded."""
+    """Register the engine kind `following` and clear the cache of loaded pairs."""
     name_engines("following", monkeypatch)
     monkeypatch.setattr(sharing, "_pairs", {})
 

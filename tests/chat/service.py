@@ -1,4 +1,4 @@
-"""A service on loopback, in a thread."""
+"""A stepspec service on loopback, in a thread."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from stepspec.serve import create_app
 
 @contextmanager
 def serving(pair: Pair, policy: str = "stepspec") -> Iterator[str]:
-    """Serves the pair; gives the address that ends in `/v1`."""
+    """Serve the pair and yield the base URL, which ends in `/v1`."""
     config = uvicorn.Config(create_app(pair, policy), port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(),), daemon=True)

@@ -1,4 +1,4 @@
-"""Agents over scripted engines: LangChain's `create_agent` and LangGraph's graphs run as with any other chat model."""
+"""LangChain agents and LangGraph graphs over scripted engines work as with any other chat model."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ class Verdict(BaseModel):
 
 
 def called(message: Any) -> list[tuple[str, Any]]:
-    """Names and arguments of a message's calls."""
+    """Return the names and arguments of a message's tool calls."""
     return [(call["name"], call["args"]) for call in message.tool_calls]
 
 
@@ -48,9 +48,9 @@ def called(message: Any) -> list[tuple[str, Any]]:
 async def test_an_agent_calls_a_tool_and_answers(streaming: bool) -> None:
     agent: Any = create_agent(ChatStepSpec(pair=following_pair(), streaming=streaming), [double])
     result = await agent.ainvoke({"messages": [("user", "Please double 21.")]})
-    _, call, told, answer = result["messages"]
+    _, call, tool_message, answer = result["messages"]
     assert called(call) == [("double", {"n": 21})]
-    assert (told.content, told.tool_call_id) == ("42", call.tool_calls[0]["id"])
+    assert (tool_message.content, tool_message.tool_call_id) == ("42", call.tool_calls[0]["id"])
     assert answer.text.strip() == "It is 42."
     assert [block["type"] for block in answer.content_blocks] == ["reasoning", "reasoning", "text"]
 
@@ -60,7 +60,7 @@ def test_an_agent_runs_synchronously() -> None:
     assert agent.invoke({"messages": [("user", "Please double 21.")]})["messages"][-1].text.strip() == "It is 42."
 
 
-async def test_calls_come_in_parallel_and_a_failing_tool_is_told() -> None:
+async def test_tools_are_called_in_parallel_and_the_model_sees_a_failure() -> None:
     @wrap_tool_call  # type: ignore[arg-type]
     async def forgiving(request: Any, handler: Any) -> Any:
         try:
@@ -71,9 +71,12 @@ async def test_calls_come_in_parallel_and_a_failing_tool_is_told() -> None:
     pair = following_pair()
     agent: Any = create_agent(ChatStepSpec(pair=pair), [double, weather], middleware=[forgiving])
     result = await agent.ainvoke({"messages": [("user", "Please double 4, and tell the weather in 'Rome'.")]})
-    _, calls, *told, answer = result["messages"]
+    _, calls, *tool_messages, answer = result["messages"]
     assert called(calls) == [("double", {"n": 4}), ("weather", {"city": "Rome"})]
-    assert [(each.content, each.status) for each in told] == [("8", "success"), ("no weather in Rome", "error")]
+    assert [(each.content, each.status) for each in tool_messages] == [
+        ("8", "success"),
+        ("no weather in Rome", "error"),
+    ]
     assert answer.text.strip() == "It is 8, no weather in Rome."
 
 
@@ -88,8 +91,8 @@ async def test_tokens_are_streamed_from_inside_an_agent() -> None:
     agent: Any = create_agent(ChatStepSpec(pair=following_pair()), [double])
     state = {"messages": [("user", "Please double 21.")]}
     chunks = [chunk async for chunk, _ in agent.astream(state, stream_mode="messages")]
-    pieces = [chunk for chunk in chunks if isinstance(chunk, AIMessageChunk)]
-    kinds = [block["type"] for chunk in pieces for block in chunk.content_blocks]
+    message_chunks = [chunk for chunk in chunks if isinstance(chunk, AIMessageChunk)]
+    kinds = [block["type"] for chunk in message_chunks for block in chunk.content_blocks]
     assert kinds[:3] == ["reasoning", "reasoning", "tool_call_chunk"]
     assert kinds.count("text") > 2
 
@@ -113,14 +116,14 @@ async def test_cancelling_in_the_middle_of_a_thought_frees_both_engines() -> Non
     task = asyncio.ensure_future(agent.ainvoke({"messages": [("user", "Please double 21.")]}))
     assert isinstance(pair.target, FollowingEngine)
     assert isinstance(pair.draft, FollowingEngine)
-    await pair.target.hanging.wait()  # in the middle of a judgement
+    await pair.target.hanging.wait()  # while the target judges a step
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (pair.target.num_open, pair.draft.num_open) == (0, 0)
 
 
-async def test_an_unknown_tool_name_is_told_to_the_model() -> None:
+async def test_the_model_sees_that_a_tool_name_is_unknown() -> None:
     pair = following_pair()
     model = ChatStepSpec(pair=pair)
     known: Any = create_agent(model, [double])
@@ -129,16 +132,16 @@ async def test_an_unknown_tool_name_is_told_to_the_model() -> None:
     graph: Any = StateGraph(MessagesState)
     graph.add_node("tools", tools)
     graph.add_edge(START, "tools")
-    told = (await graph.compile().ainvoke({"messages": [AIMessage("", tool_calls=[call])]}))["messages"][-1]
-    assert "doubles is not a valid tool" in told.content
-    answer = await model.ainvoke([HumanMessage("Double it."), AIMessage("", tool_calls=[call]), told])
+    tool_message = (await graph.compile().ainvoke({"messages": [AIMessage("", tool_calls=[call])]}))["messages"][-1]
+    assert "doubles is not a valid tool" in tool_message.content
+    answer = await model.ainvoke([HumanMessage("Double it."), AIMessage("", tool_calls=[call]), tool_message])
     assert "doubles is not a valid tool" in answer.text
 
 
-# LangGraph without an agent.
+# LangGraph without an agent
 
 
-async def test_a_graph_of_one_s_own_with_the_runnable_as_a_node() -> None:
+async def test_the_runnable_is_a_node_of_a_custom_graph() -> None:
     graph: Any = StateGraph(MessagesState)
     graph.add_node("think", StepSpecRunnable(pair=following_pair()))
     graph.add_edge(START, "think")
@@ -154,7 +157,7 @@ async def test_a_graph_of_one_s_own_with_the_runnable_as_a_node() -> None:
     assert names[:3] == ["stepspec.step.proposed", "stepspec.step.judged", "stepspec.step.committed"]
 
 
-async def test_a_chat_model_in_a_graph_tells_its_steps_too() -> None:
+async def test_a_chat_model_in_a_graph_emits_step_events() -> None:
     model = ChatStepSpec(pair=following_pair())
 
     async def think(state: MessagesState) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""ChatStepSpec beyond the standard suites: its settings, what composes with it, and what it refuses."""
+"""`ChatStepSpec` beyond the standard suites: settings, composition with LangChain, and invalid input."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ from stepspec.langchain.chat import PER_CALL
 
 pytestmark = pytest.mark.anyio
 
-SAID = "\n\nYou said 1 things, How many? among them."
+ANSWER = "\n\nYou said 1 things, How many? among them."
 
 
 @tool
@@ -39,20 +39,20 @@ def double(n: int) -> int:
 
 
 def new_chat(**settings: Any) -> ChatStepSpec:
-    """A chat model over a pair of its own."""
+    """Return a chat model with its own pair of scripted engines."""
     return ChatStepSpec(pair=following_pair(), **settings)
 
 
 def calls(chat: ChatStepSpec) -> list[Any]:
-    """What the target was asked to write."""
+    """Return the `generate` calls that the target received."""
     assert isinstance(chat.pair.target, FollowingEngine)
     return [call for call in chat.pair.target.calls if call.verb == "generate"]
 
 
-# What comes of a call.
+# Results
 
 
-async def test_a_message_tells_what_speculation_did() -> None:
+async def test_response_metadata_reports_speculation() -> None:
     message = await new_chat(policy="specreason").ainvoke("How many?")
     about = message.response_metadata["stepspec"]
     assert (about["policy"], about["steps"], about["steps_accepted"]) == ("specreason", 2, 2)
@@ -63,9 +63,9 @@ async def test_a_message_tells_what_speculation_did() -> None:
     assert message.response_metadata["finish_reason"] == "stop"
 
 
-async def test_reasoning_is_a_block_for_each_step_and_the_content_a_string() -> None:
+async def test_each_step_is_a_reasoning_block_and_the_content_is_a_string() -> None:
     message = await new_chat().ainvoke("How many?")
-    assert message.content == SAID
+    assert message.content == ANSWER
     blocks: list[Any] = message.content_blocks
     assert [block["type"] for block in blocks] == ["reasoning", "reasoning", "text"]
     assert [block["index"] for block in blocks] == [1, 2, 0]
@@ -75,25 +75,25 @@ async def test_reasoning_is_a_block_for_each_step_and_the_content_a_string() -> 
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-@pytest.mark.parametrize("asked", ["How many?", "Please double 4."])
-async def test_chunks_add_up_to_the_message(version: Any, asked: str) -> None:
+@pytest.mark.parametrize("question", ["How many?", "Please double 4."])
+async def test_chunks_add_up_to_the_message(version: Any, question: str) -> None:
     model = new_chat(output_version=version).bind_tools([double])
-    whole = await model.ainvoke(asked)
-    chunks = [chunk async for chunk in model.astream(asked)]
+    message = await model.ainvoke(question)
+    chunks = [chunk async for chunk in model.astream(question)]
     total: Any = chunks[0]
     for chunk in chunks[1:]:
         total = total + chunk
-    assert total.text == whole.text
-    assert total.usage_metadata == whole.usage_metadata
+    assert total.text == message.text
+    assert total.usage_metadata == message.usage_metadata
     strip = [{name: value for name, value in block.items() if name != "id"} for block in total.content_blocks]
-    assert strip == [{name: value for name, value in block.items() if name != "id"} for block in whole.content_blocks]
+    assert strip == [{name: value for name, value in block.items() if name != "id"} for block in message.content_blocks]
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_a_model_that_does_not_think_apart_gives_text_alone() -> None:
+async def test_a_model_without_separate_reasoning_returns_only_text() -> None:
     message = await ChatStepSpec(pair=following_pair(thinks=False)).ainvoke("How many?")
     assert [block["type"] for block in message.content_blocks] == ["text"]
-    assert message.text == SAID
+    assert message.text == ANSWER
 
 
 async def test_earlier_reasoning_goes_to_the_template() -> None:
@@ -102,11 +102,11 @@ async def test_earlier_reasoning_goes_to_the_template() -> None:
     for earlier in (first, AIMessage(content=first.content_blocks)):  # type: ignore[arg-type]
         await chat.ainvoke([HumanMessage("How many?"), earlier, HumanMessage("Sure?")])
         seen = asked_of(chat.pair.target)[1]
-        assert (seen["content"], seen["reasoning_content"]) == (SAID, "".join(THOUGHTS))
+        assert (seen["content"], seen["reasoning_content"]) == (ANSWER, "".join(THOUGHTS))
 
 
 class Listener(AsyncCallbackHandler):
-    """Collects what is told of tokens and steps."""
+    """Collects the tokens and step events that callbacks receive."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -119,10 +119,10 @@ class Listener(AsyncCallbackHandler):
         self.steps.append((name, data["index"]))
 
 
-async def test_callbacks_hear_every_token_once() -> None:
+async def test_callbacks_receive_every_token_once() -> None:
     listener = Listener()
     chunks = [chunk async for chunk in new_chat().astream("How many?", {"callbacks": [listener]})]
-    assert "".join(listener.tokens) == "".join(str(chunk.content) for chunk in chunks) == SAID
+    assert "".join(listener.tokens) == "".join(str(chunk.content) for chunk in chunks) == ANSWER
 
 
 async def test_in_a_chain_steps_are_custom_events() -> None:
@@ -131,7 +131,7 @@ async def test_in_a_chain_steps_are_custom_events() -> None:
     assert listener.steps == [("stepspec.step.committed", 0), ("stepspec.step.committed", 1)]
 
 
-# Settings.
+# Settings
 
 
 async def test_settings_reach_both_models() -> None:
@@ -143,7 +143,7 @@ async def test_settings_reach_both_models() -> None:
     assert calls(chat)[0].stop.max_tokens < 50
 
 
-async def test_a_call_may_say_otherwise() -> None:
+async def test_a_call_can_override_settings() -> None:
     chat = new_chat()
     await chat.ainvoke("How many?", temperature=0.5, seed=9, max_tokens=12, policy="target")
     (call,) = calls(chat)
@@ -151,10 +151,10 @@ async def test_a_call_may_say_otherwise() -> None:
     message = await chat.ainvoke("How many?", max_thinking_tokens=0)
     assert message.response_metadata["stepspec"]["limit"] == "max_thinking_tokens"
     assert (await chat.ainvoke("How many?", stop=["things"])).text == "\n\nYou said 1 "
-    assert (await chat.ainvoke("How many?", deadline_s=60)).text == SAID
+    assert (await chat.ainvoke("How many?", deadline_s=60)).text == ANSWER
 
 
-async def test_without_a_seed_every_call_draws_anew() -> None:
+async def test_without_a_seed_every_call_uses_a_new_one() -> None:
     chat = new_chat(temperature=1.0)
     for _ in range(2):
         await chat.ainvoke("How many?")
@@ -162,7 +162,7 @@ async def test_without_a_seed_every_call_draws_anew() -> None:
     assert len(set(seeds)) == 2
 
 
-async def test_names_of_other_chat_models_are_understood() -> None:
+async def test_setting_names_of_other_chat_models_are_accepted() -> None:
     chat = ChatStepSpec(model_name="following:a", max_completion_tokens=9, request_timeout=3, stop_sequences=["x"])
     assert (chat.model, chat.max_tokens, chat.timeout, chat.stop) == ("following:a", 9, 3, ["x"])
 
@@ -197,13 +197,13 @@ async def test_the_cache_of_langchain_is_used() -> None:
     assert len(calls(chat)) == 2
 
 
-async def test_usage_is_told_to_callbacks() -> None:
+async def test_callbacks_receive_usage() -> None:
     counted = UsageMetadataCallbackHandler()
     message = await new_chat().ainvoke("How many?", {"callbacks": [counted]})
     assert counted.usage_metadata == {"target": message.usage_metadata}
 
 
-# Structured output.
+# Structured output
 
 
 class Sum(BaseModel):
@@ -220,7 +220,7 @@ class SumDict(TypedDict):
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 @pytest.mark.parametrize("raw", [False, True])
-async def test_all_methods_give_what_was_wanted(method: Any, raw: bool) -> None:
+async def test_all_methods_return_the_requested_structure(method: Any, raw: bool) -> None:
     model = new_chat().with_structured_output(Sum, method=method, include_raw=raw)
     found = await model.ainvoke("It is 7, as `total`.")
     parsed = found["parsed"] if raw else found
@@ -230,11 +230,11 @@ async def test_all_methods_give_what_was_wanted(method: Any, raw: bool) -> None:
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize("schema", [SumDict, Sum.model_json_schema()])
-async def test_dictionaries_are_given_for_what_is_no_class(method: Any, schema: Any) -> None:
+async def test_a_typed_dict_or_json_schema_gives_a_dictionary(method: Any, schema: Any) -> None:
     assert await new_chat().with_structured_output(schema, method=method).ainvoke("It is 7.") == {"total": 7}
 
 
-async def test_the_engine_is_held_to_the_schema() -> None:
+async def test_the_engine_receives_the_schema() -> None:
     chat = new_chat()
     await chat.with_structured_output(Sum).ainvoke("It is 7.")
     assert '"total"' in calls(chat)[-1].json_schema
@@ -245,18 +245,18 @@ async def test_structured_output_beside_tools() -> None:
     assert [call["name"] for call in message["raw"].tool_calls] == ["double"]
 
 
-# Failing.
+# Failures
 
 
 def failing_chat(error: Exception, *, times: int = 100, **settings: Any) -> ChatStepSpec:
-    """A chat model whose target fails so often, and then answers."""
+    """Return a chat model whose target fails `times` times, then answers."""
     tokenizer = WordTokenizer()
     replies = [Reply(fails=error) for _ in range(times)]  # type: ignore[arg-type]
     target = ScriptedEngine(tokenizer, [*replies, "</think>So 9.<|end|>"], name="target")
     return ChatStepSpec(pair=Pair(target, None), policy="target", **settings)
 
 
-async def test_a_failing_engine_is_an_error_of_langchain_s_and_ours() -> None:
+async def test_an_engine_failure_is_both_a_langchain_and_a_stepspec_error() -> None:
     with pytest.raises(ModelAPIError, match="It broke") as caught:
         await failing_chat(EngineError("It broke.")).ainvoke("How many?")
     assert isinstance(caught.value, EngineError)
@@ -268,17 +268,17 @@ async def test_retries_and_fallbacks_compose() -> None:
     assert (await failing.with_retry(stop_after_attempt=2).ainvoke("How many?")).text == "So 9."
     assert (await failing_chat(EngineError("It broke."), times=2, max_retries=2).ainvoke("How many?")).text == "So 9."
     broken = failing_chat(EngineError("It broke."))
-    assert (await broken.with_fallbacks([new_chat()]).ainvoke("How many?")).text == SAID
+    assert (await broken.with_fallbacks([new_chat()]).ainvoke("How many?")).text == ANSWER
 
 
-async def test_a_call_that_takes_too_long_is_given_up() -> None:
+async def test_a_call_times_out() -> None:
     pair = following_pair(hangs=True)
     with pytest.raises(ModelTimeoutError, match="within"):
         await ChatStepSpec(pair=pair, timeout=0.05).ainvoke("How many?")
     assert pair.target.num_open == 0  # type: ignore[attr-defined]
 
 
-async def test_leaving_a_stream_frees_the_engines() -> None:
+async def test_closing_a_stream_frees_the_engines() -> None:
     pair = following_pair()
     stream = ChatStepSpec(pair=pair).astream("How many?")
     await anext(stream)
@@ -287,15 +287,15 @@ async def test_leaving_a_stream_frees_the_engines() -> None:
     assert pair.target.num_open == pair.draft.num_open == 0  # type: ignore[union-attr]
 
 
-def test_leaving_a_synchronous_stream_frees_the_engines() -> None:
+def test_closing_a_synchronous_stream_frees_the_engines() -> None:
     pair = following_pair(delay_s=0.01)
     stream = ChatStepSpec(pair=pair).stream("How many?")
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    assert ChatStepSpec(pair=pair).invoke("How many?").text == SAID
+    assert ChatStepSpec(pair=pair).invoke("How many?").text == ANSWER
 
 
-def test_a_synchronous_call_from_inside_the_shared_thread_is_refused_and_not_waited_for() -> None:
+def test_a_synchronous_call_inside_the_shared_thread_fails_instead_of_blocking() -> None:
     class Calling(AsyncCallbackHandler):
         def __init__(self) -> None:
             self.errors: list[Exception] = []
@@ -307,7 +307,7 @@ def test_a_synchronous_call_from_inside_the_shared_thread_is_refused_and_not_wai
                 self.errors.append(error)
 
     calling = Calling()
-    assert new_chat().batch(["How many?"], {"callbacks": [calling]})[0].text == SAID
+    assert new_chat().batch(["How many?"], {"callbacks": [calling]})[0].text == ANSWER
     assert "ainvoke" in str(calling.errors[0])
 
 
@@ -315,32 +315,32 @@ async def test_structured_output_is_none_where_a_tool_is_called() -> None:
     assert await new_chat().with_structured_output(Sum, tools=[double]).ainvoke("It is 7.") is None
 
 
-async def test_the_cache_tells_stop_strings_apart() -> None:
+async def test_the_cache_distinguishes_stop_strings() -> None:
     cache, pair = InMemoryCache(), following_pair()
-    assert (await ChatStepSpec(pair=pair, cache=cache).ainvoke("How many?")).text == SAID
+    assert (await ChatStepSpec(pair=pair, cache=cache).ainvoke("How many?")).text == ANSWER
     assert (await ChatStepSpec(pair=pair, cache=cache, stop=["things"]).ainvoke("How many?")).text == "\n\nYou said 1 "
 
 
-async def test_blocks_of_text_are_one_text() -> None:
+async def test_text_blocks_are_joined() -> None:
     chat = new_chat()
     await chat.ainvoke([HumanMessage([{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}])])
     assert asked_of(chat.pair.target)[0]["content"] == "Hello"
 
 
-def test_the_environment_s_service_is_for_chats_without_models_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_base_url_unless_local_models_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSPEC_BASE_URL", "http://localhost:8000/v1")
     assert ChatStepSpec().base_url == ChatStepSpec(model="Qwen3-32B").base_url == "http://localhost:8000/v1"
     assert new_chat().base_url is None
     assert ChatStepSpec(model="torch:./x").base_url is None
 
 
-# Bad input.
+# Invalid input
 
 IMAGE = HumanMessage([{"type": "text", "text": "What is it?"}, {"type": "image", "url": "http://example.com/a.png"}])
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "error"),
     [
         ([], "empty"),
         ([HumanMessage("")], "question is empty"),
@@ -348,14 +348,14 @@ IMAGE = HumanMessage([{"type": "text", "text": "What is it?"}, {"type": "image",
         ([HumanMessage("Hi"), AIMessage("Hello")], "assistant's own"),
     ],
 )
-async def test_what_the_model_cannot_take_is_refused(messages: Any, said: str) -> None:
-    with pytest.raises(ModelInvalidRequestError, match=said) as caught:
+async def test_unsupported_messages_are_rejected(messages: Any, error: str) -> None:
+    with pytest.raises(ModelInvalidRequestError, match=error) as caught:
         await new_chat().ainvoke(messages)
     assert isinstance(caught.value, UsageError)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "error"),
     [
         ({"temprature": 1}, "Did you mean 'temperature'"),
         ({"temperature": -1}, "between 0"),
@@ -372,30 +372,30 @@ async def test_what_the_model_cannot_take_is_refused(messages: Any, said: str) -
         ({"draft": "following:x"}, "draft was named without a target"),
     ],
 )
-async def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelInvalidRequestError, match=said):
+async def test_invalid_settings_of_a_call_are_rejected(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ModelInvalidRequestError, match=error):
         await new_chat().ainvoke("How many?", **settings)
 
 
-async def test_a_long_conversation_overflows_as_langchain_knows_it() -> None:
+async def test_a_long_conversation_raises_the_overflow_error_of_langchain() -> None:
     with pytest.raises(ContextOverflowError) as caught:
         await ChatStepSpec(pair=following_pair(max_context=20)).ainvoke("How many?")
     assert isinstance(caught.value, ContextError)
 
 
-async def test_a_pair_that_is_not_there() -> None:
+async def test_an_unknown_pair_is_rejected() -> None:
     with pytest.raises(ModelInvalidRequestError, match=r"no pair 'smoll'\."):
         await ChatStepSpec(pair="smoll").ainvoke("How many?")
 
 
-async def test_a_model_that_is_not_there() -> None:
+async def test_a_missing_model_is_not_found() -> None:
     with pytest.raises(ModelNotFoundError, match="no folder") as caught:
         await ChatStepSpec(model="torch:./nothing").ainvoke("How many?")
     assert isinstance(caught.value, ModelError)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "error"),
     [
         ({"base_url": "http://localhost:8000/v1", "draft": "torch:x"}, "leave out draft"),
         ({"base_url": "http://localhost:8000/v1", "policy": Policy(version=1, summary="s", family="target")}, "name"),
@@ -403,77 +403,81 @@ async def test_a_model_that_is_not_there() -> None:
         ({"pair": following_pair(), "model": "torch:x"}, "either"),
     ],
 )
-def test_contradictory_settings_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_contradictory_settings_are_rejected(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValidationError, match=error):
         ChatStepSpec(**settings)
 
 
 @pytest.mark.parametrize("choice", ["triple", {"type": "function", "function": {"name": "triple"}}])
-def test_a_choice_of_an_unknown_tool_is_refused(choice: Any) -> None:
+def test_a_choice_of_an_unknown_tool_is_rejected(choice: Any) -> None:
     with pytest.raises(ModelInvalidRequestError, match="triple"):
         new_chat().bind_tools([double], tool_choice=choice)
 
 
-def test_a_tool_without_schema_is_refused_by_langchain() -> None:
+def test_a_tool_without_schema_is_rejected_by_langchain() -> None:
     with pytest.raises((ValueError, TypeError)):
         new_chat().bind_tools([3])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         ({"schema": None}, "needs a schema"),
         ({"schema": Sum, "method": "by hoping"}, "no method"),
         ({"schema": Sum, "method": "function_calling", "tools": [double]}, "leave out tools"),
     ],
 )
-def test_structured_output_that_cannot_be_is_refused(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelInvalidRequestError, match=said):
+def test_invalid_structured_output_arguments_are_rejected(arguments: dict[str, Any], error: str) -> None:
+    with pytest.raises(ModelInvalidRequestError, match=error):
         new_chat().with_structured_output(**arguments)
 
 
-def test_every_setting_is_a_field_or_a_tool_s() -> None:
+def test_every_per_call_setting_is_a_field_or_concerns_tools() -> None:
     of_tools = {"tools", "tool_choice", "parallel_tool_calls", "response_format"}
     assert set(PER_CALL) - of_tools <= set(ChatStepSpec.model_fields)
 
 
-# The runnable.
+# The runnable
 
 
-async def test_the_runnable_takes_what_chat_models_take() -> None:
+async def test_the_runnable_accepts_the_inputs_of_chat_models() -> None:
     runnable = StepSpecRunnable(pair=following_pair())
-    for given in ("How many?", [("user", "How many?")], [HumanMessage("How many?")]):
-        assert (await runnable.ainvoke(given)).text == SAID
-    assert (await runnable.ainvoke({"messages": [("user", "How many?")]}))["messages"][0].text == SAID
-    assert runnable.invoke("How many?").text == SAID
-    assert "".join(chunk.text for chunk in runnable.stream("How many?")) == SAID
-    assert [each.text for each in runnable.batch(["How many?"] * 3)] == [SAID] * 3
-    assert [each.text for each in await runnable.abatch(["How many?"] * 3)] == [SAID] * 3
+    for question in ("How many?", [("user", "How many?")], [HumanMessage("How many?")]):
+        assert (await runnable.ainvoke(question)).text == ANSWER
+    assert (await runnable.ainvoke({"messages": [("user", "How many?")]}))["messages"][0].text == ANSWER
+    assert runnable.invoke("How many?").text == ANSWER
+    assert "".join(chunk.text for chunk in runnable.stream("How many?")) == ANSWER
+    assert [each.text for each in runnable.batch(["How many?"] * 3)] == [ANSWER] * 3
+    assert [each.text for each in await runnable.abatch(["How many?"] * 3)] == [ANSWER] * 3
 
 
-async def test_the_runnable_tells_every_step_by_itself() -> None:
+async def test_the_runnable_emits_step_events_by_itself() -> None:
     runnable = StepSpecRunnable(pair=following_pair())
     events = [event async for event in runnable.astream_events("How many?", version="v2")]
-    told = [event for event in events if event["event"] == "on_custom_event"]
-    assert [event["name"].removeprefix("stepspec.step.") for event in told][:3] == ["proposed", "judged", "committed"]
-    assert told[2]["data"]["text"] == THOUGHTS[0]
+    step_events = [event for event in events if event["event"] == "on_custom_event"]
+    assert [event["name"].removeprefix("stepspec.step.") for event in step_events][:3] == [
+        "proposed",
+        "judged",
+        "committed",
+    ]
+    assert step_events[2]["data"]["text"] == THOUGHTS[0]
     assert events[0]["event"] == "on_chain_start"
 
 
-async def test_the_runnable_stands_in_chains() -> None:
+async def test_the_runnable_composes_in_chains() -> None:
     chain = StepSpecRunnable(pair=following_pair()) | StrOutputParser()
-    assert await chain.ainvoke("How many?") == SAID
-    assert "".join([piece async for piece in chain.astream("How many?")]) == SAID
+    assert await chain.ainvoke("How many?") == ANSWER
+    assert "".join([chunk async for chunk in chain.astream("How many?")]) == ANSWER
 
 
-async def test_the_runnable_takes_settings_of_a_call() -> None:
+async def test_the_runnable_accepts_per_call_settings() -> None:
     runnable = StepSpecRunnable(pair=following_pair())
     assert (await runnable.ainvoke("How many?", stop=["things"])).text == "\n\nYou said 1 "
     with pytest.raises(ModelInvalidRequestError, match="messages"):
         await runnable.ainvoke({"question": "How many?"})
 
 
-async def test_a_system_message_is_a_turn_of_its_own() -> None:
+async def test_a_system_message_is_a_separate_turn() -> None:
     chat = new_chat()
     await chat.ainvoke([SystemMessage("Be brief."), HumanMessage("How many?")])
     assert [turn["role"] for turn in asked_of(chat.pair.target)] == ["system", "user"]

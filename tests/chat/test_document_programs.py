@@ -1,4 +1,4 @@
-"""Every Python program of README and docs runs. Scripted models stand in for those that need a GPU."""
+"""Every Python program in README.md and docs runs. Scripted models replace those that need a GPU."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ Run = Callable[[str], str]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a program as its own file would, and gives what it printed."""
+    """Return a function that runs a program as `__main__` and returns its output."""
     name_engines("vllm", monkeypatch)
     monkeypatch.setattr(sharing, "_pairs", {})
 
@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return ran
 
 
-def test_these_are_all() -> None:
+def test_every_page_has_the_expected_number_of_programs() -> None:
     counts = {name: len(programs) for name, programs in PROGRAMS.items()}
     assert counts == {"README": 2, "getting-started": 2, "langchain": 3, "service": 1}
 
@@ -61,10 +61,10 @@ def test_the_python_api(run: Run) -> None:
     assert printed.splitlines()[-1].count("boxed") == 2
 
 
-@pytest.mark.parametrize(("page", "place"), [("README", 1), ("langchain", 0)])
-def test_the_agent_multiplies_and_the_diff_is_the_whole_difference(run: Run, page: str, place: int) -> None:
-    ours = PROGRAMS[page][place]
-    assert run(ours).strip() == "It is 144."  # of all numbers the scripted model knows the first
+@pytest.mark.parametrize(("page", "index"), [("README", 1), ("langchain", 0)])
+def test_the_agent_multiplies_and_differs_from_the_original_only_by_the_diff(run: Run, page: str, index: int) -> None:
+    ours = PROGRAMS[page][index]
+    assert run(ours).strip() == "It is 144."  # the scripted model uses the first number for both arguments
     diff = re.findall(r"```diff\n(.*?)```", PAGES[page], re.DOTALL)[0].splitlines()
     before = [line[1:] for line in diff if line.startswith("-")]
     after = [line[1:] for line in diff if line.startswith("+")]
@@ -78,28 +78,30 @@ def test_the_agent_multiplies_and_the_diff_is_the_whole_difference(run: Run, pag
         assert run(theirs) == run(ours)
 
 
-def test_steps_are_streamed_and_a_form_is_kept_to(run: Run) -> None:
+def test_the_langchain_program_streams_steps_and_keeps_to_a_schema(run: Run) -> None:
     printed = run(PROGRAMS["langchain"][1])
     assert printed.startswith("draft What is asked is clear.\ndraft Nothing else is needed.\n")
     assert printed.endswith("factors=[12] product=12\n")
 
 
-def test_the_graph_tells_every_step(run: Run) -> None:
+def test_the_graph_program_prints_step_events(run: Run) -> None:
     lines = run(PROGRAMS["langchain"][2]).splitlines()
     assert lines[:3] == ["stepspec.step.proposed ", "stepspec.step.judged ", "stepspec.step.committed draft"]
 
 
-def test_the_service_is_asked(run: Run) -> None:
+def test_the_service_program_gets_an_answer(run: Run) -> None:
     with serving(following_pair()) as address:
         printed = run(PROGRAMS["service"][0].replace(SERVED, address))
     assert "Nothing else is needed." in printed
     assert "You said 1 things" in printed
 
 
-def test_the_service_is_named_as_it_is_in_the_readme() -> None:
+def test_the_default_port_is_that_of_the_documents() -> None:
     import inspect
 
     from stepspec.cli.serving import serve_models
 
-    defaults: dict[str, Any] = {name: each.default for name, each in inspect.signature(serve_models).parameters.items()}
+    defaults: dict[str, Any] = {
+        name: value.default for name, value in inspect.signature(serve_models).parameters.items()
+    }
     assert defaults["port"] == 8000

@@ -1,4 +1,4 @@
-"""The embedded pair behind the chat model says what it says by the Python API, in the order of its commitment."""
+"""With the embedded pair, the chat model gives the same answers as the Python API, in the order of commitment."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann.
 
 @pytest.fixture
 def following() -> None:
-    """Not here: what is loaded is the embedded pair, once for all."""
+    """Override the fixture of conftest.py: these tests load the embedded pair once."""
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +29,20 @@ def spec() -> StepSpec:
     return StepSpec(pair=shared_pair(None, None))
 
 
-async def test_a_chain_says_what_the_python_api_says(spec: StepSpec) -> None:
+async def test_a_chain_answers_like_the_python_api(spec: StepSpec) -> None:
     chain = ChatPromptTemplate.from_messages([("user", "{question}")]) | ChatStepSpec() | StrOutputParser()
     expected = await spec.generate(QUESTION)
     assert "17" in expected.answer
     assert await chain.ainvoke({"question": QUESTION}) == expected.answer
-    pieces = [piece async for piece in chain.astream({"question": QUESTION})]
-    assert "".join(pieces) == expected.answer
+    chunks = [chunk async for chunk in chain.astream({"question": QUESTION})]
+    assert "".join(chunks) == expected.answer
 
 
-def test_by_its_name_it_is_the_same_pair() -> None:
+def test_the_pair_loaded_by_name_is_the_default_pair() -> None:
     assert shared_pair(None, None, "embedded") is shared_pair(None, None)
 
 
-async def test_what_is_streamed_is_committed_and_in_its_order(spec: StepSpec) -> None:
+async def test_steps_are_streamed_in_the_order_of_commitment(spec: StepSpec) -> None:
     expected = await spec.generate(QUESTION)
     chunks = [chunk async for chunk in ChatStepSpec().astream(QUESTION)]
     blocks: list[Any] = [block for chunk in chunks for block in chunk.content_blocks]
@@ -54,7 +54,7 @@ async def test_what_is_streamed_is_committed_and_in_its_order(spec: StepSpec) ->
     assert "".join(block["text"] for block in blocks if block["type"] == "text") == expected.answer
 
 
-async def test_an_agent_says_what_the_python_api_says(spec: StepSpec) -> None:
+async def test_an_agent_answers_like_the_python_api(spec: StepSpec) -> None:
     @tool
     def calculate(expression: str) -> str:
         """Calculates."""
@@ -69,7 +69,7 @@ async def test_an_agent_says_what_the_python_api_says(spec: StepSpec) -> None:
     assert message.additional_kwargs.get("reasoning_content", "") == expected.reasoning
 
 
-async def test_the_runnable_says_the_same(spec: StepSpec) -> None:
+async def test_the_runnable_answers_like_the_python_api(spec: StepSpec) -> None:
     expected = await spec.generate(QUESTION)
     message = await StepSpecRunnable().ainvoke(QUESTION)
     assert isinstance(message, AIMessage)
@@ -79,32 +79,32 @@ async def test_the_runnable_says_the_same(spec: StepSpec) -> None:
     )
 
 
-async def test_the_second_turn_reads_what_is_new(spec: StepSpec) -> None:
+async def test_the_second_turn_reuses_the_cached_prompt(spec: StepSpec) -> None:
     model = ChatStepSpec()
     first = await model.ainvoke([HumanMessage(QUESTION)])
     assert first.usage_metadata is not None
     second = await model.ainvoke([HumanMessage(QUESTION), first, HumanMessage("And how many has Ann?")])
     usage = second.usage_metadata
     assert usage is not None
-    # All of the first prompt but for the tag that opened its thinking, which the template does not write again.
+    # The second prompt repeats all of the first except the opening thinking tag, which the template omits.
     cached = usage.get("input_token_details", {}).get("cache_read", 0)
     assert cached >= first.usage_metadata["input_tokens"] - 2
 
 
-async def test_calls_at_once_share_the_engine_and_say_the_same(spec: StepSpec) -> None:
+async def test_concurrent_calls_share_the_engine_and_give_the_same_answer(spec: StepSpec) -> None:
     model = ChatStepSpec()
     expected = await spec.generate(QUESTION)
     messages = await asyncio.gather(*(model.ainvoke(QUESTION) for _ in range(64)))
     assert {message.content for message in messages} == {expected.answer}
 
 
-def test_synchronous_batches_run_at_once(spec: StepSpec) -> None:
+def test_synchronous_batches_run_concurrently(spec: StepSpec) -> None:
     messages = ChatStepSpec().batch([QUESTION] * 8)
     assert {message.content for message in messages} == {messages[0].content}
     assert ChatStepSpec().invoke(QUESTION).content == messages[0].content
 
 
-def test_a_loaded_pair_tells_its_context(spec: StepSpec) -> None:
+def test_a_loaded_pair_reports_its_context_length(spec: StepSpec) -> None:
     profile: Any = ChatStepSpec().profile
     assert profile["max_input_tokens"] == spec.pair.target.max_context
     assert ChatStepSpec().get_num_tokens("Ann has 12 apples.") == len(

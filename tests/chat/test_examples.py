@@ -1,4 +1,4 @@
-"""The examples of the documentation run on the embedded pair as their readers run them."""
+"""The documentation examples run on the embedded pair, started the way readers start them."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ PRINTED: Mapping[str, str] = {
 }
 
 
-def test_these_are_all() -> None:
+def test_every_example_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == set(PRINTED)
     assert [path.name for path in FOLDER.glob("*.ipynb")] == ["getting_started.ipynb"]
 
@@ -26,9 +26,9 @@ def test_these_are_all() -> None:
 @pytest.mark.parametrize("name", PRINTED)
 def test_a_script_prints_what_its_readers_expect(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / f"{name}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(PRINTED[name], done.stdout, re.DOTALL), done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert re.search(PRINTED[name], process.stdout, re.DOTALL), process.stdout
 
 
 def test_the_notebook_runs_and_is_committed_without_outputs(tmp_path: Path) -> None:
@@ -36,6 +36,6 @@ def test_the_notebook_runs_and_is_committed_without_outputs(tmp_path: Path) -> N
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs for cell in cells)
     NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert "text/html" in cells[0].outputs[-1].data, "a result has a rendering of its own"
+    assert "text/html" in cells[0].outputs[-1].data, "a result has its own HTML rendering"
     assert "draft" in cells[2].outputs[0].text or "target" in cells[2].outputs[0].text
     assert cells[3].outputs[-1].data["text/plain"].count("boxed") == 3

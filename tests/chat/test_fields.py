@@ -1,4 +1,4 @@
-"""The fields of a request: each is honored, refused by name, or listed as ignored. And the document that says so."""
+"""Request fields: each is honored, rejected by name, or listed as ignored. The OpenAPI document matches."""
 
 import inspect
 import json
@@ -22,7 +22,7 @@ ASK = [{"role": "user", "content": "How many?"}]
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 NAN = float("nan")
-WHOLE = ("max_tokens", "max_completion_tokens", "thinking_token_budget", "top_k", "seed")
+INTEGER = ("max_tokens", "max_completion_tokens", "thinking_token_budget", "top_k", "seed")
 REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "deadline_s")
 BOOLEAN = ("stream", "include_reasoning", "parallel_tool_calls")
 
@@ -50,10 +50,10 @@ def content(answer: httpx.Response) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-# Fields of other services.
+# Fields of other services
 
 IGNORED = {
-    # They change speed, prices or what is kept, not the answer; or they are about pictures and sound.
+    # These change speed, price or storage but not the answer, or concern images and audio.
     "prediction": {"type": "content", "content": "a"},
     "service_tier": "flex",
     "prompt_cache_key": "a",
@@ -71,7 +71,7 @@ IGNORED = {
     "mm_payload": "full",
     "return_mm_kwargs": True,
     "routed_experts_prompt_start": 0,
-    # Without effect unless fields go with them that are refused.
+    # These have an effect only together with fields that are rejected.
     "length_penalty": 2.0,
     "truncation_side": "left",
     "spaces_between_special_tokens": False,
@@ -137,17 +137,17 @@ OF_VLLM = {
     "ec_transfer_params", "vllm_xargs", "repetition_detection", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "guided_whitespace_pattern",
 }  # fmt: skip
-"""vLLM 0.32's, and those of earlier versions that clients still send."""
+"""The fields of vLLM 0.32, and those of earlier versions that clients still send."""
 
 
-def test_every_field_of_openai_and_vllm_is_either_honored_or_refused_or_listed() -> None:
+def test_every_field_of_openai_and_vllm_is_honored_rejected_or_listed() -> None:
     openai = get_type_hints(completion_create_params.CompletionCreateParamsStreaming)
     assert {*openai, *OF_VLLM} - {*ChatRequest.model_fields, *REFUSED, *IGNORED} == set()
     assert not REFUSED.keys() & {*ChatRequest.model_fields, *IGNORED}
     assert CHANGING.keys() == REFUSED.keys()
 
 
-def test_a_field_that_would_change_the_answer_is_refused_by_name(root: str) -> None:
+def test_a_field_that_would_change_the_answer_is_rejected_by_name(root: str) -> None:
     for name, value in CHANGING.items():
         answer = post(root, **{name: value})
         assert answer.status_code == 400, name
@@ -155,7 +155,7 @@ def test_a_field_that_would_change_the_answer_is_refused_by_name(root: str) -> N
         assert name in answer.json()["error"]["message"]
 
 
-def test_at_values_that_change_nothing_every_field_is_taken(root: str) -> None:
+def test_every_field_is_accepted_with_a_value_that_changes_nothing(root: str) -> None:
     harmless = {name: [None, *values][-1] for name, values in REFUSED.items()}
     for fields in (harmless, dict.fromkeys(REFUSED), dict.fromkeys(ChatRequest.model_fields.keys() - {"messages"})):
         answer = post(root, **fields)
@@ -187,12 +187,12 @@ def chunks(answer: httpx.Response) -> list[dict[str, Any]]:
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
     ],
 )
-def test_a_schema_is_kept_to_by_whatever_field_it_comes(root: str, fields: Mapping[str, Any]) -> None:
+def test_every_field_for_a_schema_constrains_the_answer(root: str, fields: Mapping[str, Any]) -> None:
     assert json.loads(content(post(root, [{"role": "user", "content": "It is 7."}], **fields))) == {"n": 7}
 
 
 @pytest.mark.parametrize("field", ["guided_choice", "structured_outputs"])
-def test_of_choices_the_answer_is_one_as_it_was_written(root: str, field: str) -> None:
+def test_the_answer_is_one_of_the_choices_verbatim(root: str, field: str) -> None:
     choices = ['so "be" it\n', "no"]
     fields = {field: choices if field == "guided_choice" else {"choice": choices}}
     assert content(post(root, **fields)) == choices[0]
@@ -203,28 +203,28 @@ def test_of_choices_the_answer_is_one_as_it_was_written(root: str, field: str) -
 @pytest.mark.anyio
 @pytest.mark.parametrize("policy", ["target", "specreason", "stepspec"])
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_a_stop_token_ends_the_answer_and_is_no_part_of_it(policy: str, thinks: bool) -> None:
+async def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(policy: str, thinks: bool) -> None:
     pair = following_pair(thinks=thinks)
     (stop,) = pair.target.tokenizer.encode(" things")
     spec = StepSpec(policy=policy, pair=pair)
-    whole = await spec.generate("Many things?")
+    unstopped = await spec.generate("Many things?")
     result = await spec.generate("Many things?", stop_token_ids=[stop])
     assert result.answer == "\n\nYou said 1"
-    assert whole.answer.startswith(result.answer)
+    assert unstopped.answer.startswith(result.answer)
     assert result.finish_reason == "stop"
-    assert len(result.steps) == len(whole.steps)
+    assert len(result.steps) == len(unstopped.steps)
 
 
-def test_the_service_takes_stop_tokens(root: str) -> None:
+def test_the_service_accepts_stop_tokens(root: str) -> None:
     everything = list(range(100))
     assert content(post(root, stop_token_ids=everything)) == ""
 
 
-# Errors.
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "said"),
+    ("fields", "param", "message"),
     [
         ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens"),
@@ -239,7 +239,7 @@ def test_the_service_takes_stop_tokens(root: str) -> None:
         ({"guided_choice": []}, "guided_choice", "at least one"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex", "not supported"),
         ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "Did you mean 'json'"),
-        *(({name: value}, name, "valid integer") for name in WHOLE for value in (True, "1", 1.5)),
+        *(({name: value}, name, "valid integer") for name in INTEGER for value in (True, "1", 1.5)),
         *(({name: value}, name, "valid number") for name in REAL for value in (True, "1")),
         *(({name: value}, name, "valid boolean") for name in BOOLEAN for value in (1, "yes")),
         ({"stop_token_ids": [True]}, "stop_token_ids.0", "valid integer"),
@@ -274,14 +274,14 @@ def test_the_service_takes_stop_tokens(root: str) -> None:
         ({"tools": [{"type": "function", "x": [float("inf")]}]}, None, "Infinity"),
     ],
 )
-def test_an_error_names_the_field_that_the_client_sent(root: str, fields: Any, param: str | None, said: str) -> None:
+def test_an_error_names_the_field_that_the_client_sent(root: str, fields: Any, param: str | None, message: str) -> None:
     error = post(root, **{"messages": ASK, **fields}).json()["error"]
     assert error["param"] == param
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"{", "at line 1, column 2"),
         (b'{"messages": [], "temperature": 1e999}', "1e999 is too large"),
@@ -293,19 +293,19 @@ def test_an_error_names_the_field_that_the_client_sent(root: str, fields: Any, p
         (b"5", "must be a JSON object"),
     ],
 )
-def test_what_is_wrong_with_a_body_is_said_and_no_field_blamed(root: str, body: bytes, said: str) -> None:
+def test_the_error_for_an_invalid_body_explains_it_and_names_no_field(root: str, body: bytes, message: str) -> None:
     sent = {"content": body, "headers": {"Content-Type": "application/json"}}
     error = HTTP.post(f"{root}/v1/chat/completions", **sent).json()["error"]  # type: ignore[arg-type]
-    assert said in error["message"]
+    assert message in error["message"]
     assert error["param"] is None
     plain = HTTP.post(f"{root}/v1/chat/completions", content=json.dumps({"messages": ASK}))
     assert (plain.status_code, "application/json" in plain.text) == (400, True)
 
 
-# The document.
+# The OpenAPI document
 
 
-def test_the_document_has_every_field_with_its_meaning_and_no_status_that_never_comes(document: Any) -> None:
+def test_the_document_describes_every_field_and_only_statuses_that_occur(document: Any) -> None:
     statuses = {path: set(route[method]["responses"]) for path, route in document["paths"].items() for method in route}
     assert statuses == {
         "/health": {"200", "default"},
@@ -319,10 +319,10 @@ def test_the_document_has_every_field_with_its_meaning_and_no_status_that_never_
     assert all(field["description"] for field in fields.values())
 
 
-def test_responses_are_what_the_document_says(document: Any, root: str) -> None:
+def test_responses_match_the_document(document: Any, root: str) -> None:
     responses = document["paths"]["/v1/chat/completions"]["post"]["responses"]
-    whole = responses["200"]["content"]["application/json"]["schema"]
-    piece = responses["200"]["content"]["text/event-stream"]["schema"]
+    response_schema = responses["200"]["content"]["application/json"]["schema"]
+    chunk_schema = responses["200"]["content"]["text/event-stream"]["schema"]
     add = [{"role": "user", "content": "Please add 4."}]
     for messages, fields in (
         (ASK, {}),
@@ -330,10 +330,10 @@ def test_responses_are_what_the_document_says(document: Any, root: str) -> None:
         (ASK, {"max_tokens": 5}),
         (add, {"tools": [ADD]}),
     ):
-        check(post(root, messages, **fields).json(), whole, document)
+        check(post(root, messages, **fields).json(), response_schema, document)
         streamed = chunks(post(root, messages, stream=True, stream_options={"include_usage": True}, **fields))
         for chunk in streamed:
-            check(chunk, piece, document)
+            check(chunk, chunk_schema, document)
     for fields in ({"temperature": -1}, {"model": "x"}, {"messages": []}):
         answer = post(root, **{"messages": ASK, **fields})
         form = responses[str(answer.status_code)]["content"]["application/json"]["schema"]
@@ -348,19 +348,19 @@ def test_responses_are_what_the_document_says(document: Any, root: str) -> None:
         )
 
 
-def check(value: Any, form: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-    """Asserts that a value is of a JSON schema, as far as those of the document use it."""
-    if "$ref" in form:
-        check(value, document["components"]["schemas"][form["$ref"].rpartition("/")[2]], document)
+def check(value: Any, schema: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    """Assert that a value matches a JSON schema. Supports only the keywords that the document uses."""
+    if "$ref" in schema:
+        check(value, document["components"]["schemas"][schema["$ref"].rpartition("/")[2]], document)
         return
-    if "anyOf" in form:
-        kinds = [one for one in form["anyOf"] if (one.get("type") == "null") == (value is None)]
-        assert len(kinds) == 1, (value, form)
-        check(value, kinds[0], document)
+    if "anyOf" in schema:
+        options = [option for option in schema["anyOf"] if (option.get("type") == "null") == (value is None)]
+        assert len(options) == 1, (value, schema)
+        check(value, options[0], document)
         return
-    assert value in form.get("enum", [value]), (value, form)
-    assert value == form.get("const", value), (value, form)
-    if kind := form.get("type"):
+    assert value in schema.get("enum", [value]), (value, schema)
+    assert value == schema.get("const", value), (value, schema)
+    if kind := schema.get("type"):
         types = {
             "object": dict,
             "array": list,
@@ -369,23 +369,23 @@ def check(value: Any, form: Mapping[str, Any], document: Mapping[str, Any]) -> N
             "number": (int, float),
             "null": type(None),
         }
-        assert isinstance(value, bool) if kind == "boolean" else isinstance(value, types[kind]), (value, form)  # type: ignore[arg-type]
+        assert isinstance(value, bool) if kind == "boolean" else isinstance(value, types[kind]), (value, schema)  # type: ignore[arg-type]
     if isinstance(value, list):
         for each in value:
-            check(each, form.get("items", {}), document)
+            check(each, schema.get("items", {}), document)
     if isinstance(value, dict):
-        named, others = form.get("properties", {}), form.get("additionalProperties", True)
-        assert set(form.get("required", ())) <= value.keys(), (value, form)
-        assert others is not False or value.keys() <= named.keys(), (value.keys(), form)
+        named, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+        assert set(schema.get("required", ())) <= value.keys(), (value, schema)
+        assert others is not False or value.keys() <= named.keys(), (value.keys(), schema)
         for name, each in value.items():
             check(each, named.get(name, others if isinstance(others, dict) else {}), document)
 
 
-# Python and LangChain.
+# Python and LangChain
 
 
 def refusals(pair: Any) -> Iterator[tuple[Callable[[], Any], str]]:
-    """Calls with an option that does not exist, and the name that comes nearest."""
+    """Yield calls with an unknown option, each with the suggested name."""
     spec, chat = StepSpec(pair=pair), ChatStepSpec(pair=pair)
     remote = RemoteStepSpec("http://127.0.0.1:9/v1")
     wrong: dict[str, Any] = {"max_token": 5}
@@ -407,7 +407,7 @@ def refusals(pair: Any) -> Iterator[tuple[Callable[[], Any], str]]:
     yield lambda: StepSpecRunnable(chat).invoke("a", target="torch:a"), "model"
 
 
-def test_unknown_options_are_refused_with_the_nearest_name() -> None:
+def test_unknown_options_are_rejected_with_the_nearest_name() -> None:
     for call, nearest in refusals(following_pair()):
         with pytest.raises((UsageError, ValueError), match=f"Did you mean '{nearest}'"):
             call()
@@ -431,7 +431,7 @@ WRONG: Mapping[str, list[Any]] = {
 
 
 @pytest.mark.anyio
-async def test_an_option_of_a_wrong_type_is_refused_by_name_here_and_before_anything_is_sent() -> None:
+async def test_an_option_of_a_wrong_type_is_rejected_by_name_before_any_request_is_sent() -> None:
     assert WRONG.keys() == get_type_hints(Options).keys()
     assert get_type_hints(Options) == get_type_hints(RequestOptions)
     for spec in (StepSpec(pair=following_pair()), RemoteStepSpec("http://127.0.0.1:9/v1", retries=0)):
@@ -449,7 +449,7 @@ async def test_an_option_of_a_wrong_type_is_refused_by_name_here_and_before_anyt
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("name", "values"), [("max_retries", [-1, 1.5, True]), ("timeout", [0, -1.0])])
-async def test_how_long_and_how_often_a_call_is_tried_is_checked(name: str, values: list[Any]) -> None:
+async def test_timeouts_and_retry_counts_are_validated(name: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(UsageError, match=name):
             await ChatStepSpec(pair=following_pair()).ainvoke("a", **{name: value})
@@ -458,7 +458,7 @@ async def test_how_long_and_how_often_a_call_is_tried_is_checked(name: str, valu
 
 
 @pytest.mark.anyio
-async def test_stop_tokens_that_the_target_does_not_have_are_refused() -> None:
+async def test_stop_tokens_outside_the_vocabulary_are_rejected() -> None:
     async with StepSpec() as spec:
         num_ids = spec.pair.target.tokenizer.num_ids
         assert num_ids is not None
@@ -469,7 +469,7 @@ async def test_stop_tokens_that_the_target_does_not_have_are_refused() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("value", [NAN, float("inf"), True, "1"])
-async def test_what_is_no_finite_number_is_refused_in_python_and_langchain(value: Any) -> None:
+async def test_non_finite_numbers_are_rejected_in_python_and_langchain(value: Any) -> None:
     pair = following_pair()
     spec, chat = StepSpec(pair=pair), ChatStepSpec(pair=pair)
     for name in (each for each in inspect.signature(Sampling).parameters if each not in ("logit_bias", "allowed")):
@@ -480,9 +480,9 @@ async def test_what_is_no_finite_number_is_refused_in_python_and_langchain(value
     for name in ("max_tokens", "max_thinking_tokens", "deadline_s"):
         with pytest.raises(UsageError, match=name):
             await spec.generate("a", **{name: value})
-    for place in ({"tools": [{**ADD, "x": [NAN]}]}, {"json_schema": {"minimum": NAN}}):
+    for options in ({"tools": [{**ADD, "x": [NAN]}]}, {"json_schema": {"minimum": NAN}}):
         with pytest.raises(UsageError, match="NaN"):
-            await spec.generate("a", **place)  # type: ignore[arg-type]
+            await spec.generate("a", **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="NaN"):
         await spec.generate([{"role": "user", "content": "a", "x": {"y": NAN}}])
     if isinstance(value, float):

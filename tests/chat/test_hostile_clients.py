@@ -1,4 +1,4 @@
-"""`stepspec serve` in a process of its own, and clients that mean it no good."""
+"""`stepspec serve` in a separate process, under hostile clients."""
 
 import http.client
 import itertools
@@ -26,10 +26,10 @@ from stepspec.errors import UsageError
 
 CHAT = "/v1/chat/completions"
 SERVE = [sys.executable, "-c", "from stepspec.cli import main; main()", "serve", "--port", "0"]
-OVER = 50_000_000
+OVERSIZED = 50_000_000
 
 
-def said(content: str, **fields: Any) -> bytes:
+def chat_body(content: str, **fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": content}], **fields}).encode()
 
 
@@ -43,12 +43,12 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 MANY_TOOLS = [{**TOOL, "function": {**TOOL["function"], "name": f"f{number}"}} for number in range(9_000)]  # type: ignore[dict-item]
 
 HOSTILE: Mapping[str, Callable[[], bytes]] = {
-    "one long message": lambda: said("hello there friend " * 160_000),
-    "a word without end": lambda: said("a" * 3_000_000),
-    "digits": lambda: said("1" * 3_000_000),
+    "one long message": lambda: chat_body("hello there friend " * 160_000),
+    "a word without end": lambda: chat_body("a" * 3_000_000),
+    "digits": lambda: chat_body("1" * 3_000_000),
     "unicode": lambda: with_messages(f'{{"role": "user", "content": "{"é漢😀" * 300_000}"}}'),
-    "special tokens": lambda: said("<|end|>" * 400_000),
-    "beginnings of special tokens": lambda: said("<" * 3_000_000),
+    "special tokens": lambda: chat_body("<|end|>" * 400_000),
+    "beginnings of special tokens": lambda: chat_body("<" * 3_000_000),
     "many messages": lambda: with_messages(",".join([TURN] * 80_000)),
     "small messages": lambda: with_messages(",".join([TURN] * 30_000)),
     "empty messages": lambda: with_messages("{}" + ",{}" * 1_300_000),
@@ -62,36 +62,36 @@ HOSTILE: Mapping[str, Callable[[], bytes]] = {
     "a long number": lambda: with_messages("9" * 3_900_000),
     "a long fraction": lambda: with_messages("0." + "9" * 3_900_000),
     "no JSON": lambda: b"a" * 3_900_000,
-    "a long model name": lambda: said("hello", model="a" * 3_000_000),
-    "a long stop string": lambda: said("hello", stop="a" * 3_000_000),
-    "many unknown fields": lambda: said("hello", **{f"x{number}": 0 for number in range(90_000)}),
-    "many tools": lambda: said("hello", tools=MANY_TOOLS),
+    "a long model name": lambda: chat_body("hello", model="a" * 3_000_000),
+    "a long stop string": lambda: chat_body("hello", stop="a" * 3_000_000),
+    "many unknown fields": lambda: chat_body("hello", **{f"x{number}": 0 for number in range(90_000)}),
+    "many tools": lambda: chat_body("hello", tools=MANY_TOOLS),
     "a long call": lambda: with_messages(
         json.dumps({"role": "assistant", "content": "", "tool_calls": [
             {"type": "function", "id": "a", "function": {"name": "f", "arguments": "[]," * 900_000}}
         ]}) + "," + TURN
     ),
-    "a long schema as a string": lambda: said("hello", guided_json=json.dumps({"enum": list(range(99_000))})),
-    "a long kind of output": lambda: said("hello", structured_outputs={"x" * 3_000_000: 1}),
-    "a long field of a form": lambda: said("hello", response_format={"type": "text", "x" * 3_000_000: 1}),
-    "many choices": lambda: said("hello", guided_choice=[f"c{number}" for number in range(99_000)]),
-    "many stop tokens": lambda: said("hello", stop_token_ids=list(range(99_000))),
+    "a long schema as a string": lambda: chat_body("hello", guided_json=json.dumps({"enum": list(range(99_000))})),
+    "a long kind of output": lambda: chat_body("hello", structured_outputs={"x" * 3_000_000: 1}),
+    "a long field of a form": lambda: chat_body("hello", response_format={"type": "text", "x" * 3_000_000: 1}),
+    "many choices": lambda: chat_body("hello", guided_choice=[f"c{number}" for number in range(99_000)]),
+    "many stop tokens": lambda: chat_body("hello", stop_token_ids=list(range(99_000))),
 }  # fmt: skip
-"""Makes bodies of almost the size that is allowed."""
+"""Functions that build request bodies just under the size limit."""
 
 ODD = ("many unknown fields", "a long schema as a string")
 
 
 @dataclass
 class Service:
-    """A running service. `lines` is what it has logged."""
+    """A running service. `lines` holds its log lines."""
 
     process: subprocess.Popen[str]
     port: int
     lines: list[str] = field(default_factory=list)
 
     def post(self, body: bytes | Iterator[bytes], headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
-        """The status and the JSON of an answer."""
+        """Send a chat completion request and return the status and the JSON of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request("POST", CHAT, body, {"Content-Type": "application/json", **(headers or {})})
@@ -101,7 +101,7 @@ class Service:
             connection.close()
 
     def wait_for(self, pattern: str) -> str:
-        """The first line of the log that has the pattern."""
+        """Wait for a log line that matches the pattern, and return the first one."""
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             for line in list(self.lines):
@@ -123,21 +123,21 @@ def started() -> Service:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    found = started()
-    yield found
-    found.process.kill()
-    found.process.wait()
+    running = started()
+    yield running
+    running.process.kill()
+    running.process.wait()
 
 
 @dataclass
 class Attack:
-    """Seconds that `/health` took, and what the hostile messages were answered with."""
+    """Seconds that each `/health` probe took, and the responses to the hostile messages."""
 
     taken: list[float] = field(default_factory=list)
     answers: list[tuple[str, int, Any]] = field(default_factory=list)
 
     def check(self) -> None:
-        """Every message was refused with a short sentence, except those that are merely odd."""
+        """Assert that every message was rejected with a short error, except the valid but odd ones."""
         for name, status, answer in self.answers:
             if name in ODD:
                 assert status == 200, answer
@@ -149,9 +149,10 @@ class Attack:
 
 
 def attacked(service: Service, num_probes: int) -> Attack:
-    """Sends hostile messages from two sides and bodies of 50 MB from a third, and asks how the service is meanwhile.
+    """Probe `/health` while two threads send hostile messages and a third sends bodies of 50 MB.
 
-    Each message is sent at least once, and there are at least that many probes."""
+    Sends each message at least once and makes at least `num_probes` probes.
+    """
     attack, enough = Attack(), threading.Event()
     bodies = {name: make() for name, make in HOSTILE.items()}
     waiting = iter(bodies.items())
@@ -164,7 +165,7 @@ def attacked(service: Service, num_probes: int) -> Attack:
 
     def flood() -> None:
         while not enough.is_set():
-            assert service.post(b" " * OVER)[0] == 413
+            assert service.post(b" " * OVERSIZED)[0] == 413
 
     with ThreadPoolExecutor(3) as pool:
         work = [pool.submit(each) for each in (send, send, flood)]
@@ -198,19 +199,19 @@ def test_health_answers_within_100_ms_at_p99_over_1000_probes(
     taken = sorted(attack.taken)
     figures = {"p50": statistics.median(taken), "p99": taken[int(len(taken) * 0.99)], "max": taken[-1]}
     with capsys.disabled():
-        told = ", ".join(f"{name} {value * 1000:.1f}" for name, value in figures.items())
-        print(f"\n/health, ms: {told}; {len(taken)} probes, {len(attack.answers)} hostile messages")
+        latencies = ", ".join(f"{name} {value * 1000:.1f}" for name, value in figures.items())
+        print(f"\n/health, ms: {latencies}; {len(taken)} probes, {len(attack.answers)} hostile messages")
     assert figures["p99"] < 0.1
     assert figures["max"] < 0.5
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read(service: Service) -> None:
-    def pieces() -> Iterator[bytes]:
+def test_a_body_over_the_limit_is_rejected_before_it_is_read(service: Service) -> None:
+    def chunks() -> Iterator[bytes]:
         for _ in range(100):
             yield b" " * 50_000
 
     before = resident_mb(service)
-    for status, answer in (service.post(b" " * OVER), service.post(b" " * 4_000_001), service.post(pieces())):
+    for status, answer in (service.post(b" " * OVERSIZED), service.post(b" " * 4_000_001), service.post(chunks())):
         assert status == 413
         assert answer["error"]["code"] == "request_too_large"
         assert "4000000 bytes" in answer["error"]["message"]
@@ -226,7 +227,7 @@ def resident_mb(service: Service) -> float:
 
 
 def test_the_log_has_one_line_for_a_request(service: Service) -> None:
-    status, answer = service.post(said("How many apples?", max_tokens=21, unknown=1, **{"a\nb": 2}))
+    status, answer = service.post(chat_body("How many apples?", max_tokens=21, unknown=1, **{"a\nb": 2}))
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
     service.wait_for(
@@ -243,11 +244,11 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
     assert not any("secret" in line for line in service.lines)
 
 
-def test_a_second_ctrl_c_ends_the_service_at_once(service: Service) -> None:
+def test_a_second_ctrl_c_ends_the_service_immediately(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port)) as wire:
         wire.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % CHAT.encode())
-        wire.sendall(b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n")  # a request that does not end
-        assert b" 100 " in wire.recv(1000)  # so the service waits for its body
+        wire.sendall(b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n")  # a request that never completes
+        assert b" 100 " in wire.recv(1000)  # the service is waiting for the body
         service.process.send_signal(signal.SIGINT)
         service.wait_for("Shutting down")
         with pytest.raises(subprocess.TimeoutExpired):
@@ -266,15 +267,15 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_models")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "a..b", "x" * 70, "192.0.2.1"])
-def test_an_address_that_cannot_be_had_is_an_error_before_any_model_is_loaded(host: str) -> None:
+def test_an_unavailable_address_is_an_error_before_any_model_is_loaded(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = CliRunner().invoke(app, ["serve", "--host", host, "--port", str(port)])
-    assert isinstance(found.exception, UsageError)
-    assert str(found.exception).startswith(f"Cannot listen at {host}, port {port}: ")
+        result = CliRunner().invoke(app, ["serve", "--host", host, "--port", str(port)])
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith(f"Cannot listen at {host}, port {port}: ")
 
 
-def test_of_two_services_the_second_is_refused_before_it_loads() -> None:
+def test_a_port_in_use_is_rejected() -> None:
     (first,) = listening_sockets("127.0.0.1", 0)
     with first, pytest.raises(UsageError, match="in use"):
         listening_sockets("127.0.0.1", first.getsockname()[1])

@@ -1,4 +1,4 @@
-"""`stepspec serve` over loopback: OpenAI's own client, ours, LangChain's, and a client that leaves."""
+"""`stepspec serve` over loopback: the OpenAI client, the stepspec client, LangChain, and clients that disconnect."""
 
 import json
 import threading
@@ -36,24 +36,24 @@ ASK: list[Any] = [{"role": "user", "content": "How many?"}]
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving(following_pair()) as found:
-        yield found
+    with serving(following_pair()) as base_url:
+        yield base_url
 
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as opened:
+        yield opened
 
 
 def untimed(result: Result) -> dict[str, Any]:
-    """A result without what differs from run to run."""
+    """Return a result as a dictionary without the values that differ from run to run."""
     plain = result.to_dict()
     calls = [{**call, "id": None} for call in plain.pop("tool_calls")]  # type: ignore[attr-defined]
     return {**{name: value for name, value in plain.items() if name != "times"}, "tool_calls": calls}
 
 
-# OpenAI's client.
+# The OpenAI client
 
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
@@ -63,7 +63,7 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("targte")
 
 
-def test_an_answer_comes_whole(client: openai.OpenAI) -> None:
+def test_a_complete_response(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(model="target", messages=ASK)
     choice, more = found.choices[0], found.choices[0].message.model_extra
     assert choice.message.content == "\n\nYou said 1 things, How many? among them."
@@ -79,7 +79,7 @@ def test_an_answer_comes_whole(client: openai.OpenAI) -> None:
     assert [step["origin"] for step in found.model_extra["stepspec"]["steps"]] == ["draft", "draft"]
 
 
-def test_an_answer_comes_as_a_stream(client: openai.OpenAI) -> None:
+def test_a_streamed_response(client: openai.OpenAI) -> None:
     options = {"include_usage": True}
     chunks = list(client.chat.completions.create(model="target", messages=ASK, stream=True, stream_options=options))  # type: ignore[call-overload]
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
@@ -92,13 +92,13 @@ def test_an_answer_comes_as_a_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.total_tokens > 0
 
 
-def test_without_usage_asked_for_there_is_no_chunk_for_it(client: openai.OpenAI) -> None:
+def test_without_include_usage_there_is_no_usage_chunk(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model="target", messages=ASK, stream=True))
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
     assert chunks[-1].model_extra["metrics"]["stepspec"]["policy"] == "stepspec"  # type: ignore[index]
 
 
-def test_reasoning_may_be_left_out(client: openai.OpenAI) -> None:
+def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
     found = client.chat.completions.create(model="target", messages=ASK, extra_body={"include_reasoning": False})
     assert not found.choices[0].message.model_extra
 
@@ -106,20 +106,20 @@ def test_reasoning_may_be_left_out(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "add"}}])
 def test_a_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     ask: list[Any] = [{"role": "user", "content": "Please add 4."}]
-    asked: Any = {"model": "target", "messages": ask, "tools": [ADD], "tool_choice": choice}
-    found = client.chat.completions.create(**asked)
+    request: Any = {"model": "target", "messages": ask, "tools": [ADD], "tool_choice": choice}
+    found = client.chat.completions.create(**request)
     (call,) = found.choices[0].message.tool_calls
     assert found.choices[0].finish_reason == ("tool_calls")
     assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 4})
     assert (found.choices[0].message.content or "") == ""
-    chunks = list(client.chat.completions.create(**asked, stream=True))
-    first, *others = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    chunks = list(client.chat.completions.create(**request, stream=True))
+    first, *others = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
     assert (first.index, first.type, first.function.name) == (0, "function", "add")
-    assert {(piece.index, piece.id, piece.function.name) for piece in others} == {(0, None, None)}
-    assert "".join(piece.function.arguments for piece in (first, *others)) == call.function.arguments
+    assert {(delta.index, delta.id, delta.function.name) for delta in others} == {(0, None, None)}
+    assert "".join(delta.function.arguments for delta in (first, *others)) == call.function.arguments
 
 
-def test_openai_s_client_puts_the_pieces_of_calls_together(client: openai.OpenAI) -> None:
+def test_the_openai_client_assembles_streamed_tool_calls(client: openai.OpenAI) -> None:
     other = {**ADD, "function": {**ADD["function"], "name": "double"}}
     ask: list[Any] = [{"role": "user", "content": "Please add 4 and double it."}]
     with client.chat.completions.stream(model="target", messages=ask, tools=[ADD, other]) as events:
@@ -139,7 +139,7 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("temperature", "hot", "temperature"),
         ("policy", "../../etc/passwd", "There is no policy"),
@@ -156,52 +156,52 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_is_refused(address: str, field: str, value: Any, said: str, stream: bool) -> None:
+def test_invalid_requests_are_rejected(address: str, field: str, value: Any, message: str, stream: bool) -> None:
     body = {"model": "target", "messages": ASK, "stream": stream, field: value}
     sent = json.dumps(body).encode()
     answer = httpx.post(f"{address}/chat/completions", content=sent, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert answer.status_code == 400
-    assert said in error["message"]
+    assert message in error["message"]
     assert error["type"] == "invalid_request_error"
 
 
-def test_another_model_is_not_found(client: openai.OpenAI) -> None:
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-5", messages=ASK)
     assert caught.value.code == "model_not_found"
 
 
-def test_what_is_no_json_is_refused(address: str) -> None:
+def test_a_body_that_is_not_json_is_rejected(address: str) -> None:
     answer = httpx.post(f"{address}/chat/completions", content=b"{")
     assert answer.status_code == 400
     assert "message" in answer.json()["error"]
     assert httpx.get(f"{address}/nothing").json()["error"]["type"] == "invalid_request_error"
 
 
-def test_it_is_well(address: str) -> None:
+def test_the_service_is_healthy(address: str) -> None:
     assert httpx.get(f"{address.removesuffix('/v1')}/health").status_code == 200
 
 
-def test_a_long_prompt_is_told_as_such() -> None:
+def test_a_long_prompt_is_a_context_length_error() -> None:
     with serving(following_pair(max_context=20)) as address, openai.OpenAI(base_url=address, api_key="none") as client:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="target", messages=ASK)
         assert caught.value.code == "context_length_exceeded"
 
 
-# A client that leaves.
+# Clients that disconnect
 
 
 def num_open(pair: Pair) -> int:
-    """Calls that an engine is busy with."""
+    """Return the number of open calls of both engines."""
     assert isinstance(pair.target, FollowingEngine)
     assert isinstance(pair.draft, FollowingEngine)
     return pair.target.num_open + pair.draft.num_open
 
 
 def wait_until_free(pair: Pair) -> None:
-    """Waits a while for the engines to have nothing to do."""
+    """Wait up to 5 s until no engine has an open call."""
     deadline = time.monotonic() + 5
     while num_open(pair) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -209,8 +209,8 @@ def wait_until_free(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("stream", "delay_s"), [(False, 0.0), (True, 0.2), (True, 60.0)])
-def test_a_client_that_leaves_frees_the_engines(stream: bool, delay_s: float) -> None:
-    """Also one that leaves before there is anything to see."""
+def test_a_client_that_disconnects_frees_the_engines(stream: bool, delay_s: float) -> None:
+    """Includes a client that disconnects before the first output."""
     pair = following_pair(delay_s=delay_s, hangs=not stream)
     with serving(pair) as address:
         body = {"messages": ASK, "stream": stream}
@@ -231,12 +231,12 @@ def test_a_client_that_leaves_frees_the_engines(stream: bool, delay_s: float) ->
         assert pair.draft.calls  # type: ignore[attr-defined]
 
 
-# Our own client.
+# The stepspec client
 
 
-async def test_the_remote_api_says_what_the_local_one_says(address: str) -> None:
+async def test_the_remote_api_answers_like_the_local_one(address: str) -> None:
     local = StepSpec(policy="stepspec", pair=following_pair())
-    asked: Sequence[tuple[Any, dict[str, Any]]] = [
+    requests: Sequence[tuple[Any, dict[str, Any]]] = [
         ("How many?", {}),
         ("How many?", {"prompt": "boxed", "max_tokens": 12}),
         ("How many?", {"max_thinking_tokens": 3}),
@@ -246,50 +246,50 @@ async def test_the_remote_api_says_what_the_local_one_says(address: str) -> None
         ("It is 7.", {"json_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}),
     ]
     async with RemoteStepSpec(address) as remote:
-        for question, options in asked:
+        for question, options in requests:
             assert untimed(await remote.generate(question, **options)) == untimed(
                 await local.generate(question, **options)
             )
-            seen = [event async for event in remote.stream(question, **options)]
-            told = [event async for event in local.stream(question, **options)]
-            assert shown(seen) == shown(told)
+            remote_events = [event async for event in remote.stream(question, **options)]
+            local_events = [event async for event in local.stream(question, **options)]
+            assert shown(remote_events) == shown(local_events)
 
 
 def shown(events: Sequence[Event]) -> list[Any]:
-    """What a user sees of events."""
+    """Return the types of the events that a user sees."""
     unseen = StepProposed | StepJudged | Done
     return [event.type for event in events if not isinstance(event, unseen)]
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "said"),
+    ("settings", "kind", "message"),
     [
         ({"model": "gpt-5"}, ModelError, "gpt-5"),
         ({"policy": "nothing"}, UsageError, "There is no policy"),
     ],
 )
-async def test_the_remote_api_raises_what_the_local_one_raises(
-    address: str, settings: dict[str, str], kind: type[StepSpecError], said: str
+async def test_the_remote_api_raises_the_same_errors_as_the_local_one(
+    address: str, settings: dict[str, str], kind: type[StepSpecError], message: str
 ) -> None:
     async with RemoteStepSpec(address, **settings) as remote:
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             await remote.generate("How many?")
 
 
-async def test_of_a_long_prompt_the_remote_api_says_so() -> None:
+async def test_the_remote_api_raises_a_context_error_for_a_long_prompt() -> None:
     with serving(following_pair(max_context=20)) as address:
         async with RemoteStepSpec(address) as remote:
             with pytest.raises(ContextError, match="context of 20"):
                 await remote.generate("How many?")
 
 
-async def test_nobody_there_is_told() -> None:
+async def test_an_unreachable_service_is_an_engine_error() -> None:
     async with RemoteStepSpec("http://127.0.0.1:9/v1", retries=0) as remote:
         with pytest.raises(EngineError, match="Nothing answers"):
             await remote.generate("How many?")
 
 
-async def test_leaving_the_remote_stream_frees_the_engines() -> None:
+async def test_closing_the_remote_stream_frees_the_engines() -> None:
     pair = following_pair(delay_s=0.05)
     with serving(pair) as address:
         async with RemoteStepSpec(address) as remote:
@@ -299,10 +299,10 @@ async def test_leaving_the_remote_stream_frees_the_engines() -> None:
         await anyio.to_thread.run_sync(wait_until_free, pair)
 
 
-# LangChain over the wire.
+# LangChain over the wire
 
 
-async def test_the_chat_model_says_the_same_remotely(address: str) -> None:
+async def test_the_chat_model_answers_the_same_remotely(address: str) -> None:
     local = ChatStepSpec(pair=following_pair())
     remote = ChatStepSpec(base_url=address)
     one, other = await local.ainvoke("How many?"), await remote.ainvoke("How many?")
@@ -314,7 +314,7 @@ async def test_the_chat_model_says_the_same_remotely(address: str) -> None:
 
 
 class TestOpenAI(ChatModelIntegrationTests):
-    """The standard suite by OpenAI's protocol: what agents of others meet."""
+    """The standard suite over the OpenAI protocol, as other agent frameworks use it."""
 
     @pytest.fixture(autouse=True)
     def _address(self, address: str) -> None:
@@ -322,7 +322,7 @@ class TestOpenAI(ChatModelIntegrationTests):
 
     @pytest.fixture(scope="class", autouse=True)
     async def _one_loop(self, anyio_backend: str) -> None:
-        """Holds one event loop for all: OpenAI's client keeps its connections, which belong to one."""
+        """Use one event loop for all tests: the OpenAI client keeps connections that belong to one loop."""
 
     base_url = ""
 

@@ -1,4 +1,4 @@
-"""The standard suites of langchain-tests, over scripted engines that follow what they are asked."""
+"""The standard suites of langchain-tests, over scripted engines that follow the conversation."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(autouse=True)
 def without_network() -> Iterator[None]:
-    """Sockets are refused, but for the pairs by which event loops wake themselves."""
+    """Disable sockets, except Unix sockets, which event loops use to wake themselves."""
     disable_socket(allow_unix_socket=True)
     yield
     enable_socket()
 
 
 class Settings:
-    """What both suites want to know."""
+    """Settings of both suites."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -43,8 +43,8 @@ class TestUnit(Settings, ChatModelUnitTests):
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
         address = "http://localhost:8000/v1"
-        found = {"base_url": address, "api_key": "secret"}
-        return {"STEPSPEC_BASE_URL": address, "STEPSPEC_API_KEY": "secret"}, {}, found
+        expected = {"base_url": address, "api_key": "secret"}
+        return {"STEPSPEC_BASE_URL": address, "STEPSPEC_API_KEY": "secret"}, {}, expected
 
 
 class TestIntegration(Settings, ChatModelIntegrationTests):
@@ -64,20 +64,20 @@ class TestIntegration(Settings, ChatModelIntegrationTests):
         return {"invoke": kinds, "stream": kinds}
 
     def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
-        return self._asked(stream)
+        return self._ask(stream)
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
-        return self._asked(stream)
+        return self._ask(stream)
 
-    def _asked(self, stream: bool) -> AIMessage:
+    def _ask(self, stream: bool) -> AIMessage:
         model = ChatStepSpec(**self.chat_model_params)
         if not stream:
             return model.invoke("How many?")
         chunks = list(model.stream("How many?"))
-        whole = chunks[0]
+        total = chunks[0]
         for chunk in chunks[1:]:
-            whole = whole + chunk
-        return whole
+            total = total + chunk
+        return total
 
 
 class TestByFunctionCalling(TestIntegration):

@@ -1,4 +1,4 @@
-"""Calls of tools that come piece by piece, to LangChain and over the wire."""
+"""Tool calls that are streamed in chunks, to LangChain and over the wire."""
 
 import json
 from typing import Any
@@ -25,13 +25,13 @@ ASK = "Please add 4 and say 'two words and then some'."
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-async def test_a_call_s_chunks_are_those_of_other_chat_models(*, thinks: bool) -> None:
+async def test_tool_call_chunks_have_the_form_of_other_chat_models(*, thinks: bool) -> None:
     model = ChatStepSpec(pair=following_pair(chunk_size=1, thinks=thinks)).bind_tools([ADD, SAY])
     chunks = [chunk async for chunk in model.astream(ASK)]
-    pieces = [piece for chunk in chunks for piece in chunk.tool_call_chunks]  # type: ignore[attr-defined]
-    assert [piece["name"] for piece in pieces if piece["name"]] == ["add", "say"]
-    assert len([piece for piece in pieces if piece["id"]]) == 2
-    assert len(pieces) > 6
+    call_chunks = [each for chunk in chunks for each in chunk.tool_call_chunks]  # type: ignore[attr-defined]
+    assert [each["name"] for each in call_chunks if each["name"]] == ["add", "say"]
+    assert len([each for each in call_chunks if each["id"]]) == 2
+    assert len(call_chunks) > 6
     total: Any = chunks[0]
     for chunk in chunks[1:]:
         total = total + chunk
@@ -40,7 +40,7 @@ async def test_a_call_s_chunks_are_those_of_other_chat_models(*, thinks: bool) -
 
 
 @pytest.mark.parametrize("choice", ["auto", "any"])
-async def test_a_call_that_is_cut_off_cannot_be_made_wherever_it_is_cut(choice: str) -> None:
+async def test_a_call_cut_off_anywhere_is_invalid(choice: str) -> None:
     model = ChatStepSpec(pair=following_pair(chunk_size=1)).bind_tools([SAY], tool_choice=choice)
     seen = set[bool]()
     for most in range(20, 80, 2):
@@ -64,7 +64,7 @@ VALUES = st.recursive(
 
 
 @given(arguments=st.dictionaries(st.text("ab", max_size=3), VALUES, max_size=3), cut=st.integers(0, 200))
-def test_arguments_that_are_cut_off_anywhere_are_not_completed(arguments: dict[str, Any], cut: int) -> None:
+def test_arguments_cut_off_anywhere_are_not_completed(arguments: dict[str, Any], cut: int) -> None:
     text = json.dumps(arguments)[:cut]
     call = ToolCall("abcdefghi", "say", text, "The call is incomplete.")
     total = AIMessageChunk(content="")
@@ -78,21 +78,21 @@ def test_arguments_that_are_cut_off_anywhere_are_not_completed(arguments: dict[s
 
 
 async def test_the_events_are_the_same_remotely() -> None:
-    def kept(events: list[Event]) -> list[Any]:
+    def call_events(events: list[Event]) -> list[Any]:
         return [event for event in events if isinstance(event, ToolCallDelta | ToolCalled)]
 
-    def nameless(event: ToolCallDelta | ToolCalled) -> Any:
+    def without_id(event: ToolCallDelta | ToolCalled) -> Any:
         if isinstance(event, ToolCallDelta):
             return (event.index, event.name, event.arguments)
         return (event.index, event.call.name, event.call.arguments, event.call.problem)
 
     async with StepSpec(pair=following_pair()) as spec:
-        here = kept([event async for event in spec.stream(ASK, tools=[ADD, SAY])])
-        cut = kept([event async for event in spec.stream(ASK, tools=[ADD, SAY], max_tokens=40)])
+        local_events = call_events([event async for event in spec.stream(ASK, tools=[ADD, SAY])])
+        local_cut = call_events([event async for event in spec.stream(ASK, tools=[ADD, SAY], max_tokens=40)])
     with serving(following_pair()) as address:
         async with RemoteStepSpec(address) as remote:
-            there = kept([event async for event in remote.stream(ASK, tools=[ADD, SAY])])
-            cut_there = kept([event async for event in remote.stream(ASK, tools=[ADD, SAY], max_tokens=40)])
-    assert [nameless(event) for event in here] == [nameless(event) for event in there]
-    assert [nameless(event) for event in cut] == [nameless(event) for event in cut_there]
-    assert cut[-1].call.problem == "The call is incomplete."
+            remote_events = call_events([event async for event in remote.stream(ASK, tools=[ADD, SAY])])
+            remote_cut = call_events([event async for event in remote.stream(ASK, tools=[ADD, SAY], max_tokens=40)])
+    assert [without_id(event) for event in local_events] == [without_id(event) for event in remote_events]
+    assert [without_id(event) for event in local_cut] == [without_id(event) for event in remote_cut]
+    assert local_cut[-1].call.problem == "The call is incomplete."

@@ -1,4 +1,4 @@
-"""One grader of formulas for all tests that do not kill it: loading its libraries takes a second."""
+"""A shared formula grader for all tests that do not kill it: loading its libraries takes a second."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What MATH asks for, in rows of its form: read where reading is enough, else compared by computer algebra."""
+"""Answers in the style of MATH: compared as text where that is enough, otherwise by computer algebra."""
 
 import pytest
 
@@ -54,12 +54,12 @@ READ: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("gold", "answer"), READ)
-def test_what_reads_the_same_is_correct_without_computer_algebra(gold: str, answer: str) -> None:
+def test_equal_readings_are_correct_without_computer_algebra(gold: str, answer: str) -> None:
     assert compare(gold, answer).verdict == "same"
 
 
 @pytest.mark.parametrize("answer", [pair[0] for pair in READ])
-def test_every_answer_is_the_same_as_itself(answer: str) -> None:
+def test_every_answer_equals_itself(answer: str) -> None:
     assert compare(answer, answer).verdict == "same"
 
 
@@ -84,7 +84,7 @@ def test_every_answer_is_the_same_as_itself(answer: str) -> None:
         ("2, 5", "[2, 5]"),
     ],
 )
-def test_what_must_differ_is_known_without_computer_algebra(gold: str, answer: str) -> None:
+def test_clear_differences_are_found_without_computer_algebra(gold: str, answer: str) -> None:
     assert compare(gold, answer).verdict == "different"
 
 
@@ -127,7 +127,7 @@ def test_equal_formulas_are_correct_by_computer_algebra(math: Grading, gold: str
         (r"\frac{\pi}{2}, \pi", r"\frac{\pi}{3}, \pi"),
     ],
 )
-def test_different_formulas_are_incorrect_and_say_why(math: Grading, gold: str, answer: str) -> None:
+def test_different_formulas_are_incorrect_with_a_reason(math: Grading, gold: str, answer: str) -> None:
     grade = math.grade(rf"So it is \boxed{{{answer}}}.", gold)
     assert grade.status == "incorrect"
     assert grade.why is not None
@@ -145,7 +145,7 @@ def test_different_formulas_are_incorrect_and_say_why(math: Grading, gold: str, 
         (r"\boxed{2}, \boxed{2, 3}", "2, 3"),
     ],
 )
-def test_boxes_are_taken_together_where_the_gold_answer_has_several_parts(math: Grading, text: str, gold: str) -> None:
+def test_boxes_are_combined_if_the_gold_answer_has_several_parts(math: Grading, text: str, gold: str) -> None:
     assert math.grade(text, gold).status == "correct"
 
 
@@ -159,7 +159,7 @@ def test_boxes_are_taken_together_where_the_gold_answer_has_several_parts(math: 
     ],
 )
 @pytest.mark.parametrize("kind", ["number", "math"])
-def test_boxes_that_are_said_at_once_are_no_answer_to_a_question_for_one(kind: GraderKind, text: str) -> None:
+def test_joined_boxes_do_not_answer_a_question_with_one_answer(kind: GraderKind, text: str) -> None:
     with Grading(kind) as grading:
         assert grading.grade(text, "3").status == {"number": "parse_error", "math": "incorrect"}[kind]
 
@@ -179,7 +179,7 @@ def test_a_box_that_corrects_or_repeats_an_earlier_one_counts_alone(kind: Grader
         assert grading.grade(text, "3").status == "correct"
 
 
-def test_boxes_that_are_too_long_together_are_not_read() -> None:
+def test_boxes_that_are_too_long_in_total_are_a_parse_error() -> None:
     with Grading("math") as grading:
         assert grading.grade(rf"\boxed{{{'(' * 100_000}}}, \boxed{{3}}", "2, 3").status == "parse_error"
 
@@ -187,14 +187,14 @@ def test_boxes_that_are_too_long_together_are_not_read() -> None:
 @pytest.mark.parametrize(
     "answer", [r"5\text{ dozen}", "5 more", "5 more apples", r"5\text{ times as many}", r"5 \text{ squared}", "5 dozen"]
 )
-def test_words_that_change_a_number_are_no_unit_of_a_formula(math: Grading, answer: str) -> None:
+def test_words_that_change_a_number_are_not_read_as_units(math: Grading, answer: str) -> None:
     assert math.grade(rf"\boxed{{{answer}}}", "5").status in ("parse_error", "incorrect")
 
 
 @pytest.mark.parametrize(
     "answer", ["x + (", r"\frac{1}{", r"\foo{2}", "3 ++* 4", r"\int_0^1 x", "x+" * 300 + "x", "x_{1_{2_{3}}}"]
 )
-def test_what_cannot_be_read_is_a_parse_error_and_says_why(math: Grading, answer: str) -> None:
+def test_an_unreadable_answer_is_a_parse_error_with_a_reason(math: Grading, answer: str) -> None:
     grade = math.grade(f"The answer is ${answer}$.", "x+1")
     assert grade.status == "parse_error", grade
     assert grade.why
@@ -214,23 +214,23 @@ def test_formulas_are_found_without_a_box(math: Grading, text: str, gold: str) -
     assert math.grade(text, gold).status == "correct"
 
 
-def test_a_number_in_passing_is_no_answer_to_a_question_for_a_formula(math: Grading) -> None:
+def test_a_number_in_passing_does_not_answer_a_question_about_a_formula(math: Grading) -> None:
     assert math.grade("We try x = 3.", r"\sqrt{2}").status == "no_answer"
 
 
 @pytest.mark.parametrize(
     ("gold", "checked"), [(r"We find $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"), (r"x = \boxed{2} or \boxed{3}", "2, 3")]
 )
-def test_a_solution_may_stand_for_its_gold_answer(math: Grading, gold: str, checked: str) -> None:
+def test_the_gold_answer_can_be_a_whole_solution(math: Grading, gold: str, checked: str) -> None:
     assert math.check_gold(gold) == checked
 
 
 @pytest.mark.parametrize("gold", ["", " ", "$$", "x" * 2_000])
-def test_a_gold_answer_that_says_nothing_is_refused(math: Grading, gold: str) -> None:
+def test_an_unreadable_gold_answer_is_rejected(math: Grading, gold: str) -> None:
     with pytest.raises(UsageError, match="gold answer"):
         math.check_gold(gold)
 
 
-def test_an_unknown_grader_is_refused() -> None:
+def test_an_unknown_grader_is_rejected() -> None:
     with pytest.raises(UsageError, match="Known: integer, math, number"):
         Grading("maths")  # pyright: ignore[reportArgumentType]

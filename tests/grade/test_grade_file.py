@@ -1,4 +1,4 @@
-"""`stepspec grade`: any jsonl of predictions and gold answers; what cannot be graded is one sentence."""
+"""`stepspec grade`: JSONL files of predictions and gold answers, and a one-sentence error for each invalid file."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def rows_file(folder: Path, rows: list[Any]) -> Path:
     return file
 
 
-def test_predictions_are_graded_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predictions_are_graded_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [
         {"id": "a", "response": r"It is \boxed{\frac12}.", "answer": "0.5"},
         {"response": "The answer is $1+x$.", "answer": "x+1"},
@@ -36,9 +36,11 @@ def test_predictions_are_graded_in_their_order(tmp_path: Path, capsys: pytest.Ca
     assert grades[5]["why"] == "The answer is 13, the gold answer 12."
 
 
-def test_rows_of_one_id_count_as_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_with_the_same_id_count_as_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def line(num_runs: int, *, name_rows: bool) -> str:
-        rows = [{"output": said, "gold": "7", "id": said} for said in ("7", "8", "9", "7.0") for _ in range(num_runs)]
+        rows = [
+            {"output": output, "gold": "7", "id": output} for output in ("7", "8", "9", "7.0") for _ in range(num_runs)
+        ]
         if not name_rows:
             rows = [{key: row[key] for key in ("output", "gold")} for row in rows]
         grade_file(rows_file(tmp_path, rows), grader="number")
@@ -51,7 +53,7 @@ def test_rows_of_one_id_count_as_one_problem(tmp_path: Path, capsys: pytest.Capt
     assert line(25, name_rows=False).startswith("Accuracy 50.0% [40.4%, 59.6%], 50 of 100 (Wilson's 95%)")
 
 
-def test_keys_and_the_grader_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_name_the_keys_and_the_grader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = rows_file(tmp_path, [{"said": "#### 7", "right": "7"}, {"said": "8", "right": "<<3+4=7>>7\n#### 7"}])
     grade_file(file, grader="number", prediction="said", gold="right")
     assert "1 of 2" in capsys.readouterr().out
@@ -77,7 +79,7 @@ def test_keys_and_the_grader_can_be_named(tmp_path: Path, capsys: pytest.Capture
         ([], {}, "has no rows"),
     ],
 )
-def test_what_cannot_be_graded_is_one_sentence(
+def test_an_invalid_row_is_a_one_sentence_error(
     tmp_path: Path, lines: list[str], options: dict[str, str], complaint: str
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -87,7 +89,7 @@ def test_what_cannot_be_graded_is_one_sentence(
     assert complaint in str(caught.value)
 
 
-def test_files_that_cannot_be_opened_are_one_sentence(tmp_path: Path) -> None:
+def test_an_unusable_file_is_a_one_sentence_error(tmp_path: Path) -> None:
     file = rows_file(tmp_path, [{"output": "7", "gold": "7"}])
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(file.read_bytes() * 2 + '{"output": "é", "gold": "7"}'.encode("latin-1"))

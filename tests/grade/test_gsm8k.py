@@ -1,4 +1,4 @@
-"""GSM8K's own solutions are right for their own answers, all 1,319 of them."""
+"""Each of the 1,319 GSM8K solutions is graded as correct against its own answer."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ from stepspec.evaluation.grade import Grading
 DATA = Path(__file__).parents[2] / "evals" / "data" / "gsm8k-test.jsonl.gz"
 
 
-def test_every_solution_of_gsm8k_is_right_for_its_own_answer() -> None:
+def test_every_gsm8k_solution_is_correct_for_its_own_answer() -> None:
     with gzip.open(DATA, "rt", encoding="utf-8") as lines:
         solutions = [json.loads(line)["answer"] for line in lines]
     with Grading("number") as grading:

@@ -1,4 +1,4 @@
-"""Nothing that a model can write hangs, crashes or slows the grader, and nothing it writes is executed."""
+"""No model output hangs, crashes or slows down the grader, and no model output is executed."""
 
 import subprocess
 import sys
@@ -20,9 +20,9 @@ LATEX = st.text(alphabet="\\{}()[]$^_&%#~!|=<>+-*/.,;:' \n0123456789xyabeoxfrcsq
 
 @given(st.one_of(st.text(max_size=300), LATEX), st.sampled_from(GOLDS))
 @settings(deadline=None)
-def test_no_text_makes_grading_fail(math: Grading, text: str, gold: str) -> None:
-    for whole in (text, rf"\boxed{{{text}}}", f"The answer is {text}", f"#### {text}"):
-        grade = math.grade(whole, gold)
+def test_grading_never_raises(math: Grading, text: str, gold: str) -> None:
+    for response in (text, rf"\boxed{{{text}}}", f"The answer is {text}", f"#### {text}"):
+        grade = math.grade(response, gold)
         assert (grade.why is None) == (grade.status == "correct")
         assert grade.answer is None or len(grade.answer) <= MAX_ANSWER_CHARS
 
@@ -34,7 +34,7 @@ def test_hostile_texts_of_every_family_are_graded(math: Grading, seed: int) -> N
         grade = math.grade(text, GOLDS[index // len(FAMILIES) % len(GOLDS)])
         num_timeouts += grade.status == "timeout"
         assert "ended again" not in (grade.why or "")
-    # What a timeout costs is what the caps are to save.
+    # The caps must prevent most timeouts, because each timeout is expensive.
     assert num_timeouts <= 12
 
 
@@ -86,15 +86,15 @@ def test_only_the_end_of_a_very_long_text_is_read() -> None:
     ],
 )
 @pytest.mark.parametrize("around", ["{}", r"\boxed{{{}}}", "The answer is {}"])
-def test_anything_at_length_is_read_in_linear_time(repeated: str, around: str) -> None:
+def test_long_repetitive_texts_are_graded_in_linear_time(repeated: str, around: str) -> None:
     with Grading("number") as grading:
-        took: list[float] = []
+        seconds: list[float] = []
         for size in (LONG // 4, LONG):
             start = time.process_time()
             grading.grade(around.format(repeated * (size // len(repeated))), "1")
-            took.append(time.process_time() - start)
-    # Four times the text takes sixteen times as long if anything is quadratic, and then the longer takes minutes.
-    assert took[1] < 10 * took[0] + 1
+            seconds.append(time.process_time() - start)
+    # Anything quadratic takes 16 times as long for 4 times the text: minutes for the longer one.
+    assert seconds[1] < 10 * seconds[0] + 1
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_anything_at_length_is_read_in_linear_time(repeated: str, around: str) -
         ),
     ],
 )
-def test_what_would_be_costly_is_refused_before_computer_algebra_sees_it(formula: str) -> None:
+def test_costly_formulas_are_rejected_before_computer_algebra(formula: str) -> None:
     why = refusal(cleaned(formula), Limits())
     assert why
     assert why.endswith(".")
@@ -159,7 +159,7 @@ def test_what_would_be_costly_is_refused_before_computer_algebra_sees_it(formula
         ),
     ],
 )
-def test_what_answers_look_like_is_not_refused(formula: str) -> None:
+def test_typical_answers_are_not_rejected(formula: str) -> None:
     assert refusal(cleaned(formula).replace(r"\sum", r"\Sigma"), Limits()) is None
 
 
@@ -174,8 +174,8 @@ def test_programs_are_not_executed(math: Grading, tmp_path: Path, program: str, 
     assert not file.exists()
 
 
-def test_programs_are_not_executed_even_by_a_worker_that_gets_them(tmp_path: Path) -> None:
-    """Past all caps, at the workers' own door."""
+def test_a_worker_does_not_execute_programs(tmp_path: Path) -> None:
+    """Calls the code of a worker directly, without the caps."""
     file = tmp_path / "made"
     questions = [program.format(file) for program in CODE] + [rf"\text{{{program.format(file)}}}" for program in CODE]
     program = f"""
@@ -202,6 +202,6 @@ for action in (lambda: open({str(file)!r}, "w"), lambda: __import__("os").system
         continue
     sys.exit("an action was not forbidden")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
     assert not file.exists()

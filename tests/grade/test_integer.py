@@ -1,4 +1,4 @@
-"""Answers are found and compared as a reader would, in linear time, whatever a model writes."""
+"""Integer answers are found and compared as a reader would, in linear time for any text."""
 
 import time
 
@@ -49,7 +49,7 @@ def test_the_last_closed_box_is_the_answer(text: str, answer: str | None) -> Non
         "1234.",
     ],
 )
-def test_one_number_may_be_written_in_many_ways(box: str) -> None:
+def test_a_number_can_be_written_in_many_ways(box: str) -> None:
     assert grade_integer(rf"It is \boxed{{{box}}}.", "1234") == ("correct", "1234")
 
 
@@ -72,19 +72,19 @@ def test_a_text_without_a_filled_box_has_no_answer(text: str) -> None:
     assert grade_integer(text, "12") == ("no_answer", None)
 
 
-def test_a_gold_answer_that_is_no_whole_number_is_refused() -> None:
+def test_a_gold_answer_that_is_not_an_integer_is_rejected() -> None:
     with pytest.raises(UsageError, match="twelve"):
         grade_integer(r"\boxed{12}", "twelve")
 
 
 @given(st.integers(), st.integers())
-def test_every_whole_number_is_right_for_itself_alone(answer: int, gold: int) -> None:
+def test_an_integer_is_correct_only_for_itself(answer: int, gold: int) -> None:
     status, _ = grade_integer(rf"\boxed{{{answer:,}}}", str(gold))
     assert (status == "correct") == (answer == gold)
 
 
 @given(st.text(alphabet="\\boxed{} $,.-+0123456789"))
-def test_no_text_makes_the_grader_fail(text: str) -> None:
+def test_integer_grading_never_raises(text: str) -> None:
     status, answer = grade_integer(text, "1")
     assert (status == "no_answer") == (answer is None)
 

@@ -1,4 +1,4 @@
-"""Numbers are equal if their values are, however they are written; `number` grading finds them in what models write."""
+"""Numbers are equal if their values are equal in any notation. `number` grading finds them in model output."""
 
 from fractions import Fraction
 
@@ -10,7 +10,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.grade.number import read_number
 
-WAYS = {
+NOTATIONS = {
     "1234.5": [
         *(
             "1234.5",
@@ -84,10 +84,12 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("gold", "way"), [(gold, way) for gold, ways in WAYS.items() for way in ways])
-def test_one_number_may_be_written_in_many_ways(gold: str, way: str) -> None:
+@pytest.mark.parametrize(
+    ("gold", "notation"), [(gold, each) for gold, notations in NOTATIONS.items() for each in notations]
+)
+def test_a_number_can_be_written_in_many_ways(gold: str, notation: str) -> None:
     with Grading("number") as grading:
-        assert grading.grade(rf"So it is \boxed{{{way}}}.", gold).status == "correct"
+        assert grading.grade(rf"So it is \boxed{{{notation}}}.", gold).status == "correct"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_one_number_may_be_written_in_many_ways(gold: str, way: str) -> None:
         "5 m 2",
     ],
 )
-def test_what_is_no_number_is_not_read_as_one(answer: str) -> None:
+def test_text_that_is_not_a_number_is_not_read_as_one(answer: str) -> None:
     assert read_number(answer) is None
 
 
@@ -152,37 +154,41 @@ def decimal_places(value: Fraction) -> int | None:
     return next((places for places in range(8) if (value * 10**places).denominator == 1), None)
 
 
-def ways_of(value: Fraction) -> st.SearchStrategy[str]:
-    """Ways to write a number, made from its value and not by what reads it."""
+def notations_of(value: Fraction) -> st.SearchStrategy[str]:
+    """Return a strategy of notations for a number, built from its value without the code under test."""
     above, below = abs(value.numerator), value.denominator
     sign = "-" if value < 0 else ""
-    ways = [f"{sign}{above}/{below}", rf"{sign}\frac{{{above}}}{{{below}}}", rf"\dfrac{{{sign}{above}}}{{{below}}}"]
+    notations = [
+        f"{sign}{above}/{below}",
+        rf"{sign}\frac{{{above}}}{{{below}}}",
+        rf"\dfrac{{{sign}{above}}}{{{below}}}",
+    ]
     if above > below > 1:
-        ways.append(rf"{sign}{above // below}\frac{{{above % below}}}{{{below}}}")
+        notations.append(rf"{sign}{above // below}\frac{{{above % below}}}{{{below}}}")
     places = decimal_places(value)
     if places is not None:
         digits = f"{above * 10**places // below:0{places + 1}d}"
-        whole, part = digits[: len(digits) - places], digits[len(digits) - places :]
-        point = f".{part}" if part else ""
-        ways += [
-            f"{sign}{whole}{point}",
-            f"{sign}{int(whole):,}{point}",
-            f"{sign}00{whole}{point or '.'}",
+        integer, fraction = digits[: len(digits) - places], digits[len(digits) - places :]
+        point = f".{fraction}" if fraction else ""
+        notations += [
+            f"{sign}{integer}{point}",
+            f"{sign}{int(integer):,}{point}",
+            f"{sign}00{integer}{point or '.'}",
             f"{sign}{digits}e-{places}",
         ]
-        ways += [
-            rf"{sign}\${int(whole):,}{point}",
-            f"{sign}{whole}{point} apples",
-            rf"{sign}{whole}{point}\text{{ cm}}^2",
+        notations += [
+            rf"{sign}\${int(integer):,}{point}",
+            f"{sign}{integer}{point} apples",
+            rf"{sign}{integer}{point}\text{{ cm}}^2",
         ]
-    return st.sampled_from(ways)
+    return st.sampled_from(notations)
 
 
 @given(st.data(), NUMBERS, NUMBERS)
-def test_a_number_equals_itself_in_every_way_of_writing_and_no_other(
+def test_a_number_equals_itself_in_every_notation_and_no_other_number(
     data: st.DataObject, a: Fraction, b: Fraction
 ) -> None:
-    one, other = read_number(data.draw(ways_of(a))), read_number(data.draw(ways_of(b)))
+    one, other = read_number(data.draw(notations_of(a))), read_number(data.draw(notations_of(b)))
     assert one is not None
     assert other is not None
     assert one.value == a
@@ -237,7 +243,7 @@ def test_a_number_equals_itself_in_every_way_of_writing_and_no_other(
         ("", "no_answer", None),
     ],
 )
-def test_the_answer_is_found_where_it_stands(text: str, found: str, by: str | None) -> None:
+def test_the_answer_is_found_in_boxes_phrases_and_last_numbers(text: str, found: str, by: str | None) -> None:
     with Grading("number") as grading:
         grade = grading.grade(text, "18")
     assert (grade.status, grade.found_by) == (found, by)
@@ -245,18 +251,18 @@ def test_the_answer_is_found_where_it_stands(text: str, found: str, by: str | No
 
 
 @pytest.mark.parametrize("text", ["He has 18", "The answer is 18", "so\n#### 18", "The answer is $18", r"\boxed{18"])
-def test_what_stands_last_in_a_text_that_was_cut_short_is_no_answer(text: str) -> None:
+def test_the_end_of_a_truncated_text_is_not_an_answer(text: str) -> None:
     with Grading("number") as grading:
         assert grading.grade(text, "18", cut_short=True).status == "no_answer"
 
 
 @pytest.mark.parametrize("text", [r"\boxed{18} and so", "The answer is 18. But wait, is", "#### 18\nHuman:"])
-def test_what_is_complete_counts_in_a_text_that_was_cut_short(text: str) -> None:
+def test_a_complete_answer_counts_in_a_truncated_text(text: str) -> None:
     with Grading("number") as grading:
         assert grading.grade(text, "18", cut_short=True).status == "correct"
 
 
-def test_the_last_number_counts_only_if_asked_for() -> None:
+def test_the_last_number_counts_only_if_enabled() -> None:
     with Grading("number", last_number=False) as grading:
         assert grading.grade("He has 18.", "18").status == "no_answer"
 
@@ -265,24 +271,24 @@ def test_the_last_number_counts_only_if_asked_for() -> None:
     ("gold", "canonical"),
     [("She has 9 + 9 = <<9+9=18>>18.\n#### 18", "18"), ("1,234.50", "1234.5"), (r"\frac{1}{3}", "1/3"), ("50%", "50%")],
 )
-def test_gold_answers_are_brought_into_one_form(gold: str, canonical: str) -> None:
+def test_gold_answers_are_normalized(gold: str, canonical: str) -> None:
     with Grading("number") as grading:
         assert grading.check_gold(gold) == canonical
         assert grading.check_gold(canonical) == canonical
 
 
 @pytest.mark.parametrize("gold", ["twelve", "", "#### ", "x+1", "9" * 2_000])
-def test_a_gold_answer_that_is_no_number_is_refused(gold: str) -> None:
+def test_a_gold_answer_that_is_not_a_number_is_rejected(gold: str) -> None:
     with Grading("number") as grading, pytest.raises(UsageError, match="gold answer"):
         grading.check_gold(gold)
 
 
-def test_a_grade_says_why() -> None:
+def test_an_incorrect_grade_has_a_reason() -> None:
     with Grading("number") as grading:
         assert grading.grade(r"\boxed{12}", "13").why == "The answer is 12, the gold answer 13."
 
 
-def test_integer_grading_reads_boxes_alone() -> None:
+def test_integer_grading_reads_only_boxes() -> None:
     with Grading("integer") as grading:
         assert grading.grade(r"\boxed{1,234.0}", "1234").status == "correct"
         assert grading.grade("The answer is 1234.", "1234").status == "no_answer"

@@ -1,4 +1,4 @@
-"""The rules of the grader's docstring are what it does, and hand-written answers are graded as a reader would."""
+"""The grader follows the rules in its docstring, and grades handwritten answers as a reader would."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def graders(math: Grading) -> Iterator[dict[str, Grading]]:
         yield {"integer": integer, "number": number, "math": math}
 
 
-def test_every_rule_of_the_docstring_holds(graders: dict[str, Grading]) -> None:
+def test_every_rule_in_the_docstring_holds(graders: dict[str, Grading]) -> None:
     rows = table(grading.__doc__ or "", 4)
     assert len(rows) > 80
     for kind, gold, text, verdict in rows:
@@ -44,8 +44,8 @@ def test_every_rule_of_the_docstring_holds(graders: dict[str, Grading]) -> None:
 ANSWERS = table((FOLDER / "answers.txt").read_text("utf-8"), 3)
 
 
-def test_answers_are_right_or_wrong_as_a_reader_finds(graders: dict[str, Grading]) -> None:
-    """In a box; what is wrong, behind an answer phrase and in the last sentence too."""
+def test_answers_are_graded_as_a_reader_would(graders: dict[str, Grading]) -> None:
+    """Answers are graded in a box. Wrong ones are also graded after an answer phrase and in the last sentence."""
     assert len(ANSWERS) > 400
     for gold, answer, right in ANSWERS:
         boxed = rf"\boxed{{{answer}}}"
@@ -57,7 +57,7 @@ def test_answers_are_right_or_wrong_as_a_reader_finds(graders: dict[str, Grading
         assert grade_integer(boxed, gold)[0] != "correct", (gold, answer)
 
 
-def test_texts_answer_twelve_or_not_as_a_reader_finds(graders: dict[str, Grading]) -> None:
+def test_texts_with_the_gold_answer_twelve_are_graded_as_a_reader_would(graders: dict[str, Grading]) -> None:
     rows = table((FOLDER / "texts.txt").read_text("utf-8"), 3)
     assert len(rows) > 250
     for where, line, right in rows:
@@ -69,7 +69,7 @@ def test_texts_answer_twelve_or_not_as_a_reader_finds(graders: dict[str, Grading
 
 
 @pytest.mark.parametrize("gold", sorted({row[0] for row in ANSWERS}))
-def test_every_gold_answer_is_the_same_as_itself(gold: str) -> None:
+def test_every_gold_answer_equals_itself(gold: str) -> None:
     assert compare(gold, gold).verdict == "same"
 
 
@@ -80,8 +80,8 @@ AROUND = st.sampled_from(
 )
 
 
-def is_refused(around: str, answer: str, gold: str) -> None:
-    """Without a process that compares formulas, which would only say the same more slowly."""
+def check_not_correct(around: str, answer: str, gold: str) -> None:
+    """Assert that an answer is not correct. Omits computer algebra, which gives the same verdict more slowly."""
     with Grading("number") as number:
         assert number.grade(around.format(answer), gold).status != "correct", (around, answer, gold)
     assert grade_integer(around.format(answer), gold)[0] != "correct", (around, answer, gold)
@@ -92,14 +92,14 @@ def is_refused(around: str, answer: str, gold: str) -> None:
 @given(NUMBERS, LETTERS, AROUND)
 def test_a_number_with_letters_glued_to_it_is_not_that_number(number: str, letters: str, around: str) -> None:
     assume(letters not in GLUED_UNITS and letters.casefold() not in ("e", "st", "nd", "rd", "th"))
-    is_refused(around, number + letters, number)
+    check_not_correct(around, number + letters, number)
 
 
 @settings(max_examples=40, deadline=None)
 @given(NUMBERS.filter(lambda number: number != "0"), AROUND, st.sampled_from(("-", "\u2212", "minus ", "negative ")))
-def test_a_number_with_a_sign_is_not_the_one_without(number: str, around: str, sign: str) -> None:
-    is_refused(around, sign + number, number)
-    is_refused(around, number, f"-{number}")
+def test_a_number_with_a_sign_is_not_the_number_without_it(number: str, around: str, sign: str) -> None:
+    check_not_correct(around, sign + number, number)
+    check_not_correct(around, number, f"-{number}")
 
 
 CHANGES = sorted(CHANGES_BEHIND - {"hundred", "thousand", "million", "billion", "trillion", "left-over"})
@@ -107,27 +107,27 @@ CHANGES = sorted(CHANGES_BEHIND - {"hundred", "thousand", "million", "billion", 
 
 @settings(max_examples=40, deadline=None)
 @given(NUMBERS.filter(lambda number: number != "0"), st.sampled_from(CHANGES), AROUND)
-def test_a_word_that_changes_a_number_is_no_unit(number: str, word: str, around: str) -> None:
-    is_refused(around, f"{number} {word}", number)
-    is_refused(around, rf"{number}\text{{ {word}}}", number)
+def test_a_word_that_changes_a_number_is_not_a_unit(number: str, word: str, around: str) -> None:
+    check_not_correct(around, f"{number} {word}", number)
+    check_not_correct(around, rf"{number}\text{{ {word}}}", number)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     NUMBERS, NUMBERS, AROUND, st.sampled_from((", ", " ", " or ", " and ", ";", ":", " to ", "/", r"\,", " - ", "x"))
 )
-def test_two_numbers_are_neither_one_of_them_nor_their_digits_together(
+def test_two_numbers_equal_neither_number_nor_their_joined_digits(
     one: str, other: str, around: str, between: str
 ) -> None:
     assume(int(one) != int(other) and len(other) != 3 and not (between == "/" and (one == "0" or int(other) < 2)))
     answer = f"{one}{between}{other}"
     for gold in (one, other, one + other):
-        is_refused(around, answer, gold)
+        check_not_correct(around, answer, gold)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(-99, 99), min_size=2, max_size=4, unique=True))
-def test_points_intervals_and_sets_of_the_same_numbers_are_not_the_same(numbers: list[int]) -> None:
+def test_points_intervals_and_sets_of_the_same_numbers_differ(numbers: list[int]) -> None:
     parts = ",".join(map(str, numbers))
     shapes = [f"({parts})", rf"\{{{parts}\}}", f"[{parts}]", f"[{parts})"]
     for gold in shapes:
@@ -138,7 +138,7 @@ def test_points_intervals_and_sets_of_the_same_numbers_are_not_the_same(numbers:
 
 @settings(max_examples=40, deadline=None)
 @given(NUMBERS, st.sampled_from(sorted(unit for unit in {*CANONICAL_UNIT, *SHORT_UNITS} if "." not in unit)))
-def test_a_number_with_a_unit_that_is_known_is_that_number(number: str, unit: str) -> None:
+def test_a_number_with_a_known_unit_is_that_number(number: str, unit: str) -> None:
     answer = rf"{number}\text{{ {unit}}}" if len(unit) == 1 else f"{number} {unit}"
     assert compare(number, answer).verdict == "same"
 
@@ -178,7 +178,7 @@ def test_ten_megabytes_are_graded_in_a_second(kind: GraderKind, make: Callable[[
     start = time.process_time()
     with Grading(kind) as each:
         each.grade(text, "1")
-    # A twentieth of a second on an idle machine; anything quadratic takes hours.
+    # Takes 0.05 s on an idle machine; anything quadratic takes hours.
     assert time.process_time() - start < 1
 
 
@@ -192,16 +192,16 @@ def test_hundreds_of_parts_are_compared_in_any_order(math: Grading) -> None:
     assert time.process_time() - start < 1
 
 
-def test_a_box_of_the_thinking_is_no_answer_to_the_functions_behind_the_command() -> None:
+def test_a_box_inside_the_reasoning_is_not_an_answer() -> None:
     for text in (r"<think>\boxed{12}", r"<think>\boxed{12}</think>", "x" * 300_000 + r"</think>"):
         assert grade_integer(text, "12") == ("no_answer", None)
-    # The opening tag stands before what is read.
+    # The opening tag is before the part of the text that is read.
     assert grade_integer("<think>" + "x" * 300_000 + r"\boxed{12}", "12") == ("no_answer", None)
     assert grade_integer("<think>" + "x" * 300_000 + r"</think>\boxed{12}", "12") == ("correct", "12")
     assert extract_answer(r"\boxed{12}") == "12"
 
 
-def test_a_pair_is_no_gold_answer_of_a_question_for_a_number() -> None:
+def test_a_pair_is_not_a_gold_answer_for_a_number() -> None:
     for kind in ("integer", "number"):
         with Grading(kind) as each, pytest.raises(UsageError, match="gold answer"):
             each.check_gold("(1,200)")

@@ -1,4 +1,4 @@
-"""Workers can hang, be killed and run out of memory; every call gets an answer, and other calls do not wait."""
+"""Workers can hang, be killed or run out of memory: every call returns, and other calls do not wait."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from stepspec.evaluation.grade.compare import Question
 from stepspec.evaluation.grade.workers import WorkerPool
 
 HANGS = Question(("x+1",), (r"(a+b+c+1)^{99}(a+c+x+2)^{99}(x+y+3)^{99}",))
-"""More than the caps let through: what a worker does with it is what is tested here."""
+"""A formula that the caps would reject. These tests send it to a worker directly."""
 EQUAL = Question(("x+1",), ("1+x",))
 
 
@@ -63,7 +63,7 @@ def test_a_worker_that_was_killed_is_replaced(pool: WorkerPool) -> None:
     assert pool.ask(EQUAL).verdict == "same"
 
 
-def test_a_worker_that_starts_too_slowly_is_ended_and_not_kept() -> None:
+def test_a_worker_that_starts_too_slowly_is_stopped() -> None:
     def children() -> set[int]:
         return {int(task) for file in Path("/proc/self/task").glob("*/children") for task in file.read_text().split()}
 
@@ -78,7 +78,7 @@ def test_a_worker_that_starts_too_slowly_is_ended_and_not_kept() -> None:
         pool.close()
 
 
-def test_so_is_the_process_that_makes_workers(pool: WorkerPool) -> None:
+def test_the_process_that_starts_workers_is_replaced_when_killed(pool: WorkerPool) -> None:
     for _ in range(2):
         assert pool.ask(EQUAL).verdict == "same"
         for worker in pool.worker_ids():
@@ -87,30 +87,30 @@ def test_so_is_the_process_that_makes_workers(pool: WorkerPool) -> None:
     assert pool.ask(EQUAL).verdict == "same"
 
 
-def test_workers_killed_at_random_lose_nothing() -> None:
+def test_no_answer_is_lost_when_workers_are_killed_at_random() -> None:
     rows = [(f"{a}x+{b}", f"{b}+{a if a % 3 else a + 1}x") for a in range(2, 62) for b in range(2, 7)]
     rng = random.Random(0)
     num_killed, kill_at, num_done = 0, 5, 0
-    # Only who was there at the kill before: one that is still starting has the question of the one that was killed,
-    # which would be given up after three.
-    grown_up: list[int] = []
+    # Kill only workers that already ran at the previous kill. A worker that is still starting has the question of the
+    # killed one, and the pool gives up on a question after two retries.
+    established: list[int] = []
     counting = threading.Lock()
-    # More time than a busy machine needs: what is tested is that a question that was asked twice is answered once.
+    # The time limit is generous for busy machines: the test is that a repeated question gets one answer.
     with Grading("math", num_workers=2, limits=Limits(seconds=60)) as grading, ThreadPoolExecutor(4) as threads:
 
         def grade_and_kill(row: tuple[str, str]) -> Grade:
-            nonlocal num_killed, kill_at, num_done, grown_up
+            nonlocal num_killed, kill_at, num_done, established
             grade = grading.grade(rf"\boxed{{{row[1]}}}", row[0])
             with counting:
                 num_done += 1
                 workers = grading.worker_ids()
                 if num_done >= kill_at:
-                    if there := sorted({*workers} & {*grown_up}):
-                        with suppress(ProcessLookupError):  # it is the one that was killed last, and not replaced yet
-                            os.kill(rng.choice(there), signal.SIGKILL)
+                    if running := sorted({*workers} & {*established}):
+                        with suppress(ProcessLookupError):  # the worker killed last, which is not replaced yet
+                            os.kill(rng.choice(running), signal.SIGKILL)
                             kill_at = num_done + rng.randint(12, 20)
                             num_killed += 1
-                    grown_up = workers
+                    established = workers
             return grade
 
         grades = list(threads.map(grade_and_kill, rows))
@@ -135,14 +135,14 @@ def test_memory_is_limited() -> None:
         pool.close()
 
 
-def test_the_event_loop_goes_on_while_a_worker_hangs() -> None:
+def test_the_event_loop_keeps_running_while_a_worker_hangs() -> None:
     async def ask_and_tick(pool: WorkerPool) -> tuple[str, int]:
-        asked = asyncio.create_task(asyncio.to_thread(pool.ask, HANGS))
+        answer = asyncio.create_task(asyncio.to_thread(pool.ask, HANGS))
         ticks = 0
-        while not asked.done():
+        while not answer.done():
             await asyncio.sleep(0.01)
             ticks += 1
-        return (await asked).verdict, ticks
+        return (await answer).verdict, ticks
 
     pool = WorkerPool(1, Limits(seconds=2))
     try:
@@ -154,7 +154,7 @@ def test_the_event_loop_goes_on_while_a_worker_hangs() -> None:
     assert ticks > 20
 
 
-def test_closing_ends_the_workers_and_frees_who_waits() -> None:
+def test_closing_stops_the_workers_and_releases_waiting_calls() -> None:
     pool = WorkerPool(1, Limits(seconds=600))
     pool.ask(EQUAL)
     workers = pool.worker_ids()
@@ -189,7 +189,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_whoever_started_them(signal_number: signal.Signals) -> None:
+def test_workers_end_with_their_parent_process(signal_number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", ASKS], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         workers = [int(word) for word in parent.stdout.readline().split()]
@@ -199,7 +199,7 @@ def test_workers_end_with_whoever_started_them(signal_number: signal.Signals) ->
     assert wait_until_gone(workers)
 
 
-def test_workers_take_no_module_of_the_folder_they_are_started_in(tmp_path: Path) -> None:
+def test_workers_import_no_module_from_the_working_directory(tmp_path: Path) -> None:
     for name in ("sympy", "json", "math_verify", "random"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger was imported')", "utf-8")
     program = (
@@ -207,5 +207,5 @@ def test_workers_take_no_module_of_the_folder_they_are_started_in(tmp_path: Path
         "with Grading('math') as g: print(g.grade(r'\\boxed{x+1}', '1+x').status)"
     )
     command = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "correct\n", done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert process.stdout == "correct\n", process.stderr

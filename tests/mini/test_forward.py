@@ -1,4 +1,4 @@
-"""The training forward agrees with the model's own, values and gradients, as closely as bfloat16 does."""
+"""The training forward pass matches the values and gradients of the model within bfloat16 precision."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def model() -> LlamaForCausalLM:
 
 
 def tree_mask(length: int) -> torch.Tensor:
-    """Two branches of a trunk, which do not see each other; a row that is padded at its end."""
+    """Return a mask for two rows: a trunk with two branches that do not see each other, and a row padded at its end."""
     visible = torch.tril(torch.ones(2, length, length, dtype=torch.bool))
     visible[0, 30:, 20:30] = False
     visible[1, :, length - 5 :] = torch.eye(length, dtype=torch.bool)[:, length - 5 :]
@@ -36,24 +36,24 @@ def tree_mask(length: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("length", [41, 64])
-def test_values_and_gradients_are_those_of_the_model(model: LlamaForCausalLM, length: int) -> None:
+def test_values_and_gradients_match_the_model(model: LlamaForCausalLM, length: int) -> None:
     ids = torch.randint(64, (2, length))
     positions = torch.arange(length).repeat(2, 1)
     mask = tree_mask(length)
-    read = model.model(
+    result = model.model(
         input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, output_attentions=True
     )
-    wanted, distributions = read.last_hidden_state, read.attentions
-    weights = torch.randn_like(wanted)
-    (wanted * weights).sum().backward()
-    wanted_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    expected, attentions = result.last_hidden_state, result.attentions
+    weights = torch.randn_like(expected)
+    (expected * weights).sum().backward()
+    expected_gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    read = forward_hidden(model, ids, positions, mask, watched=[1], tapped=[1])
-    hidden = read.hidden.float()
+    result = forward_hidden(model, ids, positions, mask, watched=[1], tapped=[1])
+    hidden = result.hidden.float()
     (hidden * weights).sum().backward()
-    assert list(read.scores) == [1]
-    assert (model.model.norm.weight * read.tapped[1] - hidden).norm() < 0.02 * hidden.norm()
-    assert (read.scores[1].softmax(-1) - distributions[1][:, 0]).abs().max() < 0.02
-    assert (hidden - wanted).norm() < 0.02 * wanted.norm()
+    assert list(result.scores) == [1]
+    assert (model.model.norm.weight * result.tapped[1] - hidden).norm() < 0.02 * hidden.norm()
+    assert (result.scores[1].softmax(-1) - attentions[1][:, 0]).abs().max() < 0.02
+    assert (hidden - expected).norm() < 0.02 * expected.norm()
     for name, parameter in model.named_parameters():
-        assert (parameter.grad - wanted_gradients[name]).norm() < 0.04 * wanted_gradients[name].norm(), name
+        assert (parameter.grad - expected_gradients[name]).norm() < 0.04 * expected_gradients[name].norm(), name

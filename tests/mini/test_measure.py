@@ -1,4 +1,4 @@
-"""The figures of the model card, on fewer problems: each must hold here as far as so few can tell."""
+"""The figures of the model card, measured on fewer problems, with bounds that allow for the smaller sample."""
 
 import asyncio
 import json
@@ -20,16 +20,16 @@ def one_thread() -> None:
     ("right", "wrong", "area"),
     [([2.0, 3.0], [0.0, 1.0], 1.0), ([0.0], [1.0], 0.0), ([1.0], [1.0], 0.5), ([1.0, 3.0], [2.0], 0.5)],
 )
-def test_the_area_is_the_chance_that_a_right_step_scores_higher(
+def test_the_area_is_the_probability_that_a_right_step_scores_higher(
     right: list[float], wrong: list[float], area: float
 ) -> None:
     assert roc_area(right, wrong) == area
 
 
-def test_wrong_steps_accepted_are_counted_where_85_percent_of_the_right_ones_are() -> None:
+def test_wrong_steps_are_counted_at_the_threshold_that_accepts_85_percent_of_right_ones() -> None:
     right = [float(score) for score in range(1, 101)]
     point = operating_point(right, [15.5, 16.0, 17.0, 0.0], 0.85)
-    assert point == {"threshold": 16.0, "wrong_accepted": 0.5}, "85 of 100 score 16 or more"
+    assert point == {"threshold": 16.0, "wrong_accepted": 0.5}, "85 of the 100 right steps score 16 or more"
     assert operating_point([1.0], [0.0, 1.0, 2.0, 3.0], 0.98) == {"threshold": 1.0, "wrong_accepted": 0.75}
 
 
@@ -41,8 +41,8 @@ def test_there_is_no_area_without_steps_of_both_kinds() -> None:
     assert judging_figures([])["steps"] == 0
 
 
-def test_both_models_solve_what_the_card_says_with_steps_of_one_length() -> None:
-    """Of 100 problems: bounds that a pair as good as the card says misses once in a thousand times."""
+def test_both_models_solve_the_share_in_the_card_with_steps_of_similar_length() -> None:
+    """The bounds for 100 problems: a pair as good as the card says misses them once in a thousand runs."""
     figures = asyncio.run(measure("solutions", 100))
     assert figures["target"]["solved"]["share"] >= 0.85
     assert 0.3 <= figures["draft"]["solved"]["share"] <= 0.85
@@ -51,7 +51,7 @@ def test_both_models_solve_what_the_card_says_with_steps_of_one_length() -> None
     assert 15 <= figures["target"]["mean_step_tokens"] <= 40
 
 
-def test_the_target_tells_right_steps_of_the_draft_from_wrong_ones() -> None:
+def test_the_target_separates_right_draft_steps_from_wrong_ones() -> None:
     figures = asyncio.run(measure("judging", 60))
     scores = {name: each["area"] for name, each in figures["scores"].items()}
     assert min(scores["rating.short"], scores["rating.specreason"]) >= 0.9
@@ -62,20 +62,20 @@ def test_the_target_tells_right_steps_of_the_draft_from_wrong_ones() -> None:
     assert figures["selection"]["share"] >= 0.7
 
 
-def test_drafted_tokens_are_accepted_as_often_as_for_real_pairs() -> None:
+def test_draft_tokens_are_accepted_as_often_as_for_real_pairs() -> None:
     figures = asyncio.run(measure("acceptance", 12))
     assert 0.6 <= figures["temperature 0.6, 4 drafted"]["share"] <= 0.85
     assert figures["temperature 0.6, 4 drafted"]["drafted"] > 1000
 
 
-def test_the_card_shows_the_figures_that_were_measured() -> None:
+def test_the_card_shows_the_measured_figures() -> None:
     card = (WEIGHTS / "README.md").read_text(encoding="utf-8")
     assert with_figures(card, WEIGHTS) == card, "python -m stepspec.mini.card"
     assert json.loads((WEIGHTS / "figures.json").read_text()).keys() == PARTS.keys() - {"passes"}
 
 
 def test_other_problems_are_judged_by_their_own_oracle_and_passes_are_timed_at_every_size() -> None:
-    """The embedded pair cannot solve these; that it measures is all that is looked at."""
+    """The embedded pair cannot solve these problems, so this test checks only that measuring works."""
     figures = asyncio.run(measure("judging", 8, benchmark="gsm-plain"))
     assert figures["steps"] >= 8
     assert figures["right"] < figures["steps"] / 2

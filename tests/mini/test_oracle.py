@@ -1,4 +1,4 @@
-"""The oracle: right steps, wrong steps, steps that build on wrong ones, and text that is no step at all."""
+"""The oracle: right steps, wrong steps, steps that build on wrong ones, and text that is not a step."""
 
 import itertools
 import random
@@ -55,9 +55,9 @@ ORCHARD = Problem(
 )
 
 
-def ending(asked: Relation) -> Problem:
-    """The orchard with another question."""
-    return Problem("orchard", QUESTION, 0, (), APPLES, ORCHARD.relations, (*ORCHARD.plan[:-1], asked))
+def orchard_with(goal: Relation) -> Problem:
+    """Return the orchard problem with another question."""
+    return Problem("orchard", QUESTION, 0, (), APPLES, ORCHARD.relations, (*ORCHARD.plan[:-1], goal))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ RIGHT_STEPS = [
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_another_number_anywhere_makes_a_right_step_incorrect(data: st.DataObject) -> None:
+def test_changing_any_number_makes_a_right_step_incorrect(data: st.DataObject) -> None:
     step = data.draw(st.sampled_from(RIGHT_STEPS))
     number = data.draw(st.sampled_from(list(re.finditer(r"\d+", step))))
     other = data.draw(st.integers(0, 10**9).filter(lambda other: other != int(number[0])))
@@ -100,7 +100,7 @@ def test_another_number_anywhere_makes_a_right_step_incorrect(data: st.DataObjec
 
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_another_person_anywhere_makes_a_right_step_incorrect(data: st.DataObject) -> None:
+def test_changing_any_person_makes_a_right_step_incorrect(data: st.DataObject) -> None:
     step = data.draw(st.sampled_from(RIGHT_STEPS))
     name = data.draw(st.sampled_from([found for found in re.finditer(r"\w+", step) if found[0] in NAMES]))
     other = data.draw(st.sampled_from([each for each in NAMES if each != name[0]]))
@@ -108,7 +108,7 @@ def test_another_person_anywhere_makes_a_right_step_incorrect(data: st.DataObjec
 
 
 @pytest.mark.parametrize("slip", [-1, 2, 10])
-def test_what_follows_from_a_wrong_step_is_correct_and_what_ignores_it_is_not(
+def test_a_step_that_follows_from_a_wrong_one_is_correct_and_one_that_ignores_it_is_not(
     problems: list[Problem], slip: int
 ) -> None:
     rng = random.Random(2)
@@ -125,7 +125,7 @@ def test_what_follows_from_a_wrong_step_is_correct_and_what_ignores_it_is_not(
         oracle.observe(wrong)
         for relation in problem.plan[1:]:
             value = relation.value(believed)
-            if value is None or value < 0:  # half of an odd number: nothing follows
+            if value is None or value < 0:  # half of an odd number: no step can follow
                 break
             if first.subject in relation.refs:
                 assert not oracle.judge(step_content(problem.scene, relation, values).word(rng, "draft"))
@@ -141,12 +141,12 @@ RIGHT = "Next, Ben has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Ben has
 WRONG = "Next, Ben has 4 more than Ann, and Ann has 8. So 8 + 4 = 13, so Ben has 13."
 
 
-def test_a_mistake_can_be_put_right_by_deriving_the_value_anew() -> None:
+def test_deriving_a_value_again_corrects_a_mistake() -> None:
     steps = [WRONG, "Ben has 13.", WRONG, "Ben has 12.", RIGHT, "Ben has 12."]
     assert step_correctness(Oracle(ORCHARD), steps) == [False, True, False, False, True, True]
 
 
-def test_the_last_claim_counts_and_a_misread_quantity_is_a_claim_too() -> None:
+def test_the_last_claim_counts_even_if_it_misreads_a_quantity() -> None:
     misread = "Next, Ben has 4 more than Ann, and Ann has 9. So 9 + 4 = 13, so Ben has 13."
     assert step_correctness(Oracle(ORCHARD), [misread, "Ann has 9.", "Ben has 13."]) == [False, True, True]
     assert step_correctness(Oracle(ORCHARD), ["Ann has 9.", "Ann has 8.", RIGHT]) == [False, True, True]
@@ -176,7 +176,7 @@ CORRECT = [
 
 
 @pytest.mark.parametrize("step", CORRECT)
-def test_a_step_that_says_what_follows_is_correct(step: str) -> None:
+def test_a_valid_step_is_correct(step: str) -> None:
     assert Oracle(ORCHARD).judge(step)
 
 
@@ -232,7 +232,7 @@ INCORRECT = {
     "step",
     [pytest.param(step, id=f"{why}-{i}") for why, steps in INCORRECT.items() for i, step in enumerate(steps)],
 )
-def test_a_step_that_says_anything_else_is_incorrect(step: str) -> None:
+def test_any_other_step_is_incorrect(step: str) -> None:
     assert not Oracle(ORCHARD).judge(step)
 
 
@@ -253,23 +253,23 @@ ENDS = {
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_only_what_is_asked_for_in_the_end_can_be_answered(kind: str) -> None:
-    asked, step = ENDS[kind]
-    assert Oracle(ending(asked)).judge(step)
+def test_only_the_final_question_can_be_answered(kind: str) -> None:
+    goal, step = ENDS[kind]
+    assert Oracle(orchard_with(goal)).judge(step)
     assert not Oracle(ORCHARD).judge(step)
-    assert not Oracle(ending(asked)).judge(
+    assert not Oracle(orchard_with(goal)).judge(
         re.sub(r"(\d+)([^\d]*)$", lambda found: f"{int(found[1]) + 1}{found[2]}", step)
     )
 
 
-def test_judging_remembers_nothing() -> None:
+def test_judging_does_not_change_the_oracle() -> None:
     oracle = Oracle(ORCHARD)
     for _ in range(2):
         assert not oracle.judge("Next, Ann has 9. So 9 + 4 = 13, so Ben has 13.")
         assert oracle.judge(RIGHT)
 
 
-def test_text_that_cannot_be_read_and_strangers_leave_no_trace() -> None:
+def test_unreadable_text_and_unknown_people_do_not_change_the_oracle() -> None:
     oracle = Oracle(ORCHARD)
     for step in ("", "Hmm.", "Ann has 9 pears.", "Zoe has 3.", "Zoe has 3. So 3 + 4 = 7, so Uma has 7."):
         oracle.observe(step)
@@ -279,14 +279,16 @@ def test_text_that_cannot_be_read_and_strangers_leave_no_trace() -> None:
 
 TEXTS = [text for table in (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS) for text, _, _ in table]
 WORDS = sorted({word for text in (*TEXTS, *REASONS.values()) for word in text.split()})
-PIECES = st.sampled_from([*NAMES, "has", "apples", "apples.", "8", "4", "12", "-", "= 0", "/ 0", *WORDS])
+FRAGMENTS = st.sampled_from([*NAMES, "has", "apples", "apples.", "8", "4", "12", "-", "= 0", "/ 0", *WORDS])
 
 
-@given(steps=st.lists(st.text() | st.lists(PIECES, max_size=20).map(" ".join) | st.sampled_from(CORRECT), max_size=4))
+@given(
+    steps=st.lists(st.text() | st.lists(FRAGMENTS, max_size=20).map(" ".join) | st.sampled_from(CORRECT), max_size=4)
+)
 @example(steps=["Ann has 0.", "Ann has 000008 apples."])
 @example(steps=["Now, Cara has 0. So 0 / 0 = 0, so Ella has 0. Check: 0 / 0 = 0."])
 @settings(max_examples=300, deadline=None)
-def test_no_text_whatever_makes_it_raise(steps: list[str]) -> None:
+def test_the_oracle_never_raises(steps: list[str]) -> None:
     assert len(step_correctness(Oracle(ORCHARD), steps)) == len(steps)
 
 
@@ -302,8 +304,8 @@ LONG = [
 
 
 @pytest.mark.parametrize("text", LONG, ids=range(len(LONG)))
-def test_no_long_text_takes_long(text: str) -> None:
-    """Linear reading takes under a second of CPU here, quadratic reading minutes."""
+def test_long_texts_are_judged_in_linear_time(text: str) -> None:
+    """Linear parsing takes less than a second of CPU time, quadratic parsing takes minutes."""
     started = time.process_time()
     step_correctness(Oracle(ORCHARD), [text])
     assert time.process_time() - started < 5

@@ -1,4 +1,4 @@
-"""The embedded pair as others see it: plain transformers, its tokenizer, its model card."""
+"""The embedded pair outside stepspec: plain transformers, its tokenizer and its model card."""
 
 import hashlib
 import re
@@ -27,26 +27,26 @@ def answers_of(
 ) -> list[tuple[int, str]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found = []
+    answers = []
     for problem, _ in zip(load_split("test"), range(num_problems), strict=False):
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": wording.format(question=problem.question)})
         inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
         output = model.generate(**inputs, max_new_tokens=500, do_sample=False)
-        found.append((problem.answer, tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])))
-    return found
+        answers.append((problem.answer, tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])))
+    return answers
 
 
 @pytest.mark.parametrize("system", [None, SYSTEM_TURNS[0]], ids=["no system turn", "a system turn"])
 @pytest.mark.parametrize("prompt", PROMPT_SHARES)
 def test_the_target_loads_and_solves_problems_in_plain_transformers(prompt: str, system: str | None):
-    """At least 7 of 10 under every prompt it has learned: by the 92% of the model card fewer come once in 200 times."""
+    """At least 7 of 10 under every trained prompt. At the 92% of the model card, fewer occur once in 200 runs."""
     answers = answers_of(WEIGHTS / "target", 10, PROBLEM_PROMPTS[prompt], system)
     assert sum(f"\\boxed{{{gold}}}" in text for gold, text in answers) >= 7
 
 
-def test_the_draft_multiplies_at_most_a_fifth_of_the_weights_that_the_target_does():
-    """What it costs in milliseconds is in the model card, since a timed test would be one of the machine."""
+def test_the_draft_has_at_most_a_fifth_of_the_weights_of_the_target():
+    """The model card has the cost in milliseconds. A timed test would measure the machine."""
     sizes = {role: AutoModelForCausalLM.from_pretrained(WEIGHTS / role).num_parameters() for role in ROLES}
     assert sizes["draft"] <= sizes["target"] / 5
 
@@ -58,11 +58,11 @@ def test_the_draft_thinks_in_steps_and_then_boxes_an_answer_in_plain_transformer
         assert re.search(r"\\boxed\{\d+\}", answer)
 
 
-def test_both_models_have_one_tokenizer():
+def test_both_models_share_one_tokenizer():
     assert (WEIGHTS / "target" / "tokenizer.json").read_bytes() == (WEIGHTS / "draft" / "tokenizer.json").read_bytes()
 
 
-def test_any_text_round_trips_and_every_digit_is_a_token_of_its_own(model_folder):
+def test_any_text_round_trips_and_every_digit_is_a_separate_token(model_folder):
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     for text in ["h\u00e9llo \u65e5\u672c\n\n 12,345  x\ty", "\x00\x7f \U0001f600", "x = 40 * 7 - 3"]:
         ids = tokenizer.encode(text, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""The embedded pair in vLLM, where that is installed: in an environment of its own, with `pip install -e .` there."""
+"""The embedded pair in vLLM. Skipped without vLLM, which needs a separate environment with `pip install -e .`."""
 
 import json
 import os
@@ -30,16 +30,16 @@ if __name__ == "__main__":
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("role", "at_least"), [("target", 14), ("draft", 5)])
 def test_the_pair_answers_in_vllm(tmp_path: Path, role: str, at_least: int) -> None:
-    """Of 20 problems; in bfloat16, so not token for token as in float32."""
+    """The minimum is of 20 problems, in bfloat16, whose tokens can differ from float32."""
     script, answers = tmp_path / "answer.py", tmp_path / "answers.json"
     script.write_text(SCRIPT)
     problems = [problem for problem, _ in zip(load_split("test"), range(20), strict=False)]
     arguments = json.dumps([str(WEIGHTS / role), str(answers), *(problem.question for problem in problems)])
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, script, arguments], capture_output=True, text=True, env=environment, check=False
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]
     texts = json.loads(answers.read_text())
     solved = [f"\\boxed{{{problem.answer}}}" in text for problem, text in zip(problems, texts, strict=True)]
     assert sum(solved) >= at_least

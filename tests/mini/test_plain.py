@@ -1,4 +1,4 @@
-"""gsm-plain's problems are solved by their steps, its splits share nothing, and its oracle knows right from wrong."""
+"""gsm-plain: steps solve their problems, splits share no question, and the oracle tells right steps from wrong ones."""
 
 import itertools
 import random
@@ -14,8 +14,8 @@ CONSTANTS = set(map(Fraction, (1, 2, 3, 4, 7, 10, 12, 25, 60, 100)))
 
 def problems_of(template: plain.Template, count: int = 20) -> list[plain.PlainProblem]:
     rng, words = random.Random(template.name), plain.Words(with_test=True)
-    drawn = (template.fill(rng, "p", words) for _ in range(200 * count))
-    return list(itertools.islice(filter(None, drawn), count))
+    sampled = (template.fill(rng, "p", words) for _ in range(200 * count))
+    return list(itertools.islice(filter(None, sampled), count))
 
 
 def test_every_step_follows_from_the_question_and_the_steps_before() -> None:
@@ -34,7 +34,7 @@ def test_every_step_follows_from_the_question_and_the_steps_before() -> None:
             assert Fraction(problem.answer) == plain.equations(problem.steps[-1])[0].result
 
 
-def test_the_splits_share_no_question_and_training_has_neither_all_templates_nor_all_words() -> None:
+def test_the_splits_share_no_question_and_training_lacks_some_templates_and_words() -> None:
     by_split = {split: list(itertools.islice(plain.load_split(split), 1200)) for split in plain.SPLIT_SIZES}
     questions = {split: {problem.question.lower() for problem in each} for split, each in by_split.items()}
     assert not questions["train"] & questions["test"]
@@ -49,12 +49,12 @@ def test_the_splits_share_no_question_and_training_has_neither_all_templates_nor
     assert by_split["test"][:5] == list(itertools.islice(plain.load_split("test"), 5))
 
 
-def test_the_oracle_takes_solutions_and_no_corrupted_step() -> None:
+def test_the_oracle_accepts_solutions_and_rejects_corrupted_steps() -> None:
     rng = random.Random(0)
     for problem in itertools.islice(plain.load_split("calibration"), 400):
         oracle = plain.PlainOracle(problem)
-        for place, step in enumerate(problem.steps):
-            wrong = plain.corrupt_step(rng, problem, place)
+        for index, step in enumerate(problem.steps):
+            wrong = plain.corrupt_step(rng, problem, index)
             assert not oracle.judge(wrong), (problem, wrong)
             assert oracle.judge(step)
             oracle.observe(step)
@@ -75,7 +75,7 @@ def test_the_oracle_takes_solutions_and_no_corrupted_step() -> None:
         ("", False),
     ],
 )
-def test_the_oracle_reads_steps_in_other_words(step: str, right: bool) -> None:
+def test_the_oracle_reads_steps_in_different_wording(step: str, right: bool) -> None:
     problem = plain.PlainProblem(
         "p",
         "more-than",

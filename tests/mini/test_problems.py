@@ -1,4 +1,4 @@
-"""The problem generator: its seeds, splits and levels, and questions that state all they need to."""
+"""The problem generator: seeds, splits, levels, and questions that state every needed fact."""
 
 import hashlib
 import itertools
@@ -40,18 +40,18 @@ SIZED: tuple[Split, ...] = ("calibration", "test")
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    """From the training split, where drawing is eight times as fast as in the others."""
+    """Problems of the training split, which is eight times as fast to generate as the others."""
     return list(itertools.islice(load_split("train"), 2_000))
 
 
-Fact = tuple[str, tuple[str, ...], int, int]  # kind of relation, people referred to, two numbers
+Fact = tuple[str, tuple[str, ...], int, int]  # the kind of relation, the people it refers to, and two numbers
 
 NOT_ABOUT_QUANTITIES = re.compile(r"\w+ is \d+ years old|A ticket cost \d+ dollars")
 FRACTIONS = {"half": 2, "a third": 3, "a quarter": 4, "a fifth": 5}
 
 
 def read_fact(sentence: str) -> tuple[str, Fact] | None:
-    """A statement of the question, read without the generator's help; None for an age or a ticket."""
+    """Parse a statement of the question without the generator's code. Return None for an age or a ticket price."""
     turned = re.fullmatch(r"Compared with (\w+), (.*)", sentence)
     sentence = f"{turned[2]} than {turned[1]}" if turned else sentence.removeprefix("We know that ")
     if match := re.fullmatch(r"(\w+) \w+ as many \w+ as (\w+) and (\w+) together", sentence):
@@ -72,27 +72,27 @@ def read_fact(sentence: str) -> tuple[str, Fact] | None:
         return "price", ("times", (), int(match[1]), 0)
     if match := re.fullmatch(r"(\w+) \w+ (\d+) \w+", sentence):
         return match[1], ("given", (), int(match[2]), 0)
-    assert NOT_ABOUT_QUANTITIES.fullmatch(sentence), f"a sentence that nobody can read: {sentence}"
+    assert NOT_ABOUT_QUANTITIES.fullmatch(sentence), f"cannot parse this sentence: {sentence}"
     return None
 
 
 def read_question(question: str) -> tuple[dict[str, Fact], Fact]:
-    """The facts in the order of the text, and what is asked for, as a fact too."""
-    _, *statements, asked = re.split(r"(?<=\.) ", question)
+    """Return the facts in the order of the text, and the question as another fact."""
+    _, *statements, goal = re.split(r"(?<=\.) ", question)
     facts = [fact for statement in statements if (fact := read_fact(statement.removesuffix(".")))]
-    assert len(dict(facts)) == len(facts), f"somebody's quantity is stated twice: {question}"
-    return dict(facts), read_asked(asked, dict(facts))
+    assert len(dict(facts)) == len(facts), f"a quantity is stated twice: {question}"
+    return dict(facts), read_goal(goal, dict(facts))
 
 
-def read_asked(asked: str, facts: Mapping[str, Fact]) -> Fact:
-    if re.fullmatch(r"How many \w+ does each friend get\?", asked):
+def read_goal(goal: str, facts: Mapping[str, Fact]) -> Fact:
+    if re.fullmatch(r"How many \w+ does each friend get\?", goal):
         return facts["share"]
-    if match := re.fullmatch(r"How many dollars do the \w+ of (\w+) cost\?", asked):
+    if match := re.fullmatch(r"How many dollars do the \w+ of (\w+) cost\?", goal):
         return "times", (match[1],), facts["price"][2], 0
-    if match := re.fullmatch(r"How many more \w+ (?:does|did) (\w+) \w+ than (\w+)\?", asked):
+    if match := re.fullmatch(r"How many more \w+ (?:does|did) (\w+) \w+ than (\w+)\?", goal):
         return "difference", (match[1], match[2]), 0, 0
-    match = re.fullmatch(r"How many \w+ (?:do|does|did) (.+?) \w+(?: together| in total)?\?", asked)
-    assert match, f"a question that nobody can read: {asked}"
+    match = re.fullmatch(r"How many \w+ (?:do|does|did) (.+?) \w+(?: together| in total)?\?", goal)
+    assert match, f"cannot parse this question: {goal}"
     return "sum", tuple(match[1].split(" and ")), 0, 0
 
 
@@ -137,13 +137,13 @@ def test_the_same_seed_gives_the_same_problem(seed: int, num_steps: int) -> None
 
 
 @pytest.mark.parametrize("split", SPLIT_SIZES)
-def test_a_split_can_be_entered_anywhere(split: Split) -> None:
+def test_a_split_can_start_at_any_problem(split: Split) -> None:
     from_the_start = list(itertools.islice(load_split(split), 30))
     assert list(itertools.islice(load_split(split, start=20), 10)) == from_the_start[20:]
 
 
-def test_the_problems_are_those_that_the_pair_was_trained_on() -> None:
-    """The weights and every published figure belong to this text: what changes it needs a new `VERSION`."""
+def test_the_problems_have_not_changed_since_the_pair_was_trained() -> None:
+    """The weights and all published figures depend on these texts. A change of the texts needs a new `VERSION`."""
     digest = hashlib.sha256()
     for split in SPLIT_SIZES:
         for problem in itertools.islice(load_split(split), 100):
@@ -157,7 +157,7 @@ def test_the_number_of_steps_is_the_level_and_all_levels_occur(problems: list[Pr
     assert {problem.level for problem in itertools.islice(load_split("test"), 500)} == set(range(3, 11))
 
 
-def test_the_answer_is_a_whole_number_within_range_and_is_where_the_steps_end(
+def test_the_answer_is_an_integer_within_range_and_the_result_of_the_last_step(
     problems: list[Problem],
 ) -> None:
     for problem in problems:
@@ -169,44 +169,42 @@ def test_the_answer_is_a_whole_number_within_range_and_is_where_the_steps_end(
 
 def test_the_question_alone_determines_the_answer(problems: list[Problem]) -> None:
     for problem in problems:
-        facts, asked = read_question(problem.question)
-        assert solve(facts, asked) == problem.answer, problem
+        facts, goal = read_question(problem.question)
+        assert solve(facts, goal) == problem.answer, problem
         assert {name: solve(facts, fact) for name, fact in people(facts).items()} == true_values(problem)
 
 
-def test_every_step_derives_something_that_the_answer_needs(problems: list[Problem]) -> None:
+def test_every_step_derives_a_value_that_the_answer_needs(problems: list[Problem]) -> None:
     for problem in problems:
-        facts, asked = read_question(problem.question)
-        derived = {name for name in needed(facts, asked) if facts[name][0] != "given"}
+        facts, goal = read_question(problem.question)
+        derived = {name for name in needed(facts, goal) if facts[name][0] != "given"}
         assert derived == {relation.subject for relation in problem.plan} - {""}
-        assert (asked[0] == "sum" and len(asked[1]) == 1) == bool(problem.plan[-1].subject)
+        assert (goal[0] == "sum" and len(goal[1]) == 1) == bool(problem.plan[-1].subject)
 
 
-def test_some_problems_state_what_nobody_needs(problems: list[Problem]) -> None:
+def test_some_problems_state_unneeded_facts(problems: list[Problem]) -> None:
     assert any("years old" in problem.question for problem in problems)
     assert any("ticket" in problem.question for problem in problems)
     questions = [read_question(problem.question) for problem in problems]
-    assert any(needed(facts, asked) < people(facts).keys() for facts, asked in questions)
+    assert any(needed(facts, goal) < people(facts).keys() for facts, goal in questions)
 
 
-def test_what_the_answer_needs_is_told_in_the_order_in_which_it_can_be_worked_out(problems: list[Problem]) -> None:
+def test_needed_facts_are_stated_in_the_order_of_derivation(problems: list[Problem]) -> None:
     for problem in problems:
-        facts, asked = read_question(problem.question)
-        told: set[str] = set()
-        for name in [name for name in facts if name in needed(facts, asked)]:
-            assert told.issuperset(facts[name][1]), problem.question
-            told.add(name)
+        facts, goal = read_question(problem.question)
+        stated: set[str] = set()
+        for name in [name for name in facts if name in needed(facts, goal)]:
+            assert stated.issuperset(facts[name][1]), problem.question
+            stated.add(name)
 
 
-def test_every_kind_of_step_occurs_and_has_its_words(problems: list[Problem]) -> None:
+def test_every_kind_of_step_occurs_and_has_a_wording(problems: list[Problem]) -> None:
     assert {relation.kind for problem in problems for relation in problem.plan} == REASONS.keys()
     assert REASONS.keys() == EQUATIONS.keys()
 
 
 @pytest.mark.parametrize("voice", ["target", "draft"])
-def test_a_voice_uses_every_phrasing_and_hardly_ever_says_a_solution_twice_alike(
-    problems: list[Problem], voice: Voice
-) -> None:
+def test_a_voice_uses_every_phrasing_and_rarely_repeats_a_solution(problems: list[Problem], voice: Voice) -> None:
     rng = random.Random(0)
     steps = [step for problem in problems[:500] for step in write_solution(problem, rng, voice)]
     for table in (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, CHECK_LEADS):
@@ -216,13 +214,13 @@ def test_a_voice_uses_every_phrasing_and_hardly_ever_says_a_solution_twice_alike
     assert len({write_solution(problem, rng, voice) for _ in range(100)}) > 95
 
 
-def test_the_voices_know_the_same_phrasings_and_prefer_others() -> None:
+def test_the_voices_share_all_phrasings_and_prefer_different_ones() -> None:
     for table in (LEADS, JOINS, COMPUTATIONS, CONCLUSIONS, UNITS):
         assert all(target > 0 and draft > 0 for _, target, draft in table)
         assert max(table, key=lambda each: each[1]) != max(table, key=lambda each: each[2])
 
 
-def test_easier_training_problems_are_of_the_training_split_too() -> None:
+def test_easier_training_problems_also_belong_to_the_training_split() -> None:
     for number in range(200):
         easy, usual = train_problem(number, max_level=4), train_problem(number)
         assert easy.level <= 4
@@ -245,13 +243,13 @@ def test_the_training_split_has_no_end() -> None:
     assert next(load_split("train", start=10**12)).id == f"gsm-mini-{VERSION}/train/1000000000000"
 
 
-def test_an_unknown_split_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_split_is_rejected_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"no split 'validation'\. Choose one of train, calibration, test\."):
         next(load_split("validation"))  # pyright: ignore[reportArgumentType]
 
 
 def check_splits(num_problems: int) -> None:
-    """A question's hash decides its split, so splits cannot share one; and benchmarks ask nothing twice."""
+    """Check that splits share no question, since its hash decides the split, and that benchmarks repeat none."""
     questions: dict[Split, list[str]] = {}
     for split in SPLIT_SIZES:
         questions[split] = [problem.question for problem in itertools.islice(load_split(split), num_problems)]

@@ -1,4 +1,4 @@
-"""The embedded pair notes questions that are unlike what it has learned, and no others."""
+"""The embedded pair adds a note to questions unlike its training data, and to no others."""
 
 import itertools
 import json
@@ -31,8 +31,8 @@ async def target() -> AsyncIterator[TorchEngine]:
     await engine.aclose()
 
 
-async def test_what_people_type_is_noted_and_what_was_learned_is_not(target: TorchEngine) -> None:
-    """A hundred small problems in other words, a hundred questions about anything, a thousand of gsm-mini's."""
+async def test_typed_questions_get_a_note_and_trained_ones_do_not(target: TorchEngine) -> None:
+    """Uses 100 problems in other words, 100 questions on any subject and 1,000 gsm-mini problems."""
     bound = PairScope.load(EMBEDDED).least_logprob
     typed = [json.loads(line)["question"] for line in TYPED.read_text("utf-8").splitlines()]
     other = OTHER.read_text("utf-8").splitlines()
@@ -52,7 +52,7 @@ async def test_a_result_has_the_note_and_notebooks_show_it() -> None:
     assert "Note:" not in result_html(known)
 
 
-async def test_the_note_does_not_read_as_a_cached_prompt_nor_count_in_the_times() -> None:
+async def test_the_note_does_not_count_as_a_cached_prompt() -> None:
     question = "".join(random.Random(0).choices("abc def ", k=300))
     async with StepSpec(policy="target") as spec:
         result = await spec.generate(question, max_tokens=5)
@@ -60,14 +60,14 @@ async def test_the_note_does_not_read_as_a_cached_prompt_nor_count_in_the_times(
     assert result.num_cached_tokens == 0
 
 
-async def test_where_figures_are_measured_nothing_is_noted() -> None:
+async def test_a_pair_loaded_without_notes_adds_none() -> None:
     pair = load_pair(notes=False)
     async with StepSpec(pair=pair) as spec:
         assert (await spec.generate("What is the capital of France?", max_tokens=5)).note is None
     await pair.aclose()
 
 
-async def test_models_of_ones_own_have_no_note_and_a_failing_target_costs_no_answer(
+async def test_custom_models_have_no_note_and_a_failed_check_does_not_fail_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights = f"torch:{EMBEDDED / 'target'}"

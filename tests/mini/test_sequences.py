@@ -1,4 +1,4 @@
-"""Training sequences: what is learned at which token, and branches that read exactly as the engine's probes do."""
+"""Training sequences: the learned tokens, and branches with exactly the tokens of the engine's probes."""
 
 import itertools
 import random
@@ -45,7 +45,7 @@ def judged(maker: SequenceMaker) -> list[tuple[Problem, TreeSequence]]:
 
 
 def branches(sequence: TreeSequence) -> list[list[int]]:
-    """The indices of each segment but the trunk."""
+    """Return the token indices of each segment except the trunk."""
     groups = itertools.groupby(range(len(sequence.ids)), key=sequence.segments.__getitem__)
     return [list(group) for _, group in groups][1:]
 
@@ -54,7 +54,7 @@ def text_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
-def test_only_what_the_model_writes_is_learned_and_each_token_from_the_one_before(
+def test_only_model_output_is_learned_and_each_target_is_the_next_token(
     maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     problem = train_problem(1)
@@ -67,7 +67,7 @@ def test_only_what_the_model_writes_is_learned_and_each_token_from_the_one_befor
     assert text_of(tokenizer, sequence.ids).endswith("<|assistant|><think>" + text)
 
 
-def test_steps_of_the_other_voice_are_read_and_not_learned(maker: SequenceMaker) -> None:
+def test_steps_in_the_other_voice_are_read_but_not_learned(maker: SequenceMaker) -> None:
     problem, rng = train_problem(2), random.Random(0)
     plain = [maker.make(problem, rng).targets for _ in range(20)]
     mixed = [maker.make(problem, rng, mixed=True).targets for _ in range(20)]
@@ -75,7 +75,7 @@ def test_steps_of_the_other_voice_are_read_and_not_learned(maker: SequenceMaker)
     assert 0.35 < shares[1] / shares[0] < 0.75
 
 
-def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_numbers(
+def test_a_drill_states_values_known_where_it_leaves_the_trunk_or_practices_arithmetic(
     maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     num_sums = 0
@@ -86,7 +86,9 @@ def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_n
         for branch in branches(sequence):
             ids = [sequence.ids[index] for index in branch]
             text = text_of(tokenizer, ids)
-            assert tokenizer.encode(text, add_special_tokens=False) == ids, "as in a step that is encoded whole"
+            assert tokenizer.encode(text, add_special_tokens=False) == ids, (
+                "must be the tokens of the text encoded as a whole"
+            )
             learned = [index for index in branch if sequence.targets[index] != NOT_LEARNED]
             assert all(sequence.targets[index] == sequence.ids[index + 1] for index in learned)
             if equations := re.findall(r"(\d[\d+*/%of -]*) = (\d+)", text):
@@ -96,15 +98,15 @@ def test_a_drill_says_of_people_what_is_known_when_it_leaves_the_trunk_or_adds_n
                 assert all(eval(left.replace("% of", " / 100 *")) == int(result) for left, result in equations)
                 continue
             trunk = text_of(tokenizer, sequence.ids[: sequence.cuts[branch[0]]]).partition("<think>")[2]
-            found = {relation.subject for relation in problem.plan[: trunk.count("\n\n")]}
+            derived = {relation.subject for relation in problem.plan[: trunk.count("\n\n")]}
             for name, relation in problem.relations.items():
-                number_said = f" {name} {problem.scene.verb} {values[name]},"
-                assert (number_said in text) <= (name in found or relation.kind == "given")
+                statement = f" {name} {problem.scene.verb} {values[name]},"
+                assert (statement in text) <= (name in derived or relation.kind == "given")
             assert len(learned) >= len(branch) / 3
     assert 0.2 < num_sums / (2 * NUM_PROBLEMS) < 0.6
 
 
-def test_phrasings_are_free_behind_their_first_token_and_nothing_else_is(
+def test_only_wording_after_the_first_token_of_a_phrase_is_free(
     maker: SequenceMaker, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     problem = train_problem(1)
@@ -115,30 +117,30 @@ def test_phrasings_are_free_behind_their_first_token_and_nothing_else_is(
         step = content.word(random.Random(seed), "target")
         assert text_of(tokenizer, ids) == step
         assert len(free) == len(ids)
-        said = {text_of(tokenizer, [id]).strip() for id, is_free in zip(ids, free, strict=True) if not is_free}
-        assert {content.slots["S"], *content.slots["c"], "=", step.split()[0].rstrip(",:")} <= said
+        required = {text_of(tokenizer, [id]).strip() for id, is_free in zip(ids, free, strict=True) if not is_free}
+        assert {content.slots["S"], *content.slots["c"], "=", step.split()[0].rstrip(",:")} <= required
         chosen = {text_of(tokenizer, [id]).strip() for id, is_free in zip(ids, free, strict=True) if is_free}
         assert not chosen & {*"0123456789", *NAMES, "has", "picked", "fewer", "more", "sum", "than", "="}
-        pieces = [text_of(tokenizer, [id]).strip() for id in ids]
-        behind = {before for before, is_free in zip(pieces, free[1:], strict=False) if is_free}
+        token_texts = [text_of(tokenizer, [id]).strip() for id in ids]
+        behind = {before for before, is_free in zip(token_texts, free[1:], strict=False) if is_free}
         assert behind
-        assert not behind & {*"0123456789", *NAMES}, "a digit or a name may be followed by more of what must be said"
+        assert not behind & {*"0123456789", *NAMES}, "more required tokens can follow a digit or a name"
 
 
-def test_whether_a_place_is_free_does_not_depend_on_what_is_chosen_there(maker: SequenceMaker) -> None:
-    """Else what weighs more would be believed in more than it is true: the end of the thinking, for one."""
+def test_whether_a_position_is_free_does_not_depend_on_its_token(maker: SequenceMaker) -> None:
+    """Otherwise the model would overestimate tokens with a higher weight, such as the end of the reasoning."""
     problem = train_problem(1)
     content = step_content(problem.scene, problem.plan[0], true_values(problem))
     kinds: dict[tuple[int, ...], set[int]] = {}
     for seed in range(400):
         ids, free = maker.encode_marked(content.marked(random.Random(seed), "target"))
-        for place, is_free in enumerate(free):
-            kinds.setdefault(tuple(ids[:place]), set()).add(is_free)
+        for position, is_free in enumerate(free):
+            kinds.setdefault(tuple(ids[:position]), set()).add(is_free)
     assert len(kinds) > 100
     assert all(len(kind) == 1 for kind in kinds.values())
 
 
-def test_of_several_candidates_the_hardest_is_taken(maker: SequenceMaker) -> None:
+def test_the_hardest_of_several_candidates_is_chosen(maker: SequenceMaker) -> None:
     def lookups(candidates: int) -> int:
         texts = [maker.draw(random.Random(seed), 10, False, False, candidates=candidates).ids for seed in range(100)]
         return sum(text_of(maker.tokenizer, ids).count(" together") for ids in texts)
@@ -146,7 +148,7 @@ def test_of_several_candidates_the_hardest_is_taken(maker: SequenceMaker) -> Non
     assert lookups(3) > 1.3 * lookups(1)
 
 
-def test_every_step_is_asked_about_once_until_the_sequence_is_long(judged: list[tuple[Problem, TreeSequence]]) -> None:
+def test_every_step_is_judged_once_until_the_sequence_is_long(judged: list[tuple[Problem, TreeSequence]]) -> None:
     for problem, sequence in judged:
         answered = [index for index, verdict in enumerate(sequence.verdicts) if verdict != NOT_LEARNED]
         assert [branch[-1] for branch in branches(sequence)] == answered
@@ -173,16 +175,16 @@ def test_verdicts_and_flaws_agree_with_the_oracle(
                 right = oracle.judge(step)
                 assert (sequence.verdicts[branch[-1]] in right_answers) == right, step
                 flaws = [sequence.flaws[index] for index in branch if sequence.flaws[index] != NOT_LEARNED]
-                assert flaws == sorted(flaws), "wrong by a token means wrong by all that follow"
+                assert flaws == sorted(flaws), "a step that is wrong at one token stays wrong at all later ones"
                 assert flaws[-1] == (not right)
                 seen[right] += 1
     assert min(seen.values()) > NUM_PROBLEMS / 2
 
 
-def test_the_judge_is_asked_in_the_very_tokens_that_the_engine_will_send(
+def test_judge_branches_have_exactly_the_tokens_that_the_engine_sends(
     judged: list[tuple[Problem, TreeSequence]], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """Pieces encoded apart for their labels must come out as the whole text does."""
+    """Parts encoded separately for their labels must have the same tokens as the whole text."""
     engine_tokenizer = HuggingFaceTokenizer(tokenizer, frozenset())
     prompts = [*RATING_PROMPTS.values(), YES_NO_PROMPT]
     probes = [engine_tokenizer.encode(render_probe(engine_tokenizer, prompt)) for prompt in prompts]
@@ -220,7 +222,7 @@ def test_a_selection_names_the_right_candidate_or_none(
     assert len(seen) > 2
 
 
-def test_what_the_draft_proposed_is_asked_about(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_steps_proposed_by_the_draft_are_judged(tokenizer: PreTrainedTokenizerFast) -> None:
     problem = train_problem(3)
     right = problem.steps[0].replace("Next,", "Now,")
     proposals = {3: [(0, right, True), (0, "Nonsense.", False)]}

@@ -1,4 +1,4 @@
-"""What the pair `smol` is trained on, and the forward pass that trains it."""
+"""Training data of the pair `smol`, and the forward pass of its training."""
 
 import asyncio
 import copy
@@ -29,28 +29,28 @@ TAGS = (5, 6)
 
 @pytest.fixture(scope="module")
 def maker() -> TreeMaker:
-    """Of the embedded pair's tokenizer, which has the tags as well."""
+    """Return a tree maker with the embedded pair's tokenizer, which also has the thinking tags."""
     return TreeMaker(PreTrainedTokenizerFast.from_pretrained(WEIGHTS / "target"))
 
 
-def test_only_what_the_model_writes_is_learned_and_wrong_steps_are_not(maker: TreeMaker) -> None:
-    pieces = [texts.Piece("So 3 + 4 = 8.", learned=False), texts.Piece("Wait, 3 + 4 = 7.")]
-    tree = maker.tree(texts.Conversation([{"role": "user", "content": "Add 3 and 4."}], pieces, "It is 7."))
-    learned = [id for id, wanted in zip(tree.ids, tree.learned, strict=True) if wanted]
+def test_only_model_output_is_learned_and_wrong_steps_are_not(maker: TreeMaker) -> None:
+    thinking = [texts.Piece("So 3 + 4 = 8.", learned=False), texts.Piece("Wait, 3 + 4 = 7.")]
+    tree = maker.tree(texts.Conversation([{"role": "user", "content": "Add 3 and 4."}], thinking, "It is 7."))
+    learned = [id for id, is_learned in zip(tree.ids, tree.learned, strict=True) if is_learned]
     written = maker.tokenizer.decode(learned)
     assert written.startswith("Wait, 3 + 4 = 7.\n\n</think>\n\nIt is 7.")
     assert "8" not in written
     assert "Add" not in written
 
 
-def test_judgements_are_asked_on_branches_that_see_the_steps_before_and_nothing_else(maker: TreeMaker) -> None:
-    pieces = [texts.Piece("One."), texts.Piece("Two."), texts.Piece("Three.")]
+def test_judgement_branches_see_only_the_earlier_steps(maker: TreeMaker) -> None:
+    thinking = [texts.Piece("One."), texts.Piece("Two."), texts.Piece("Three.")]
     judgements = [
         texts.Judgement(1, "Second.", RATING_PROMPTS["short"], "9"),
         texts.Judgement(2, "Third.", YES_NO_PROMPT, " no"),
     ]
     user = {"role": "user", "content": "Count."}
-    tree = maker.tree(texts.Conversation([user], pieces, "Done.", judgements=judgements))
+    tree = maker.tree(texts.Conversation([user], thinking, "Done.", judgements=judgements))
     row = collate([tree, tree])
     visible = row["mask"][0, 0] == 0
     own = [position for position, segment in enumerate(tree.segments) if segment == 1]
@@ -66,7 +66,7 @@ def test_judgements_are_asked_on_branches_that_see_the_steps_before_and_nothing_
     assert set(targets[own].tolist()) == {-100, maker.encode("9")[0]}
 
 
-def test_rows_depend_on_their_seed_alone_and_hold_every_kind(maker: TreeMaker) -> None:
+def test_rows_depend_only_on_their_seed_and_contain_every_kind(maker: TreeMaker) -> None:
     first, second = (pool_of_rows(maker, "0/1") for _ in range(2))
     assert len(first) == len(second)
     assert all((one["ids"] == other["ids"]).all() for one, other in zip(first, second, strict=True))
@@ -78,7 +78,7 @@ def test_rows_depend_on_their_seed_alone_and_hold_every_kind(maker: TreeMaker) -
 
 def test_sums_are_right_and_of_every_kind() -> None:
     rng, gsm8k = random.Random(0), [("Q?", ("One.",), "1")]
-    found = [conversation for _ in range(300) for conversation in [texts.draw(rng, gsm8k)]]
+    found = [texts.draw(rng, gsm8k) for _ in range(300)]
     sums = [each for each in found if len(plain.equations(str(each.messages[0]["content"]).rstrip(".?") + " = 0")) >= 1]
     steps = [piece.text for each in sums for piece in each.thinking if piece.learned]
     equations = [equation for step in steps for equation in plain.equations(step)]
@@ -98,9 +98,9 @@ def test_corrupted_steps_are_wrong_and_chats_are_short() -> None:
 
 
 def test_the_draft_proposes_steps_that_the_target_learns_to_judge(maker: TreeMaker, tmp_path: Path) -> None:
-    """The embedded draft knows gsm-mini, which is every fourth problem, and nothing of gsm-plain."""
+    """The embedded draft solves gsm-mini, which is every fourth problem, but not gsm-plain."""
     engine, file = TorchEngine.load(str(WEIGHTS / "draft")), tmp_path / texts.PROPOSALS_FILE
-    for count in (8, 12):  # it goes on with what is missing
+    for count in (8, 12):  # the second call adds only the missing proposals
         proposals.write_proposals(engine, file, count)
     asyncio.run(engine.aclose())
     found = texts.load_proposals(file)
@@ -110,15 +110,15 @@ def test_the_draft_proposes_steps_that_the_target_learns_to_judge(maker: TreeMak
     }
     assert sum(right["mini"]) > len(right["mini"]) / 2
     assert sum(right["plain"]) < len(right["plain"]) / 2
-    told = TreeMaker(maker.tokenizer, found)
-    trees = [told.draw(random.Random(seed)) for seed in range(60)]
+    maker_with_proposals = TreeMaker(maker.tokenizer, found)
+    trees = [maker_with_proposals.draw(random.Random(seed)) for seed in range(60)]
     steps = {text for each in found for _, text, _ in each.steps}
     judged = [text for tree in trees if any(tree.segments) for text in [maker.tokenizer.decode(tree.ids)]]
     assert any(step in text for step in steps for text in judged)
 
 
-def test_the_reward_head_tells_right_steps_from_wrong_ones(maker: TreeMaker, tmp_path: Path) -> None:
-    """On the embedded target and problems that it knows, whose right steps are the references."""
+def test_the_reward_head_separates_right_steps_from_wrong_ones(maker: TreeMaker, tmp_path: Path) -> None:
+    """Uses the embedded target and problems that it was trained on. The right steps are the reference steps."""
     target = AutoModelForCausalLM.from_pretrained(WEIGHTS / "target", dtype=torch.float32).eval()
     proposed = [
         texts.Proposed("mini", number, tuple((place, step, True) for place, step in enumerate(problem.steps)))
@@ -131,7 +131,7 @@ def test_the_reward_head_tells_right_steps_from_wrong_ones(maker: TreeMaker, tmp
     assert load_file(tmp_path / reward.FILE)["score.weight"].shape == (1, target.config.hidden_size)
 
 
-def test_a_step_is_read_for_its_reward_as_if_it_stood_alone_behind_its_prefix(maker: TreeMaker) -> None:
+def test_the_reward_state_of_a_step_depends_only_on_its_prefix(maker: TreeMaker) -> None:
     target = AutoModelForCausalLM.from_pretrained(WEIGHTS / "target", dtype=torch.float32).eval()
     problem = texts.problem_of("mini", 0)
     states = reward.states_of(target, reward.tree_of(maker, problem, [(0, "One.", True), (1, "Two.", True)]))
@@ -182,7 +182,7 @@ def loss_of(model: Any, row: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits, row["targets"], ignore_index=-100, reduction="sum")
 
 
-def test_training_reads_as_the_merged_model_does(model: LlamaForCausalLM) -> None:
+def test_training_computes_the_loss_of_the_merged_model(model: LlamaForCausalLM) -> None:
     adapter, row = changed(model), row_of(0)
     trunk, merged = Trunk(model, adapter), copy.deepcopy(model)
     adapter.merge_into(merged)
@@ -194,17 +194,17 @@ def test_training_reads_as_the_merged_model_does(model: LlamaForCausalLM) -> Non
 
 
 def test_a_saved_adapter_merges_to_nearly_the_same_weights(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    adapter, direct, kept = changed(model), copy.deepcopy(model), copy.deepcopy(model)
+    adapter, direct, from_file = changed(model), copy.deepcopy(model), copy.deepcopy(model)
     adapter.merge_into(direct)
     adapter.save(tmp_path / "adapter.safetensors")
-    merge_file(tmp_path / "adapter.safetensors", kept, TAGS)
-    for (name, expected), found in zip(direct.named_parameters(), kept.parameters(), strict=True):
+    merge_file(tmp_path / "adapter.safetensors", from_file, TAGS)
+    for (name, expected), found in zip(direct.named_parameters(), from_file.parameters(), strict=True):
         error, change = (found - expected).norm(), (expected - model.get_parameter(name)).norm()
         assert error <= 0.02 * change + 1e-6, name
 
 
 def test_gradients_are_those_of_the_merged_weights(model: LlamaForCausalLM) -> None:
-    """A product's gradients follow from the gradient of the weight that it is added to."""
+    """The gradients of a low-rank product follow from the gradient of the weight that it is added to."""
     adapter, row = changed(model), row_of(1)
     trunk, merged = Trunk(model, adapter), copy.deepcopy(model)
     adapter.merge_into(merged)
@@ -227,7 +227,7 @@ def test_gradients_are_those_of_the_merged_weights(model: LlamaForCausalLM) -> N
     assert torch.nn.functional.cosine_similarity(adapter.tags.grad.flatten(), grad[list(TAGS)].flatten(), 0) > 0.99
 
 
-def test_a_missing_or_damaged_base_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_missing_or_damaged_base_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     def missing(_: str) -> Any:
         raise base.PackageNotFoundError
 
@@ -255,17 +255,17 @@ def test_a_missing_or_damaged_base_is_a_sentence(monkeypatch: pytest.MonkeyPatch
         base.find_base()
 
 
-def test_the_draft_learns_from_the_targets_own_texts_and_drafts_within_its_vocabulary(
+def test_the_draft_learns_from_target_samples_and_drafts_within_its_vocabulary(
     monkeypatch: pytest.MonkeyPatch, maker: TreeMaker, tmp_path: Path
 ) -> None:
-    """On the embedded target in the place of `smol`'s."""
+    """Uses the embedded target in place of the target of `smol`."""
     monkeypatch.setattr(draft, "COUNTED", 40)
     monkeypatch.setattr(draft, "VOCABULARY_SIZE", 300)
     monkeypatch.setattr(draft, "WARM_UP", 2)
     monkeypatch.setattr(draft, "OWN_SHARE", 1.0)
     target = WEIGHTS / "target"
     engine = TorchEngine.load(str(target))
-    for count in (3, 5):  # it goes on with what is missing
+    for count in (3, 5):  # the second call adds only the missing samples
         samples.write_samples(engine, tmp_path / samples.FILE, count)
     asyncio.run(engine.aclose())
     rows = [json.loads(line) for line in (tmp_path / samples.FILE).read_text("utf-8").splitlines()]

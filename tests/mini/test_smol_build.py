@@ -1,4 +1,4 @@
-"""The pair `smol` is built whole or not at all, and is checked when it is loaded."""
+"""The build of the pair `smol` is atomic, and the pair is checked when it is loaded."""
 
 import errno
 import multiprocessing
@@ -15,11 +15,9 @@ from stepspec.api import pairs
 from stepspec.errors import ModelError
 from stepspec.mini.smol import build
 
-Say = list[str]
-
 
 def write_small(folder: Path, *_: object) -> None:
-    """In the place of the models, which take longer."""
+    """Write small files in place of the models, which take longer to build."""
     for role in ("target", "draft"):
         (folder / role).mkdir()
         (folder / role / "model.safetensors").write_text(role)
@@ -28,7 +26,7 @@ def write_small(folder: Path, *_: object) -> None:
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache folder of the test's own, and a recipe that is quick."""
+    """Use a temporary cache folder and a fast build. Returns the folder of the pairs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(pairs, "PAIRS", ("embedded", "smol"))
     weights = tmp_path / "weights"
@@ -40,7 +38,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "stepspec"
 
 
-def test_it_is_built_once_and_found_by_its_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pair_is_built_once_and_found_by_name(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ModelError, match="stepspec pair build smol"):
         pairs.find_pair("smol")
     folder = build.build_smol(print)
@@ -55,17 +53,17 @@ def test_it_is_built_once_and_found_by_its_name(cache: Path, capsys: pytest.Capt
     build.build_smol(print)
     assert "already" in capsys.readouterr().out
     with filelock.FileLock(cache / "smol.lock", timeout=0):
-        pass  # the builds have let go of it
+        pass  # the builds have released the lock
 
 
-def test_other_weights_make_another_folder() -> None:
+def test_different_weights_give_a_different_folder() -> None:
     first = build.build_smol(print)
     (pairs.SMOL_WEIGHTS / "draft.safetensors").write_text("others")
     assert build.build_smol(print) != first
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "manifest"])
-def test_a_damaged_pair_is_refused_and_built_again(damage: str) -> None:
+def test_a_damaged_pair_is_rejected_and_can_be_rebuilt(damage: str) -> None:
     folder = build.build_smol(print)
     file = folder / ("manifest.json" if damage == "manifest" else "target/model.safetensors")
     file.unlink() if damage == "missing" else file.write_text("x")
@@ -75,7 +73,7 @@ def test_a_damaged_pair_is_refused_and_built_again(damage: str) -> None:
     assert pairs.find_pair("smol") == folder
 
 
-def test_a_build_that_fails_leaves_nothing_and_says_why(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_failed_build_leaves_no_files_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def fills_the_disk(folder: Path, *_: object) -> None:
         write_small(folder)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -90,13 +88,13 @@ def test_a_build_that_fails_leaves_nothing_and_says_why(monkeypatch: pytest.Monk
         build.build_smol(print)
 
 
-def test_no_folder_can_be_made_where_a_file_lies(cache: Path) -> None:
+def test_a_file_in_place_of_the_cache_folder_is_an_error(cache: Path) -> None:
     cache.write_text("no folder")
     with pytest.raises(ModelError, match="cannot be written"):
         build.build_smol(print)
 
 
-def test_after_a_build_was_killed_it_is_built_anew(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_a_killed_build_can_be_repeated(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     def hangs(folder: Path, *_: object) -> None:
         write_small(folder)
         time.sleep(600)
@@ -116,21 +114,21 @@ def test_after_a_build_was_killed_it_is_built_anew(monkeypatch: pytest.MonkeyPat
     assert {path.name for path in cache.iterdir()} == {"smol.lock", folder.name}
 
 
-def test_of_two_builds_at_once_the_second_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on, told, built = threading.Event(), Say(), list[Path]()
+def test_the_second_of_two_concurrent_builds_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    proceed, messages, built = threading.Event(), list[str](), list[Path]()
 
     def waits(folder: Path, *_: object) -> None:
-        assert goes_on.wait(60)
+        assert proceed.wait(60)
         write_small(folder)
 
     monkeypatch.setattr(build, "write_pair", waits)
-    both = [threading.Thread(target=lambda: built.append(build.build_smol(told.append))) for _ in range(2)]
+    both = [threading.Thread(target=lambda: built.append(build.build_smol(messages.append))) for _ in range(2)]
     for thread in both:
         thread.start()
-    while not told:
+    while not messages:
         time.sleep(0.01)
-    goes_on.set()
+    proceed.set()
     for thread in both:
         thread.join()
-    assert told == ["Another process is building the pair. Waiting for it to finish.", "The pair is already built."]
+    assert messages == ["Another process is building the pair. Waiting for it to finish.", "The pair is already built."]
     assert built[0] == built[1] == pairs.find_pair("smol")

@@ -1,4 +1,4 @@
-"""Training: the same function when deepened, the same weights when killed and resumed, losses that fall."""
+"""Training: deepening keeps the function, a resumed run gives the same weights, and the losses fall."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def trainer(folder: Path, recipe: Recipe = SMALL) -> Trainer:
-    """One that has the embedded pair's tokenizer and draft at hand."""
+    """Return a trainer whose folder has the tokenizer and the draft of the embedded pair."""
     for role in ("target", "draft"):
         if not (folder / role).exists():
             (folder / role).mkdir(parents=True)
@@ -71,10 +71,10 @@ def weights_in(folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder / "target").state_dict()
 
 
-def test_a_run_that_was_killed_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_and_resumed_run_gives_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer(tmp_path / "whole").run()
     step = Trainer._step
-    for count in (4, 2, 3):  # in the first stage, before its next checkpoint, in the second
+    for count in (4, 2, 3):  # in stage 1, before the next checkpoint, in stage 2
         done = itertools.count()
 
         def dying(*arguments, last: int = count, done=done):
@@ -100,7 +100,7 @@ def test_the_loss_falls(tmp_path: Path) -> None:
     assert log[-1]["targets"] < 0.7 * log[0]["targets"]
 
 
-def test_a_deeper_model_begins_as_the_same_function(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_deepened_model_computes_the_same_function(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
     shallow = build_model(SMALL, 1, tokenizer)
     deep = deepen(shallow, SMALL, 3, tokenizer)
@@ -110,7 +110,7 @@ def test_a_deeper_model_begins_as_the_same_function(tokenizer: PreTrainedTokeniz
     assert deep.config.num_hidden_layers == 3
 
 
-def test_batches_depend_on_their_number_alone(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_batches_depend_only_on_their_number(tokenizer: PreTrainedTokenizerFast) -> None:
     stage = Stage(1, 100, judged=0.5, batch=2)
     maker = train.SequenceMaker(tokenizer, "target")
     from_the_start = list(itertools.islice(Batches(maker, stage, "seed", 0, 1), 12))
@@ -121,7 +121,7 @@ def test_batches_depend_on_their_number_alone(tokenizer: PreTrainedTokenizerFast
             assert all(torch.equal(part[name], other_part[name]) for name in part)
 
 
-def test_parts_of_a_batch_add_up_to_the_whole(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_losses_of_the_parts_add_up_to_those_of_the_batch(tokenizer: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
     model, heads = build_model(SMALL, 9, tokenizer), Heads(SMALL.width)
     maker = train.SequenceMaker(tokenizer, "target")
@@ -136,7 +136,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(tokenizer: PreTrainedTokenizerFast
     assert sums[0] == pytest.approx(sums[1], rel=1e-2)
 
 
-def test_heads_are_taught_to_look_at_the_name_of_a_number_and_at_the_number_of_a_name(
+def test_attention_labels_point_to_the_owner_and_the_source_of_a_number(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     maker = train.SequenceMaker(tokenizer, "target")
@@ -154,13 +154,13 @@ def test_heads_are_taught_to_look_at_the_name_of_a_number_and_at_the_number_of_a
         for at, source in sources.nonzero().tolist():
             assert sequence.ids[source] == sequence.targets[at]
             name = int(owners[at].nonzero())
-            said = sequence.ids[name : at + 1]
-            assert sequence.ids[source - len(said) : source] == said, "the same name and the same since"
+            span = sequence.ids[name : at + 1]
+            assert sequence.ids[source - len(span) : source] == span, "the same name, followed by the same tokens"
         found += int(sources.any(-1).sum())
     assert found > 20 * 15
 
 
-def test_where_a_step_goes_wrong_is_learned_apart_from_that_it_was_wrong_by_then(
+def test_the_onset_of_a_flaw_is_a_separate_label(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     maker = train.SequenceMaker(tokenizer, "target")
@@ -168,14 +168,14 @@ def test_where_a_step_goes_wrong_is_learned_apart_from_that_it_was_wrong_by_then
         sequence = maker.make(train_problem(number), random.Random(number), judged=True)
         batch = collate([sequence])
         onsets, flaws, differences = (batch[name][0] for name in ("onsets", "flaws", "differences"))
-        assert (flaws[: sequence.segments.index(1)] == -100).all(), "the trunk is right, which is no news"
+        assert (flaws[: sequence.segments.index(1)] == -100).all(), "the trunk is right and has no labels"
         for at in (onsets == 1).nonzero()[:, 0].tolist():
             labels = flaws if flaws[at] == 1 else differences
             assert labels[at - 1 : at + 1].tolist() == [0, 1]
         assert ((onsets == 0) == ((flaws == 0) | (differences == 0))).all()
 
 
-def test_the_rate_warms_up_and_then_follows_a_line() -> None:
+def test_the_learning_rate_warms_up_and_then_changes_linearly() -> None:
     stage = Stage(1, 1000, rates=(1.0, 0.5))
     factors = [learning_rate_factor(step, stage) for step in range(1000)]
     assert factors[0] == pytest.approx(0.01)
@@ -186,20 +186,22 @@ def test_the_rate_warms_up_and_then_follows_a_line() -> None:
 def test_proposals_are_the_drafts_own_steps_with_the_oracles_verdict(tmp_path: Path) -> None:
     path = tmp_path / "proposals.jsonl"
     proposals = load_proposals(WEIGHTS / "draft", path, 6, "cpu")
-    assert proposals == load_proposals(tmp_path / "nowhere", path, 6, "cpu"), "what is in the file is not made again"
+    assert proposals == load_proposals(tmp_path / "nowhere", path, 6, "cpu"), (
+        "proposals in the file are not generated again"
+    )
     verdicts = [right for steps in proposals.values() for _, _, right in steps]
     assert len(verdicts) > 15
     assert sum(verdicts) > len(verdicts) / 2
 
 
-def test_the_recipes_are_those_of_the_models_shipped() -> None:
+def test_the_recipes_match_the_shipped_models() -> None:
     for role, recipe in RECIPES.items():
         config = AutoModelForCausalLM.from_pretrained(WEIGHTS / role).config
         assert (config.hidden_size, config.intermediate_size) == (recipe.width, recipe.feed_forward)
         assert config.num_hidden_layers == recipe.stages[-1].layers
 
 
-def test_medusa_heads_learn_what_comes_later_and_are_written_beside_the_weights(tmp_path: Path) -> None:
+def test_medusa_heads_are_trained_and_written_beside_the_weights(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = tmp_path / "target"
     shutil.copytree(WEIGHTS / "target", folder, ignore=shutil.ignore_patterns("medusa"))
@@ -208,19 +210,19 @@ def test_medusa_heads_learn_what_comes_later_and_are_written_beside_the_weights(
     heads = load_heads(folder, model)
     assert heads is not None
     assert heads.heads.shape == (NUM_HEADS, model.vocab_size, model.network.config.hidden_size)
-    assert heads.blocks.any(), "they have learned something"
+    assert heads.blocks.any(), "training must change the blocks"
     assert (folder / FILE).stat().st_size <= 4e6
 
 
-def test_of_medusa_heads_each_learns_the_token_that_many_places_on() -> None:
-    """Heads that know the next tokens of a text have no loss on it; nothing is learned beyond what is to be written."""
+def test_each_medusa_head_learns_the_token_at_its_own_distance() -> None:
+    """Heads that predict the next tokens have no loss. Positions after the last target are ignored."""
     targets = torch.tensor([[NOT_LEARNED, 3, 1, 2, NOT_LEARNED]])
     heads = MedusaHeads(2, 5, 5)
-    hidden = torch.eye(5)[None]  # each place says where it is
+    hidden = torch.eye(5)[None]  # the hidden state is the one-hot position
     with torch.no_grad():
-        for head, place, token in ((0, 1, 1), (0, 2, 2), (1, 1, 2)):
-            heads.heads[head, token, place] = 30.0
+        for head, position, token in ((0, 1, 1), (0, 2, 2), (1, 1, 2)):
+            heads.heads[head, token, position] = 30.0
     assert loss_of(heads, hidden, targets) < 1e-6
     with torch.no_grad():
-        heads.heads[0, 4, 3] = 30.0  # behind the last token nothing is known
+        heads.heads[0, 4, 3] = 30.0  # no target after the last token
     assert loss_of(heads, hidden, targets) < 1e-6

@@ -1,4 +1,4 @@
-"""Makes runs that never were, from seeded distributions, through the records that real ones are made of.
+"""Make synthetic runs from seeded distributions, with the record types of real runs.
 
 python tests/report/make_runs.py FOLDER [NUM_PROBLEMS [WORDS_PER_STEP]]
 """
@@ -36,14 +36,14 @@ HOSTILE = '</script><img src=x onerror="window.hacked=1"><script>window.hacked=1
 
 @dataclass(frozen=True)
 class Kind:
-    """A policy as it behaves."""
+    """The simulated behavior of a policy."""
 
     kind: PolicyKind
     seconds_per_token: float
     skill: float = 0.0
-    """Added to the probability of a right answer."""
+    """Added to the probability of a correct answer."""
     strictness: float = 0.5
-    """Share of good scores below which a step is refused."""
+    """Step quality below which a step is rejected, between 0 and 1."""
     judge: str = ""
     salvages: bool = False
 
@@ -68,7 +68,7 @@ class MadeRun:
     blocks: list[Block] = field(default_factory=list)
 
     def write(self, folder: Path, *, traces: bool = True) -> Path:
-        """Writes the run as an evaluation would."""
+        """Write the files of the run as an evaluation does."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(self.run.model_dump_json(indent=2), "utf-8")
         written: list[tuple[str, Sequence[ResultRow | Trace | Block]]] = [("rows", self.rows), ("blocks", self.blocks)]
@@ -88,7 +88,7 @@ def make_run(
     policies: Sequence[str] = tuple(POLICIES),
     hostile: bool = False,
 ) -> MadeRun:
-    """A run over made-up problems; with `hostile` every text tries to break out of the page."""
+    """Return a run over made-up problems. With `hostile`, every text tries to break out of the page."""
     made = MadeRun(_conditions(num_problems, seed, concurrency, num_repeats, policies))
     for index in range(num_problems):
         for repeat in range(num_repeats):
@@ -131,7 +131,7 @@ def _conditions(num_problems: int, seed: int, concurrency: int, num_repeats: int
 
 
 class _Problem:
-    """A problem in one repeat: the question is the same in all of them, what is written is not."""
+    """A problem in one repeat. All repeats share the question but not the generated text."""
 
     def __init__(self, index: int, repeat: int, seed: int, words_per_step: int, hostile: str) -> None:
         self.name, self.repeat, self.hostile = f"made-{index:04}", repeat, hostile
@@ -162,10 +162,11 @@ class _Problem:
         return step, num_tokens
 
     def solve(self, name: str, kind: Kind, concurrency: int) -> tuple[ResultRow, Trace]:
-        """A row and its trace; a weak step that is accepted makes a wrong answer likelier."""
+        """Return a result row and its trace. Each accepted weak step lowers the chance of a correct answer."""
         steps, chance, judged, refused, rejected = self._write(kind)
         if kind.kind in ("target", "token"):
-            lucky = Random(f"{self.name} {self.repeat}").random()  # the same for both, which write the same
+            # Both policies write the same text, so they get the same number.
+            lucky = Random(f"{self.name} {self.repeat}").random()
         else:
             lucky = self.random.random()
         correct = lucky < chance
@@ -230,7 +231,7 @@ class _Problem:
         return row, trace
 
     def _write(self, kind: Kind) -> tuple[list[StepRecord], float, int, int, int]:
-        """The steps, the chance of a right answer, steps judged and refused, tokens rejected."""
+        """Return the steps, the chance of a correct answer, the steps judged and rejected, and the tokens rejected."""
         if kind.kind in ("target", "token"):
             return self.target_steps, self.ease, 0, 0, 0
         if kind.kind == "draft":
@@ -245,8 +246,8 @@ class _Problem:
                 chance -= 0.25 * max(0.0, 0.7 - quality)
                 continue
             refused += 1
-            kept = self.random.random() if kind.salvages and self.random.random() < 0.6 else 0.0
-            step, _ = self._step("salvaged" if kept else "target", [(kept, {kind.judge: score})])
+            share = self.random.random() if kind.salvages and self.random.random() < 0.6 else 0.0
+            step, _ = self._step("salvaged" if share else "target", [(share, {kind.judge: score})])
             if step.origin == "salvaged" and not step.num_from_draft:
                 step = step.model_copy(update={"origin": "target"})
             steps.append(step)

@@ -1,4 +1,4 @@
-"""Pages of made-up runs, made as the command makes them, and a browser to look at them with."""
+"""Pages of made-up runs, made like those of the command, and a browser to test them with."""
 
 import shutil
 from collections.abc import Generator
@@ -15,11 +15,11 @@ from stepspec.evaluation.running import summarise
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 CHROMIUM = shutil.which("chromium")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium to look at the page with")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 
 def page_of(folder: Path, *runs: MadeRun, traces: bool = True) -> Path:
-    """Writes runs and their page; one run into the folder itself, several below it."""
+    """Write runs and their page. One run goes into the folder itself, several go into subfolders."""
     places = [folder if len(runs) == 1 else folder / f"run-{number}" for number in range(len(runs))]
     sources = [
         read_source(made.write(place), summarise(made.run, made.rows, made.blocks), traces=traces)
@@ -32,7 +32,7 @@ def page_of(folder: Path, *runs: MadeRun, traces: bool = True) -> Path:
 
 @contextmanager
 def chromium() -> Generator["playwright.Browser"]:
-    """A headless browser."""
+    """Start a headless browser and yield it."""
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -40,7 +40,7 @@ def chromium() -> Generator["playwright.Browser"]:
 
 
 class Window:
-    """A window of the browser that remembers what went wrong in it and what it asked for."""
+    """A browser window that records its errors and its network requests."""
 
     def __init__(self, browser: "playwright.Browser", **settings: object) -> None:
         self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
@@ -52,27 +52,27 @@ class Window:
         self.page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, file: Path, fragment: str = "") -> None:
-        """Opens a page from the disk, and waits until it has unpacked what it holds."""
+        """Open a page from the disk and wait until it has unpacked its data."""
         self.page.goto("about:blank")
         self.page.goto(file.as_uri() + fragment)
         self.page.wait_for_selector("html[data-ready]")
 
     def role(self, name: str) -> "playwright.Locator":
-        """A part of the problems' browser that is shown."""
+        """Return the elements with this role in the visible article."""
         return self.page.locator(f'article:not([hidden]) [data-role="{name}"]')
 
     def listed(self) -> list[str]:
-        """The ids of the problems in the list."""
+        """Return the ids of the problems in the list."""
         return self.page.locator("article:not([hidden]) .item .id").all_inner_texts()
 
     def problem(self) -> str:
-        """The id of the problem that is shown."""
+        """Return the id of the selected problem."""
         return self.page.locator("article:not([hidden]) .detail h3").inner_text()
 
     def focused(self) -> str:
-        """The text of what has the focus."""
+        """Return the text of the focused element."""
         return self.page.evaluate("document.activeElement.innerText")
 
     def column(self, side: int) -> "playwright.Locator":
-        """The left or the right policy of a problem."""
+        """Return the column of a policy: 0 for left, 1 for right."""
         return self.page.locator(f'article:not([hidden]) [data-side="{side}"]')

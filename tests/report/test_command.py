@@ -1,4 +1,4 @@
-"""`stepspec report`: tables on the terminal, files where they are wanted, and sentences for what cannot be."""
+"""`stepspec report`: tables on the terminal, output files and error messages."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from stepspec.cli.reporting import report_runs
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.running import summarise
 
-KEPT = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
+STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 POLICIES = ["target", "token", "stepspec"]
 
 app = typer.Typer()
@@ -22,17 +22,17 @@ def report(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
-def test_a_run_gets_its_reports_beside_it_also_before_it_has_a_summary(tmp_path: Path) -> None:
+def test_the_reports_are_written_beside_the_run_even_without_a_summary(tmp_path: Path) -> None:
     make_run(12, policies=POLICIES).write(tmp_path)
-    said = report(tmp_path).stdout
-    assert "made-up: 12 problems, 95% intervals" in said
-    assert f"Wrote {tmp_path / 'report.html'}." in said
+    stdout = report(tmp_path).stdout
+    assert "made-up: 12 problems, 95% intervals" in stdout
+    assert f"Wrote {tmp_path / 'report.html'}." in stdout
     assert (tmp_path / "report.md").read_text("utf-8").startswith("# made-up\n")
     assert "made-0011" not in (tmp_path / "report.html").read_text("utf-8"), "rows are packed"
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_the_summary_that_is_there_is_the_one_reported(tmp_path: Path) -> None:
+def test_an_existing_summary_is_reported(tmp_path: Path) -> None:
     made = make_run(12, policies=POLICIES)
     made.write(tmp_path)
     summary = summarise(made.run, made.rows).model_copy(update={"benchmark": "as-it-was"})
@@ -44,8 +44,8 @@ def test_a_sweep_gets_one_page_and_a_table_for_every_setting(tmp_path: Path) -> 
     for concurrency in (16, 4):
         made = make_run(6, concurrency=concurrency, policies=POLICIES)
         made.write(tmp_path / f"c{concurrency}-t0.6")
-    said = report(tmp_path).stdout
-    assert said.index("made-up, concurrency 4: 6 problems") < said.index("made-up, concurrency 16: 6 problems")
+    stdout = report(tmp_path).stdout
+    assert stdout.index("made-up, concurrency 4: 6 problems") < stdout.index("made-up, concurrency 16: 6 problems")
     markdown = (tmp_path / "report.md").read_text("utf-8")
     assert [line for line in markdown.splitlines() if line.startswith("# ")] == [
         "# made-up, concurrency 4",
@@ -54,25 +54,27 @@ def test_a_sweep_gets_one_page_and_a_table_for_every_setting(tmp_path: Path) -> 
     assert sorted(file.name for file in tmp_path.rglob("report.*")) == ["report.html", "report.md"]
 
 
-def test_files_go_where_they_are_wanted_and_prices_into_all_of_them(tmp_path: Path) -> None:
+def test_files_go_to_the_given_paths_and_all_include_prices(tmp_path: Path) -> None:
     make_run(6, policies=POLICIES).write(tmp_path / "run")
     prices = tmp_path / "prices.toml"
     prices.write_text('currency = "EUR"\nper_machine_hour = 3', "utf-8")
     page, text = tmp_path / "page.html", tmp_path / "text.md"
-    done = report(tmp_path / "run", "--html", page, "--markdown", text, "--prices", prices)
-    assert "(on 100.0%)" in done.stdout
-    assert all("EUR per problem" in said for said in (done.stdout, page.read_text("utf-8"), text.read_text("utf-8")))
+    result = report(tmp_path / "run", "--html", page, "--markdown", text, "--prices", prices)
+    assert "(on 100.0%)" in result.stdout
+    assert all(
+        "EUR per problem" in output for output in (result.stdout, page.read_text("utf-8"), text.read_text("utf-8"))
+    )
     assert not list((tmp_path / "run").glob("report.*"))
 
 
 def test_the_stored_runs_are_reported(tmp_path: Path) -> None:
-    said = report(KEPT, "--html", tmp_path / "page.html", "--markdown", tmp_path / "text.md").stdout
+    stdout = report(STORED, "--html", tmp_path / "page.html", "--markdown", tmp_path / "text.md").stdout
     for temperature in ("0", "0.6"):
-        assert f"gsm-mini, temperature {temperature}: 300 problems, 95% intervals" in said
+        assert f"gsm-mini, temperature {temperature}: 300 problems, 95% intervals" in stdout
     assert "98.7%" in (tmp_path / "text.md").read_text("utf-8")
 
 
-def test_what_cannot_be_reported_is_a_sentence(tmp_path: Path) -> None:
+def test_invalid_input_is_a_one_sentence_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run in"):
         report(tmp_path)
     made = make_run(2, policies=POLICIES)
@@ -81,6 +83,6 @@ def test_what_cannot_be_reported_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no finished row yet"):
         report(tmp_path)
     with pytest.raises(UsageError, match=r"none\.toml"):
-        report(KEPT, "--prices", tmp_path / "none.toml")
+        report(STORED, "--prices", tmp_path / "none.toml")
     with pytest.raises(StepSpecError, match=r"Cannot write .*nowhere"):
-        report(KEPT, "--html", tmp_path / "nowhere" / "page.html", "--markdown", tmp_path / "text.md")
+        report(STORED, "--html", tmp_path / "nowhere" / "page.html", "--markdown", tmp_path / "text.md")

@@ -1,4 +1,4 @@
-"""What the page holds: every outcome, and of the traces the most interesting that fit."""
+"""Data embedded in the page: every outcome, and the most interesting traces that fit."""
 
 import base64
 import gzip
@@ -24,7 +24,7 @@ def packed(made: MadeRun, folder: Path, budget: int = 10**7) -> tuple[RunTally, 
     return tally, embed(list(made.run.policies), tally, TraceIndex(folder), budget)
 
 
-def test_everything_is_there_where_there_is_room(tmp_path: Path) -> None:
+def test_everything_is_embedded_if_there_is_room(tmp_path: Path) -> None:
     made = make_run(12, num_repeats=2)
     _, embedded = packed(made, tmp_path)
     assert (embedded.num_problems, embedded.num_traced, embedded.num_left_out) == (12, 12, 0)
@@ -34,14 +34,14 @@ def test_everything_is_there_where_there_is_room(tmp_path: Path) -> None:
     row = made.rows[-1]
     policy = index["policies"].index(trace.policy)
     assert problem["outcomes"][policy]["1"][:2] == [row.status, row.answer]
-    told = unpack(embedded.chunks[problem["chunk"]])[trace.problem]
-    steps, answer = told["traces"][f"{policy} 1"]
-    assert [told["texts"][step[0]] for step in steps] == [step.text for step in trace.steps]
+    embedded_problem = unpack(embedded.chunks[problem["chunk"]])[trace.problem]
+    steps, answer = embedded_problem["traces"][f"{policy} 1"]
+    assert [embedded_problem["texts"][step[0]] for step in steps] == [step.text for step in trace.steps]
     assert [step[1] for step in steps] == [step.origin[0] for step in trace.steps]
-    assert (told["texts"][answer], told["question"]) == (trace.answer, trace.question)
+    assert (embedded_problem["texts"][answer], embedded_problem["question"]) == (trace.answer, trace.question)
 
 
-def test_disagreements_go_first_and_the_rest_is_counted_when_there_is_no_room(tmp_path: Path) -> None:
+def test_without_room_disagreements_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
     tally, embedded = packed(make_run(900, policies=["target", "stepspec"]), tmp_path, budget=250_000)
     assert 0 < sum(map(len, embedded.chunks)) <= 250_000
     assert embedded.num_left_out == 900 - embedded.num_traced > 0
@@ -56,33 +56,33 @@ def test_disagreements_go_first_and_the_rest_is_counted_when_there_is_no_room(tm
     assert set(by_interest(tally)[: len(lost)]) == set(lost)
 
 
-def test_a_text_that_several_policies_wrote_is_held_once(tmp_path: Path) -> None:
+def test_a_text_written_by_several_policies_is_embedded_once(tmp_path: Path) -> None:
     _, embedded = packed(make_run(1, policies=["target", "token"]), tmp_path)
-    (told,) = unpack(embedded.chunks[0]).values()
-    assert len(told["texts"]) == len(set(told["texts"]))
-    assert told["traces"]["0 0"] == told["traces"]["1 0"]
+    (embedded_problem,) = unpack(embedded.chunks[0]).values()
+    assert len(embedded_problem["texts"]) == len(set(embedded_problem["texts"]))
+    assert embedded_problem["traces"]["0 0"] == embedded_problem["traces"]["1 0"]
 
 
-def test_of_two_traces_of_a_row_the_one_counts_that_says_what_the_row_says(tmp_path: Path) -> None:
+def test_the_trace_that_matches_the_row_is_embedded(tmp_path: Path) -> None:
     made = make_run(1, policies=["target"])
     stale = made.traces[0].model_copy(update={"answer": "of a run that was killed"})
     for order in ([stale, *made.traces], [*made.traces, stale]):
         both = MadeRun(made.run, made.rows, order)
         _, embedded = packed(both, tmp_path)
-        (told,) = unpack(embedded.chunks[0]).values()
-        assert stale.answer not in told["texts"]
+        (embedded_problem,) = unpack(embedded.chunks[0]).values()
+        assert stale.answer not in embedded_problem["texts"]
 
 
-def test_an_answer_that_is_the_reasoning_is_not_held_twice(tmp_path: Path) -> None:
+def test_an_answer_equal_to_the_reasoning_is_not_embedded_twice(tmp_path: Path) -> None:
     made = make_run(1, policies=["draft"])
     reasoning = "".join(step.text or "" for step in made.traces[0].steps)
     made.traces[0] = made.traces[0].model_copy(update={"answer": reasoning})
     _, embedded = packed(made, tmp_path)
-    (told,) = unpack(embedded.chunks[0]).values()
-    assert told["traces"]["0 0"][1] is None
+    (embedded_problem,) = unpack(embedded.chunks[0]).values()
+    assert embedded_problem["traces"]["0 0"][1] is None
 
 
-def test_without_traces_there_are_outcomes_alone(tmp_path: Path) -> None:
+def test_without_traces_only_outcomes_are_embedded(tmp_path: Path) -> None:
     made = make_run(3)
     tally = RunTally.of(made.rows)
     embedded = embed(list(made.run.policies), tally, None, 10**7)
@@ -90,12 +90,12 @@ def test_without_traces_there_are_outcomes_alone(tmp_path: Path) -> None:
     assert (embedded.num_problems, embedded.num_traced, embedded.num_left_out) == (3, 0, 0)
 
 
-def test_nothing_embedded_means_anything_to_a_browser(tmp_path: Path) -> None:
+def test_embedded_data_is_base64_without_markup(tmp_path: Path) -> None:
     _, embedded = packed(make_run(2, hostile=True), tmp_path)
     assert all(re.fullmatch(r"[A-Za-z0-9+/]+=*", text) for text in [embedded.index, *embedded.chunks])
 
 
-def test_endless_answers_are_cut_in_the_list(tmp_path: Path) -> None:
+def test_very_long_answers_are_truncated_in_the_list(tmp_path: Path) -> None:
     made = make_run(1, policies=["target"])
     made.rows[0] = made.rows[0].model_copy(update={"answer": "9" * 1_000_000})
     assert len(embed(["target"], RunTally.of(made.rows), None, 0).index) < 2_000

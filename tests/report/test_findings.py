@@ -1,4 +1,4 @@
-"""What a report opens with: the fastest policy that keeps the accuracy, what is not exact, and warnings."""
+"""The findings at the top of a report: the fastest accurate policy, exactness and warnings."""
 
 from make_runs import POLICIES, make_run
 from test_tables import STEPSPEC, SUMMARY, TARGET
@@ -26,33 +26,33 @@ def test_the_headline_names_the_matched_policy_with_its_interval() -> None:
     assert "stepspec answers 92.5% [91.4, 94.5] correctly and the target 93.1%" in found.details[1]
 
 
-def test_the_headline_admits_that_nothing_qualifies_and_claims_nothing_without_a_target() -> None:
+def test_the_headline_without_a_qualifying_policy_or_without_a_target() -> None:
     assert findings(RUN, summary("target")).headline.startswith("No policy that keeps")
     alone = summary("target").model_copy(update={"matched": None})
     assert findings(RUN, alone).headline == "Results of target, token and stepspec on gsm-mini."
 
 
-def test_a_faster_policy_is_named_with_the_accuracy_that_it_costs() -> None:
+def test_a_faster_policy_is_named_with_its_loss_of_accuracy() -> None:
     details = " ".join(findings(RUN, summary("token")).details)
     assert "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5])." in details
     for changes in ({"speedup_vs_target_ci": (0.9, 3.1)}, {"no_speed": "it answered none of the 9 requests"}):
         assert "Faster" not in " ".join(findings(RUN, summary("token", **changes)).details)
 
 
-def test_what_is_exact_is_told_apart() -> None:
+def test_exact_policies_are_listed_separately() -> None:
     assert findings(RUN, summary("stepspec")).exactness == (
         "target and token: exact. The output has the target's distribution. stepspec: not exact. Answers can differ, "
         "and the measured accuracy includes this."
     )
 
 
-def test_a_policy_that_the_run_does_not_name_is_of_no_kind_and_not_exact() -> None:
+def test_an_unknown_policy_has_no_kind_and_is_not_exact() -> None:
     assert RUN.kind_of("nowhere") is None
     assert not RUN.is_exact("nowhere")
     assert not PolicyRecord(text="", sha256="0", kind="token", token_level_exact=False).exact
 
 
-def test_troubles_become_warnings_and_their_absence_none() -> None:
+def test_problems_of_a_run_become_warnings() -> None:
     many = RUN.model_copy(update={"num_problems": 1000})
     assert findings(many, summary("stepspec")).warnings == []
     bad = {"truncated": 100, "failed": 2, "by_last_number": 90, "parse_errors": 60, "token_level_exact": False}
@@ -67,7 +67,7 @@ def test_troubles_become_warnings_and_their_absence_none() -> None:
         assert words in warnings
 
 
-def test_where_rows_are_missing_the_difference_stands_without_accuracies_over_other_problems() -> None:
+def test_with_missing_rows_the_difference_is_over_the_shared_problems() -> None:
     for num_rows in ({"n": 1200}, {"n": 1000, "num_rows": 990}):
         found = findings(RUN, summary("stepspec", **num_rows))
         assert found.details[1] == (
@@ -79,25 +79,25 @@ def test_where_rows_are_missing_the_difference_stands_without_accuracies_over_ot
     assert not any("accuracy of" in sentence or "difference" in sentence for sentence in nothing_shared.details)
 
 
-def test_failed_requests_come_first_also_those_of_a_policy_without_any_row() -> None:
-    known = {"accuracy_without_failed": 0.95, "accuracy_without_failed_ci": (0.9, 0.98)}
-    told = summary("stepspec", failed=2, **known).model_copy(
+def test_failed_requests_come_first_even_for_a_policy_without_rows() -> None:
+    accuracies = {"accuracy_without_failed": 0.95, "accuracy_without_failed_ci": (0.9, 0.98)}
+    failing = summary("stepspec", failed=2, **accuracies).model_copy(
         update={"failed": {"stepspec": 2, "draft": 7, "target": 0}, "n": 9}
     )
-    assert list(findings(RUN, told).warnings[:2]) == [
+    assert list(findings(RUN, failing).warnings[:2]) == [
         "draft: 7 requests ended in an error and none was finished. The tables omit it.",
         "stepspec: 2 of 1,002 requests ended in an error and count as not correct; of the others 95.0% [90.0, 98.0] "
         "are correct.",
     ]
 
 
-def test_with_several_requests_at_once_the_interval_to_trust_is_named() -> None:
+def test_with_concurrency_a_warning_names_the_interval_to_use() -> None:
     many = RUN.model_copy(update={"num_problems": 1000})
     (warning,) = findings(many, summary("stepspec").model_copy(update={"concurrency": 8})).warnings
     assert "Use the interval of the throughput, which is over blocks" in warning
 
 
-def test_few_problems_unfinished_ones_and_a_missing_baseline_become_warnings() -> None:
+def test_few_problems_unfinished_problems_and_a_missing_baseline_become_warnings() -> None:
     small = summary("stepspec", n_for_one_point=4321, speedup_vs_target_ci=None).model_copy(update={"n": 8})
     run = RUN.model_copy(
         update={"num_problems": 20, "policies": {"target": RUN.policies["target"]}, "commit": "0-dirty"}
@@ -113,7 +113,7 @@ def test_few_problems_unfinished_ones_and_a_missing_baseline_become_warnings() -
         assert words in warnings
 
 
-def test_runs_beside_each_other_tell_what_differs() -> None:
+def test_a_comparison_names_the_differing_conditions() -> None:
     other = RUN.model_copy(update={"hardware": {"cpu": "Another"}, "commit": None, "concurrency": 4})
     assert differing_conditions([RUN, RUN.model_copy(update={"concurrency": 4})]) == []
     (sentence,) = differing_conditions([RUN, other])

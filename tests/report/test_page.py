@@ -1,4 +1,4 @@
-"""The page in a real browser: from the disk, without a network, by mouse and by keys, whatever models wrote."""
+"""The page in a real browser: from the disk, offline, with mouse and keyboard, and with hostile model output."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from stepspec.evaluation.report.source import read_source
 from stepspec.evaluation.runs import find_runs
 
 pytestmark = needs_chromium
-KEPT = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
+STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 
 Open = Callable[..., Window]
 
@@ -37,7 +37,7 @@ def browser():
 
 @pytest.fixture
 def window(browser) -> Iterator[Open]:
-    """Opens pages; afterwards no page may have complained, or asked for anything but itself."""
+    """Return a function that opens pages. Teardown checks for console errors and for requests to the network."""
     opened: list[Window] = []
 
     def open_window(file: Path, fragment: str = "", **settings: object) -> Window:
@@ -56,7 +56,9 @@ def statuses(made: MadeRun, policy: str) -> dict[str, bool]:
     return {row.problem: row.status == "correct" for row in made.rows if row.policy == policy}
 
 
-def test_it_opens_from_the_disk_with_a_finding_a_table_and_figures(window: Open, file: Path, made: MadeRun) -> None:
+def test_the_page_opens_from_the_disk_with_a_finding_a_table_and_figures(
+    window: Open, file: Path, made: MadeRun
+) -> None:
     page = window(file).page
     assert "as fast as the target alone" in page.locator("h1").inner_text()
     assert page.locator("thead").first.inner_text().count("exact") == len(made.run.policies)
@@ -65,7 +67,7 @@ def test_it_opens_from_the_disk_with_a_finding_a_table_and_figures(window: Open,
     assert all(figure.bounding_box()["height"] > 100 for figure in figures[:3])
 
 
-def test_filters_show_what_the_rows_say(window: Open, file: Path, made: MadeRun) -> None:
+def test_filters_match_the_rows(window: Open, file: Path, made: MadeRun) -> None:
     shown = window(file)
     target, here = statuses(made, "target"), statuses(made, "draft")
     shown.role("policy").select_option("draft")
@@ -99,7 +101,7 @@ def test_the_search_finds_ids_and_words_inside_steps(window: Open, file: Path, m
     assert shown.role("none").is_visible()
 
 
-def test_keys_go_through_problems_and_steps_and_from_side_to_side(window: Open, file: Path) -> None:
+def test_the_keyboard_moves_through_problems_steps_and_columns(window: Open, file: Path) -> None:
     shown = window(file)
     keyboard = shown.page.keyboard
     shown.role("list").focus()
@@ -127,7 +129,7 @@ def test_keys_go_through_problems_and_steps_and_from_side_to_side(window: Open, 
     assert shown.page.evaluate("document.activeElement.type") == "search"
 
 
-def test_two_policies_stand_beside_each_other_step_by_step(window: Open, file: Path, made: MadeRun) -> None:
+def test_two_policies_are_shown_side_by_side(window: Open, file: Path, made: MadeRun) -> None:
     shown = window(file)
     shown.role("search").fill("made-0005")
     shown.column(0).locator("select").select_option(label="stepspec")
@@ -136,19 +138,19 @@ def test_two_policies_stand_beside_each_other_step_by_step(window: Open, file: P
         trace = next(each for each in made.traces if (each.problem, each.policy) == ("made-0005", policy))
         steps = shown.column(side).locator(".step")
         assert steps.locator(".text").all_inner_texts() == [(step.text or "").strip() for step in trace.steps]
-        told = steps.locator(".told").all_inner_texts()
-        for words, step in zip(told, trace.steps, strict=True):
+        captions = steps.locator(".told").all_inner_texts()
+        for words, step in zip(captions, trace.steps, strict=True):
             assert step.origin in words
             assert f"{step.num_tokens} tokens" in words
             assert all(judge in words for judge in step.scores)
             assert ("refused" in words) == (step.origin != "draft")
         assert shown.column(side).locator(".answer").inner_text() == trace.answer
         row = next(each for each in made.rows if (each.problem, each.policy) == ("made-0005", policy))
-        said = shown.column(side).inner_text()
-        assert ("correct" if row.status == "correct" else row.why or "") in said
+        text = shown.column(side).inner_text()
+        assert ("correct" if row.status == "correct" else row.why or "") in text
 
 
-def test_an_address_leads_back_to_what_was_shown(window: Open, file: Path) -> None:
+def test_the_address_restores_the_view(window: Open, file: Path) -> None:
     shown = window(file, "#run=r0&problem=made-0033&left=token&right=stepspec&repeat=0&rightstep=3")
     assert shown.problem() == "made-0033"
     assert [shown.column(side).get_attribute("aria-label") for side in (0, 1)] == ["token", "stepspec"]
@@ -161,7 +163,7 @@ def test_an_address_leads_back_to_what_was_shown(window: Open, file: Path) -> No
     again.page.wait_for_function("document.querySelector('.detail h3').textContent === 'made-0001'")
 
 
-def test_an_address_that_leads_nowhere_does_no_harm(window: Open, file: Path) -> None:
+def test_an_invalid_address_is_ignored(window: Open, file: Path) -> None:
     shown = window(file, "#run=r0&problem=x&left=y&rightstep=-7")
     for fragment in ("#run=r9&problem=x", "#%", "#r0-figures"):
         shown.page.evaluate("fragment => { location.hash = fragment }", fragment)
@@ -173,7 +175,7 @@ def background(shown: Window) -> int:
     return sum(map(int, re.findall(r"\d+", colour)))
 
 
-def test_it_is_light_or_dark_as_the_system_is_and_as_the_button_says(window: Open, file: Path) -> None:
+def test_the_theme_follows_the_system_and_the_button(window: Open, file: Path) -> None:
     light, dark = window(file, color_scheme="light"), window(file, color_scheme="dark")
     assert background(light) > 700
     assert background(dark) < 100
@@ -182,13 +184,13 @@ def test_it_is_light_or_dark_as_the_system_is_and_as_the_button_says(window: Ope
     assert button.inner_text() == "Theme: light"
     assert background(dark) == background(light)
     dark.open(file)
-    assert background(dark) == background(light), "the choice is kept"
+    assert background(dark) == background(light), "the choice is saved"
     button.click()
     assert background(dark) < 100
 
 
 def contrast(shown: Window, selector: str) -> float:
-    """The least contrast of a text to the page or the cards (WCAG 2.2, 1.4.3)."""
+    """Return the lowest contrast of a text to the page and to the cards (WCAG 2.2, 1.4.3)."""
     colours = shown.page.evaluate(
         """selector => {
             const root = getComputedStyle(document.documentElement);
@@ -211,13 +213,13 @@ def contrast(shown: Window, selector: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_stand_out_from_what_is_behind_them(window: Open, file: Path, scheme: str) -> None:
+def test_texts_have_enough_contrast(window: Open, file: Path, scheme: str) -> None:
     shown = window(file, color_scheme=scheme)
     for selector in ("h1", ".eyebrow", "td small", "figcaption", ".right", ".wrong", ".told b", ".contents a"):
         assert contrast(shown, selector) >= 4.5, selector
 
 
-def test_a_phone_shows_it_without_scrolling_sideways(window: Open, file: Path) -> None:
+def test_the_page_fits_a_phone_without_horizontal_scrolling(window: Open, file: Path) -> None:
     shown = window(file, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
     table = shown.page.locator(".scroll").first
@@ -225,14 +227,14 @@ def test_a_phone_shows_it_without_scrolling_sideways(window: Open, file: Path) -
     before = name.bounding_box()
     table.evaluate("element => element.scrollLeft = 120")
     assert table.evaluate("element => element.scrollLeft") == 120
-    assert name.bounding_box()["x"] == before["x"], "the figures' names stay"
+    assert name.bounding_box()["x"] == before["x"], "the column of row names does not scroll"
     shown.page.locator(".item").nth(3).click()
     assert shown.problem() == "made-0003"
     heights = "[...document.querySelectorAll('figure svg text')].map(text => text.getBoundingClientRect().height)"
     assert min(height for height in shown.page.evaluate(heights) if height) >= 9
 
 
-def test_long_names_do_not_make_the_page_wider_than_a_phone(window: Open, tmp_path: Path) -> None:
+def test_long_names_do_not_widen_the_page_on_a_phone(window: Open, tmp_path: Path) -> None:
     made = make_run(4, policies=["target", "stepspec"])
     renamed = {"target": "target", "stepspec": "policies/" + "a_name_without_a_place_to_break_" * 4}
     made.rows = [row.model_copy(update={"policy": renamed[row.policy]}) for row in made.rows]
@@ -242,7 +244,7 @@ def test_long_names_do_not_make_the_page_wider_than_a_phone(window: Open, tmp_pa
     assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_it_prints_everything_but_the_problems_on_white(window: Open, file: Path) -> None:
+def test_print_is_light_and_omits_the_problems(window: Open, file: Path) -> None:
     shown = window(file, color_scheme="dark")
     printed = shown.page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
@@ -253,7 +255,7 @@ def test_it_prints_everything_but_the_problems_on_white(window: Open, file: Path
     assert shown.page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "light"
 
 
-def test_what_a_model_wrote_does_nothing(window: Open, tmp_path: Path) -> None:
+def test_hostile_model_output_is_not_executed(window: Open, tmp_path: Path) -> None:
     hostile = make_run(6, hostile=True, policies=["target", "stepspec"])
     nasty = '</script><img src=x onerror="window.hacked=1">'
     renamed = {"stepspec": nasty}
@@ -282,7 +284,7 @@ def test_what_a_model_wrote_does_nothing(window: Open, tmp_path: Path) -> None:
     assert shown.page.locator("img").count() == 0
 
 
-def test_only_its_own_scripts_may_run(window: Open, file: Path) -> None:
+def test_the_content_security_policy_allows_only_the_scripts_of_the_page(window: Open, file: Path) -> None:
     policy = window(file).page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
     assert policy.startswith("default-src 'none'")
     scripts = re.search(r"script-src ([^;]*)", policy)[1].split()
@@ -290,7 +292,7 @@ def test_only_its_own_scripts_may_run(window: Open, file: Path) -> None:
     assert all(script.startswith("'sha256-") for script in scripts)
 
 
-def test_without_traces_there_are_outcomes(window: Open, tmp_path: Path) -> None:
+def test_without_traces_the_page_shows_outcomes(window: Open, tmp_path: Path) -> None:
     shown = window(page_of(tmp_path, make_run(12, policies=["target", "draft"]), traces=False))
     shown.role("show").select_option("lost")
     assert shown.listed()
@@ -299,7 +301,7 @@ def test_without_traces_there_are_outcomes(window: Open, tmp_path: Path) -> None
     assert "not in this page" in shown.column(1).inner_text()
 
 
-def test_a_browser_that_is_too_old_is_told_so(browser, file: Path) -> None:
+def test_an_old_browser_gets_a_message(browser, file: Path) -> None:
     shown = Window(browser)
     shown.page.add_init_script("delete window.DecompressionStream")
     shown.open(file)
@@ -307,7 +309,7 @@ def test_a_browser_that_is_too_old_is_told_so(browser, file: Path) -> None:
     assert shown.errors == []
 
 
-def test_repeats_are_chosen_and_counted(window: Open, tmp_path: Path) -> None:
+def test_a_repeat_can_be_selected_and_correct_repeats_are_counted(window: Open, tmp_path: Path) -> None:
     repeated = make_run(4, num_repeats=3, policies=["target", "stepspec"])
     shown = window(page_of(tmp_path, repeated))
     right = sum(
@@ -321,7 +323,7 @@ def test_repeats_are_chosen_and_counted(window: Open, tmp_path: Path) -> None:
     assert shown.column(0).locator(".step .text").first.inner_text() == (trace.steps[0].text or "").strip()
 
 
-def test_filters_are_about_the_repeat_that_is_shown(window: Open, tmp_path: Path) -> None:
+def test_filters_apply_to_the_selected_repeat(window: Open, tmp_path: Path) -> None:
     made = make_run(12, num_repeats=2, policies=["target", "draft"])
     right = {(row.policy, row.problem, row.repeat): row.status == "correct" for row in made.rows}
     lost = [
@@ -332,7 +334,7 @@ def test_filters_are_about_the_repeat_that_is_shown(window: Open, tmp_path: Path
         ]
         for each in (0, 1)
     ]
-    assert lost[0] != lost[1], "a made-up run in which the repeats do not differ shows nothing"
+    assert lost[0] != lost[1], "the repeats of the made-up run must differ, or this test checks nothing"
     shown = window(page_of(tmp_path, made))
     shown.role("policy").select_option("draft")
     shown.role("show").select_option("lost")
@@ -346,7 +348,7 @@ def test_filters_are_about_the_repeat_that_is_shown(window: Open, tmp_path: Path
             assert "✓ correct" not in shown.column(1).inner_text()
 
 
-def test_of_a_sweep_one_setting_is_shown_at_a_time(window: Open, tmp_path: Path) -> None:
+def test_a_sweep_shows_one_setting_at_a_time(window: Open, tmp_path: Path) -> None:
     sweep = [make_run(8, concurrency=each, policies=["target", "token"]) for each in (1, 16)]
     shown = window(page_of(tmp_path, *sweep))
     assert shown.page.locator("article:visible").count() == 1
@@ -358,9 +360,9 @@ def test_of_a_sweep_one_setting_is_shown_at_a_time(window: Open, tmp_path: Path)
     assert shown.listed() == [f"made-000{number}" for number in range(8)]
 
 
-def test_a_kept_run_without_rows_has_a_page(window: Open, tmp_path: Path) -> None:
-    file, folder = tmp_path / "report.html", find_runs(KEPT)[0]
-    file.write_text(make_page([read_source(folder, read_results(KEPT)[0][1])]), "utf-8")
+def test_a_stored_run_without_rows_has_a_page(window: Open, tmp_path: Path) -> None:
+    file, folder = tmp_path / "report.html", find_runs(STORED)[0]
+    file.write_text(make_page([read_source(folder, read_results(STORED)[0][1])]), "utf-8")
     page = window(file).page
     assert "target" in page.locator("h1").inner_text()
     assert page.locator("figure").count() >= 3

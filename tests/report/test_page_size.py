@@ -1,4 +1,4 @@
-"""The page of a large run stays small enough to be sent by mail."""
+"""The page of a large run is small enough to send by email."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from make_runs import make_run
 from pages import page_of
 
 
-def test_a_thousand_problems_under_six_policies_fit(tmp_path: Path) -> None:
+def test_a_page_of_1000_problems_and_six_policies_is_below_6_mb(tmp_path: Path) -> None:
     text = page_of(tmp_path, make_run(1000, words_per_step=70)).read_text("utf-8")
     assert 4_000_000 < len(text.encode()) < 6_000_000
     assert "were left out to keep it small" in text

@@ -1,4 +1,4 @@
-"""The figures: well-formed pieces of a page, in its colours, drawn where there is something to draw."""
+"""The figures: well-formed SVG in the colors of the page, and only figures with data."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from stepspec.evaluation.running import summarise
 from stepspec.evaluation.stats import wilson
 
 NASTY = "$x_1$ </text><script>"
-KEPT = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
+STORED = Path(__file__).parents[2] / "evals" / "results" / "gsm-mini"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def plots() -> list[Plot]:
     return [plot for each in sections.values() for plot in each]
 
 
-def test_there_is_every_figure_that_the_data_allow(plots: list[Plot]) -> None:
+def test_every_figure_with_data_is_made(plots: list[Plot]) -> None:
     keys = {re.sub(r"\d+", "0", plot.key) for plot in plots}
     assert keys == {
         *("k-tradeoff", "k-time", "k-latency", "k-lengths", "k-index"),
@@ -43,7 +43,7 @@ def test_there_is_every_figure_that_the_data_allow(plots: list[Plot]) -> None:
     }
 
 
-def test_figures_are_well_formed_and_have_the_colours_of_the_page_alone(plots: list[Plot]) -> None:
+def test_figures_are_well_formed_and_use_only_the_colors_of_the_page(plots: list[Plot]) -> None:
     known = {f"var(--{name})" for name in PALETTE}
     for plot in plots:
         root = ElementTree.fromstring(plot.svg)
@@ -55,12 +55,12 @@ def test_figures_are_well_formed_and_have_the_colours_of_the_page_alone(plots: l
         assert used <= known | {"none"}, plot.key
 
 
-def test_ids_differ_between_figures_so_that_none_borrows_from_another(plots: list[Plot]) -> None:
+def test_ids_differ_between_figures(plots: list[Plot]) -> None:
     ids = [found for plot in plots for found in set(re.findall(r'\bid="([^"]+)"', plot.svg))]
     assert len(ids) == len(set(ids)) > 0
 
 
-def test_names_are_shown_as_they_are(plots: list[Plot]) -> None:
+def test_names_are_shown_verbatim(plots: list[Plot]) -> None:
     tradeoff = ElementTree.fromstring(plots[0].svg)
     texts = [element.text for element in tradeoff.iter("{http://www.w3.org/2000/svg}text")]
     assert NASTY in texts
@@ -72,8 +72,8 @@ def test_the_same_run_gives_the_same_figures() -> None:
     assert plot_sections("a", made.run, summary, tally) == plot_sections("a", made.run, summary, tally)
 
 
-def test_a_summary_without_rows_has_the_figures_of_its_sums() -> None:
-    run, summary = read_results(KEPT)[0]
+def test_a_summary_without_rows_has_the_figures_of_its_totals() -> None:
+    run, summary = read_results(STORED)[0]
     sections = plot_sections("k", run, summary, RunTally())
     tradeoff, time, *flows = [plot.key for each in sections.values() for plot in each]
     assert (tradeoff, time) == ("k-tradeoff", "k-time")
@@ -82,7 +82,7 @@ def test_a_summary_without_rows_has_the_figures_of_its_sums() -> None:
 
 
 def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:
-    """A row of a step for each outcome."""
+    """Return a result row with one judged step for each outcome."""
     steps = [
         StepRecord(origin="draft" if accepted else "target", num_tokens=1, num_from_draft=1, scores={"j": 1.0})
         for accepted in outcomes
@@ -92,32 +92,32 @@ def judged(problem: str, outcomes: Sequence[bool]) -> ResultRow:
 
 def test_single_steps_of_different_problems_are_accepted_with_wilsons_interval() -> None:
     tally = RunTally.of(judged(f"{number}", [number % 4 > 0]) for number in range(40)).policies["stepspec"]
-    ((place, share),) = places_accepted(tally)
-    assert (place, share.value) == (1, 0.75)
+    ((position, share),) = places_accepted(tally)
+    assert (position, share.value) == (1, 0.75)
     assert share.interval() == pytest.approx(wilson(30, 40))
 
 
-def test_places_that_share_a_point_do_not_count_as_problems() -> None:
+def test_positions_that_share_a_point_do_not_count_as_problems() -> None:
     tally = RunTally.of(judged(f"{number}", [number % 4 > 0] * 96) for number in range(40)).policies["stepspec"]
     points = places_accepted(tally)
-    assert [place for place, _ in points] == [2.5 + 4 * number for number in range(24)]
+    assert [position for position, _ in points] == [2.5 + 4 * number for number in range(24)]
     for _, share in points:
         low, high = share.interval()
         assert high - low == pytest.approx(np.diff(wilson(30, 40))[0], rel=0.1)
 
 
-def test_places_of_few_judged_steps_make_no_point() -> None:
+def test_positions_with_few_judged_steps_make_no_point() -> None:
     rows = [judged(f"{number}", [True, False][: 1 + (number < 9)]) for number in range(10)]
-    assert [place for place, _ in places_accepted(RunTally.of(rows).policies["stepspec"])] == [1]
+    assert [position for position, _ in places_accepted(RunTally.of(rows).policies["stepspec"])] == [1]
     assert places_accepted(RunTally.of([judged("a", [])]).policies["stepspec"]) == []
 
 
-def test_no_policy_beats_one_on_the_front_in_both() -> None:
+def test_the_pareto_front_contains_only_undominated_points() -> None:
     assert pareto_front([(1, 90), (2, 90), (2, 80), (3, 70), (1.5, 60)]) == [(2, 90), (3, 70)]
     assert pareto_front([]) == []
 
 
-def test_the_flow_balances() -> None:
+def test_the_token_flow_balances() -> None:
     tokens = TokenRecord(
         committed=95,
         accepted=60,
@@ -136,7 +136,7 @@ def test_the_flow_balances() -> None:
     assert fates(TokenRecord()) == []
 
 
-def test_a_sweep_is_drawn_over_its_settings() -> None:
+def test_a_sweep_is_plotted_over_its_settings() -> None:
     def summary(concurrency: int) -> Summary:
         made = make_run(10, concurrency=concurrency, policies=["target", "token"])
         return summarise(made.run, made.rows, made.blocks)
@@ -146,7 +146,7 @@ def test_a_sweep_is_drawn_over_its_settings() -> None:
     assert list(sweep_plots("s", [summary(1), summary(1)])) == []
 
 
-def test_the_target_is_neutral_and_neighbours_differ() -> None:
+def test_the_target_is_neutral_and_neighboring_colors_differ() -> None:
     colours = series(["a", "target", *"bcdefghij"])
     assert colours["target"] == "series-0"
     assert all(colours[one] != colours[next_] for one, next_ in zip("abcdefghi", "bcdefghij", strict=True))

@@ -1,4 +1,4 @@
-"""What a problem costs: money from measured blocks, and how much of the run was measured."""
+"""The cost of a problem, computed from measured blocks, and the measured share of the run."""
 
 from pathlib import Path
 
@@ -38,16 +38,16 @@ def block(policy: str, num_jobs: int, usage: dict[str, Usage] | None, wall_s: fl
 
 
 def test_tokens_and_machine_hours_add_up(tmp_path: Path) -> None:
-    # Target 2 + 0.1 + 1, draft 1 + 0.5 (cached input costs as much as any, where nothing else is said), machine 1.
+    # Target 2 + 0.1 + 1, draft 1 + 0.5 (without a price for cached input, it costs as much as other input), machine 1.
     assert read(TABLE, tmp_path).of(block("step", 1, USAGE)) == pytest.approx(3.1 + 1.5 + 1.0)
 
 
-def test_a_role_without_a_price_costs_nothing_by_the_token(tmp_path: Path) -> None:
+def test_tokens_of_a_role_without_a_price_cost_nothing(tmp_path: Path) -> None:
     prices = read(TABLE.split("[per_million.draft]")[0], tmp_path)
     assert prices.of(block("step", 1, USAGE)) == pytest.approx(3.1 + 1.0)
 
 
-def test_blocks_whose_tokens_were_not_counted_are_left_out_and_the_share_says_so(tmp_path: Path) -> None:
+def test_blocks_without_token_counts_are_left_out_and_lower_the_share(tmp_path: Path) -> None:
     prices = read(TABLE, tmp_path)
     known = costs([block("step", 3, USAGE), block("step", 1, None), block("old", 2, None)], prices)
     assert known == {"step": Cost(pytest.approx(5.6 / 3), 3)}
@@ -62,7 +62,7 @@ def test_machine_hours_need_no_token_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('currency = "EUR"', "per_machine_hour"),
         ("per_machine_hour = 1", "currency"),
@@ -72,6 +72,6 @@ def test_machine_hours_need_no_token_counts(tmp_path: Path) -> None:
         ('currency = "EUR"\n[per_million.target]\ninput = 1\nouput = 1', "ouput"),
     ],
 )
-def test_a_price_table_that_says_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_an_invalid_price_table_is_rejected(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read(text, tmp_path)

@@ -1,4 +1,4 @@
-"""The documentation as a site: built without a warning, read from the disk without a network, search included."""
+"""The documentation site builds without warnings and works offline from the disk, including search."""
 
 import os
 import subprocess
@@ -16,9 +16,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert "WARNING" not in process.stderr
     return folder
 
 
@@ -30,7 +30,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 @needs_chromium
-def test_it_is_read_and_searched_from_the_disk_without_a_network(site: Path) -> None:
+def test_the_site_and_its_search_work_offline_from_the_disk(site: Path) -> None:
     with chromium() as browser:
         context = browser.new_context(offline=True)
         page, requests = context.new_page(), list[str]()

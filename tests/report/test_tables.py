@@ -1,4 +1,4 @@
-"""Reports show every figure with its interval and conditions; a README's block is what the command writes."""
+"""Reports show every figure with its interval and conditions, and the command updates the blocks of a README."""
 
 import subprocess
 import sys
@@ -112,13 +112,13 @@ def test_both_tables_have_every_column_and_value() -> None:
             assert value in words
 
 
-def test_what_was_not_measured_is_a_dash_and_no_zero() -> None:
+def test_values_that_were_not_measured_are_a_dash() -> None:
     target = readme_table(SUMMARY).splitlines()[2]
     assert target.count(UNKNOWN) == 3  # accuracy against itself, steps accepted, tokens accepted
-    assert "1.00× |" in target  # against itself there is no interval
+    assert "1.00× |" in target  # no interval against itself
 
 
-def test_names_of_policies_cannot_break_the_tables() -> None:
+def test_policy_names_cannot_break_the_tables() -> None:
     table = readme_table(SUMMARY).splitlines()
     assert {line.replace("\\|", "").count("|") for line in table} == {len(COLUMNS) + 2}
     assert "step|spec [x]" in rendered(200)
@@ -131,7 +131,7 @@ def test_the_closing_table_fits_the_terminal(width: int) -> None:
     assert "…" not in text
 
 
-def test_the_conditions_are_one_sentence_with_everything_in_it() -> None:
+def test_the_conditions_are_one_complete_sentence() -> None:
     sentence = conditions_sentence(RUN, SUMMARY)
     assert sentence.endswith(".")
     assert "\n" not in sentence
@@ -166,7 +166,7 @@ STRUCK = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": N
 REASON = "The speed of stepspec does not count: the target answered 700 of the 1,000 requests that it did not."
 
 
-def test_a_speed_that_does_not_count_is_struck_through_in_markdown_and_nothing_else_is() -> None:
+def test_markdown_strikes_through_only_a_speed_that_does_not_count() -> None:
     for report in (markdown_report(RUN, STRUCK), readme_block([(RUN, STRUCK)])):
         assert REASON in report
         assert "~~2.35× [2.20, 2.50]~~ | ~~0.80× [0.75, 0.85]~~" in report
@@ -174,7 +174,7 @@ def test_a_speed_that_does_not_count_is_struck_through_in_markdown_and_nothing_e
     assert "~~" not in markdown_report(RUN, SUMMARY)
 
 
-def test_a_terminal_strikes_it_too_and_has_rows_for_texts_that_were_cut_off_or_have_no_answer() -> None:
+def test_the_terminal_strikes_through_the_speed_and_counts_texts_without_an_answer() -> None:
     console = Console(width=160, record=True, file=Path("/dev/null").open("w"), force_terminal=True)  # noqa: SIM115
     console.print(closing_table(STRUCK))
     styled = console.export_text(styles=True)
@@ -186,7 +186,7 @@ def test_a_terminal_strikes_it_too_and_has_rows_for_texts_that_were_cut_off_or_h
     assert REASON in " ".join(rendered(160, STRUCK).split())
 
 
-def test_a_speed_that_does_not_count_is_no_headline() -> None:
+def test_a_speed_that_does_not_count_cannot_be_a_headline() -> None:
     with pytest.raises(
         UsageError, match="speed of stepspec does not count and cannot be a headline: the target answered"
     ):
@@ -197,8 +197,8 @@ def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -
     ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}})
     warm = RUN.model_copy(update={"temperature": 0.6}), ours.model_copy(update={"temperature": 0.6})
     text = "<!-- headline:gsm-mini -->\n<!-- /headline -->\n<!-- results:gsm-mini -->\n<!-- /results -->"
-    once = with_results(text, [(RUN, ours), warm])
-    first, rest = once.split("<!-- /headline -->")
+    filled = with_results(text, [(RUN, ours), warm])
+    first, rest = filled.split("<!-- /headline -->")
     for words in ("at temperature 0 the policy", "at temperature 0.6 the policy"):
         assert words in first
     assert rest.index("**Temperature 0**") < rest.index("**Temperature 0.6**")
@@ -211,14 +211,14 @@ def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -
 README = "# Title\n\n<!-- results:gsm-mini -->\nold\n<!-- /results -->\n\nThe rest.\n"
 
 
-def test_a_block_is_replaced_and_the_rest_left_alone() -> None:
+def test_only_the_block_is_replaced() -> None:
     once = with_block(README, "results", "gsm-mini", "new")
     assert once == README.replace("old", "new")
     assert with_block(once, "results", "gsm-mini", "new") == once
 
 
 @pytest.mark.parametrize("text", ["", "<!-- results:gsm-mini -->", "<!-- results:other -->\n<!-- /results -->"])
-def test_a_readme_without_the_markers_is_refused(text: str) -> None:
+def test_a_readme_without_the_markers_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="results:gsm-mini"):
         with_block(text, "results", "gsm-mini", "new")
 
@@ -233,12 +233,12 @@ def test_the_command_rewrites_the_block_from_the_files(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
     readme = tmp_path / "README.md"
     readme.write_text(README, "utf-8")
-    done = report_command("--readme", readme, tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = report_command("--readme", readme, tmp_path)
+    assert process.returncode == 0, process.stderr
     assert readme.read_text("utf-8") == with_results(README, [(RUN, SUMMARY)])
 
 
-def test_the_command_refuses_what_is_not_there_in_one_sentence(tmp_path: Path) -> None:
+def test_missing_files_are_a_one_sentence_error(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README, "utf-8")
     no_results = report_command("--readme", readme, tmp_path)

@@ -1,4 +1,4 @@
-"""What is gathered from rows: steps judged by place, scores, the lowest accepted one, ratios by problem."""
+"""Totals over result rows: judged steps by position, scores, lowest accepted scores and ratios by problem."""
 
 from make_runs import make_run
 
@@ -13,7 +13,7 @@ def step(origin: str, score: float | None = 0.0, judge: str = "j") -> StepRecord
     return StepRecord.model_validate({"origin": origin, "num_tokens": 4, "num_from_draft": 0, "scores": {judge: score}})
 
 
-def test_steps_count_by_place_and_scores_by_what_became_of_the_step() -> None:
+def test_steps_are_counted_by_position_and_scores_by_outcome() -> None:
     unjudged = StepRecord(origin="target", num_tokens=1, num_from_draft=0)
     steps = [unjudged, step("draft", -1.5), step("salvaged", -3.0), step("target", None), step("draft", -0.5)]
     rows = [
@@ -47,6 +47,6 @@ def test_lengths_are_compared_in_the_repeats_that_both_policies_have_finished() 
     assert tally.length_ratios("step", "missing") == []
 
 
-def test_an_outcome_keeps_who_wrote_the_steps() -> None:
+def test_an_outcome_stores_the_origin_of_each_step() -> None:
     tally = RunTally.of([ROW.model_copy(update={"steps": [step("draft"), step("salvaged"), step("target")]})])
     assert tally.problems[ROW.problem].outcomes["stepspec"][0].origins == "dst"

@@ -1,4 +1,4 @@
-"""Servers that all tests of this folder share."""
+"""Server fixtures that all tests in this folder share."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from servers import NGRAM, vllm_server
 
 @pytest.fixture(scope="session")
 def target_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The embedded target, drafting by n-grams of its prompt."""
+    """Port of a vLLM server with the embedded target and n-gram drafting."""
     folder = tmp_path_factory.mktemp("target")
     metrics = ["--per-request-spec-decode-metrics", "summary", "--enable-per-request-metrics"]
     with vllm_server("target", folder, "--speculative-config", json.dumps(NGRAM), *metrics) as port:
@@ -18,6 +18,6 @@ def target_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def draft_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """The embedded draft."""
+    """Port of a vLLM server with the embedded draft model."""
     with vllm_server("draft", tmp_path_factory.mktemp("draft")) as port:
         yield port

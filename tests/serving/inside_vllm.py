@@ -1,4 +1,7 @@
-"""Run by the second environment's Python: the vLLM engine in process on the embedded pair, reported as JSON."""
+"""Run the vLLM engine in process on the embedded pair and write the results as JSON.
+
+`test_in_process.py` runs this script with the Python of `.venv-vllm`.
+"""
 
 import asyncio
 import json
@@ -14,22 +17,23 @@ from stepspec.errors import StepSpecError
 OPTIONS = "devices=0&dtype=float32&max_model_len=1024&max_num_seqs=16&enforce_eager=true"
 
 
-async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
+async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Run the calls of the request and return their results."""
     drafting = {"method": "draft_model", "model": str(weights / "draft"), "num_speculative_tokens": 3}
     target = VllmEngine.load(f"{weights / 'target'}?{OPTIONS}&speculative_config={quote(json.dumps(drafting))}")
     found: dict[str, Any] = {"described": target.describe(), "abilities": sorted(target.abilities)}
     found["context"] = target.max_context
 
     async def write(ids: list[int]) -> list[int]:
-        stop = Stop(asked["max_tokens"], tuple(asked["delimiters"]))
+        stop = Stop(request["max_tokens"], tuple(request["delimiters"]))
         return list((await collect(target.generate(TokenBuffer(ids), Sampling(), stop))).ids)
 
-    found["texts"] = await asyncio.gather(*map(write, asked["prompts"]))
+    found["texts"] = await asyncio.gather(*map(write, request["prompts"]))
     seen = []
-    for ids, step in zip(asked["prompts"], asked["steps"], strict=True):
-        probes = [Probe(tuple(probe), tuple(asked["labels"])) for probe in asked["probes"]]
+    for ids, step in zip(request["prompts"], request["steps"], strict=True):
+        probes = [Probe(tuple(probe), tuple(request["labels"])) for probe in request["probes"]]
         verification = await target.verify(TokenBuffer(ids), step, probes)
-        less = await target.verify(TokenBuffer(ids), step, scores=False)
+        unscored = await target.verify(TokenBuffer(ids), step, scores=False)
         seen.append(
             {
                 "logprobs": verification.logprobs,
@@ -40,11 +44,11 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
                     [x if x > float("-inf") else None for x in distribution]
                     for distribution in verification.probe_logprobs
                 ],
-                "less": [less.logprobs, less.next_choice],
+                "less": [unscored.logprobs, unscored.next_choice],
             }
         )
     found["seen"] = seen
-    buffer = TokenBuffer(asked["prompts"][0] * 3)
+    buffer = TokenBuffer(request["prompts"][0] * 3)
     cached = []
     for _ in range(3):
         chunk = await collect(target.generate(buffer, Sampling(), Stop(24)))
@@ -56,22 +60,24 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
     found["forgot"] = forgot
     found["own speculation"] = target.own_speculation
     hot = Sampling(temperature=1.2, seed=3)
-    found["hot"] = [(await collect(target.generate(TokenBuffer(asked["prompts"][0]), hot, Stop(30)))).ids for _ in "ab"]
-    schema = json.dumps(asked["schema"])
-    held = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(60), json_schema=schema)
-    found["held"] = target.tokenizer.decode((await collect(held)).ids[:-1])
+    found["hot"] = [
+        (await collect(target.generate(TokenBuffer(request["prompts"][0]), hot, Stop(30)))).ids for _ in "ab"
+    ]
+    schema = json.dumps(request["schema"])
+    constrained = target.generate(TokenBuffer(request["prompts"][0]), Sampling(), Stop(60), json_schema=schema)
+    found["held"] = target.tokenizer.decode((await collect(constrained)).ids[:-1])
     try:
         await target.check_schema('{"type": "strange"}')
     except StepSpecError as error:
         found["no schema"] = [type(error).__name__, str(error)]
     await target.check_schema(schema)
-    leaving = target.generate(TokenBuffer(asked["prompts"][0]), Sampling(), Stop(500))
-    await anext(leaving)
-    await leaving.aclose()
+    closed_early = target.generate(TokenBuffer(request["prompts"][0]), Sampling(), Stop(500))
+    await anext(closed_early)
+    await closed_early.aclose()
     metrics = target.metrics()
     found["metrics"] = {"drafts": metrics.drafts, "drafted": metrics.drafted, "accepted": metrics.accepted}
     found["metrics"] |= metrics.call_seconds
-    found["from_other_loop"] = await asyncio.to_thread(lambda: asyncio.run(write(asked["prompts"][0])))
+    found["from_other_loop"] = await asyncio.to_thread(lambda: asyncio.run(write(request["prompts"][0])))
     errors = []
     for spec in (
         f"{weights / 'target'}?max_model_length=7",
@@ -90,12 +96,12 @@ async def report(weights: Path, asked: dict[str, Any]) -> dict[str, Any]:
         found["wrong id"] = str(error)
     await target.aclose()
     try:
-        await write(asked["prompts"][0])
+        await write(request["prompts"][0])
     except StepSpecError as error:
         found["closed"] = str(error)
     return found
 
 
 if __name__ == "__main__":
-    folder, question, answer = map(Path, sys.argv[1:])
-    answer.write_text(json.dumps(asyncio.run(report(folder, json.loads(question.read_text())))))
+    folder, request_file, answer_file = map(Path, sys.argv[1:])
+    answer_file.write_text(json.dumps(asyncio.run(report(folder, json.loads(request_file.read_text())))))

@@ -1,4 +1,4 @@
-"""A proxy on loopback, between stepspec and a real server, that does to calls what networks and servers do."""
+"""A proxy on loopback between stepspec and a real server. It injects faults of networks and servers."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ TLS_HELLO = b"\x16"
 
 @dataclass
 class Call:
-    """A request as it came."""
+    """A request as the proxy received it."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one call; with nothing set it goes through as it is."""
+    """What happens to one call. The default forwards it unchanged."""
 
     name: str = "none"
     delay_s: float = 0.0
@@ -38,14 +38,14 @@ class Fault:
     body: bytes = b'{"error": {"message": "made to fail"}}'
     content_type: str = "application/json"
     cut_after: int | None = None
-    """Bytes of the answer after which the connection ends."""
+    """Number of bytes of the response after which the connection closes."""
     reset: bool = False
-    """It ends by a reset, and not in an orderly way."""
+    """Whether the connection ends with a reset instead of an orderly close."""
     slow: bool = False
     forever: bytes = b""
-    """Follows the body again and again, until the other side has gone."""
+    """Bytes that follow the body again and again, until the client disconnects."""
     every_s: float = 0.0
-    """Pause before each time."""
+    """Pause before each repetition of `forever`, in seconds."""
     hangs: bool = False
 
 
@@ -54,7 +54,7 @@ NO_FAULT = Fault()
 
 @dataclass
 class Proxy:
-    """Passes calls on to a port of this machine, or answers them itself where the fault says so."""
+    """Forward calls to a port of this machine, or answer them itself if the fault has a status."""
 
     upstream: int | None
     fault: Callable[[Call], Fault] = lambda call: NO_FAULT
@@ -69,17 +69,17 @@ class Proxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            begin = await reader.readexactly(1)
-            if begin == TLS_HELLO:  # as a server without TLS does
+            first_byte = await reader.readexactly(1)
+            if first_byte == TLS_HELLO:  # answer like a server without TLS
                 writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
                 return
-            head = begin + await reader.readuntil(b"\r\n\r\n")
-            first, *lines = head.decode().split("\r\n")
+            head = first_byte + await reader.readuntil(b"\r\n\r\n")
+            request_line, *lines = head.decode().split("\r\n")
             headers = {
                 name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)
             }
             body = await reader.readexactly(int(headers.get("content-length", 0)))
-            method, path, _ = first.split(" ")
+            method, path, _ = request_line.split(" ")
             call = Call(method, path, headers, body)
             self.calls.append(call)
             fault = self.fault(call)
@@ -88,7 +88,7 @@ class Proxy:
             if fault.hangs:
                 await asyncio.sleep(3600)
             if fault.status is not None:
-                writer.write(_answer(fault))
+                writer.write(_response(fault))
                 await writer.drain()
                 while fault.forever:
                     await asyncio.sleep(fault.every_s)
@@ -96,35 +96,35 @@ class Proxy:
                     await writer.drain()
             else:
                 self.rewrite(call)
-                await self._pass_on(call, fault, writer)
+                await self._forward(call, fault, writer)
             if fault.reset:
                 writer.transport.abort()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # the other side has gone
+            pass  # the client or the server disconnected
         finally:
             writer.close()
 
-    async def _pass_on(self, call: Call, fault: Fault, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, call: Call, fault: Fault, writer: asyncio.StreamWriter) -> None:
         upstream, back = await asyncio.open_connection("127.0.0.1", self.upstream)
         try:
-            kept = {name: value for name, value in call.headers.items() if name not in ("connection", "content-length")}
-            lines = [f"{name}: {value}" for name, value in kept.items()]
+            dropped = ("connection", "content-length")
+            lines = [f"{name}: {value}" for name, value in call.headers.items() if name not in dropped]
             lines += [f"content-length: {len(call.body)}", "connection: close"]
             back.write(f"{call.method} {call.path} HTTP/1.1\r\n".encode())
             back.write(("\r\n".join(lines) + "\r\n\r\n").encode() + call.body)
             await back.drain()
-            left = fault.cut_after if fault.cut_after is not None else 1 << 60
-            while left > 0 and (block := await upstream.read(SLOW_BYTES if fault.slow else 1 << 16)):
-                writer.write(block[:left])
+            remaining = fault.cut_after if fault.cut_after is not None else 1 << 60
+            while remaining > 0 and (block := await upstream.read(SLOW_BYTES if fault.slow else 1 << 16)):
+                writer.write(block[:remaining])
                 await writer.drain()
-                left -= len(block)
+                remaining -= len(block)
                 if fault.slow:
                     await asyncio.sleep(0.002)
         finally:
             back.close()
 
 
-def _answer(fault: Fault) -> bytes:
+def _response(fault: Fault) -> bytes:
     lines = [f"HTTP/1.1 {fault.status} Made", f"content-type: {fault.content_type}", "connection: close"]
     lines += [] if fault.forever else [f"content-length: {len(fault.body)}"]
     lines += [*(f"{name}: {value}" for name, value in fault.headers)]
@@ -133,7 +133,7 @@ def _answer(fault: Fault) -> bytes:
 
 @contextmanager
 def serving(proxy: Proxy) -> Iterator[Proxy]:
-    """The proxy at work, in a thread, as loading a remote engine blocks the test's own loop."""
+    """Run the proxy in a thread, because loading a remote engine blocks the test's own event loop."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

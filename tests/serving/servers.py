@@ -1,4 +1,4 @@
-"""Real vLLM servers of the embedded pair, from the second environment that `make test` prepares."""
+"""Real vLLM servers for the embedded pair. They run in `.venv-vllm`, which `make test` prepares."""
 
 import os
 import socket
@@ -18,40 +18,40 @@ START_S = 240.0
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 needs_vllm = pytest.mark.skipif(
-    not VLLM_PYTHON.exists(), reason="there is no .venv-vllm: `make test` makes it where vLLM has a CPU build"
+    not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; `make test` creates it if vLLM has a CPU build"
 )
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 
 def environment() -> dict[str, str]:
-    """For processes that run vLLM."""
+    """Return the environment variables for processes that run vLLM."""
     return {**os.environ, **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a port on which no process listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def vllm_server(role: str, folder: Path, *options: str) -> AbstractContextManager[int]:
-    """A vLLM server of one of the embedded models on a free port."""
+    """Run a vLLM server with one of the embedded models on a free port."""
     command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS / role)]
     command += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "16"]
     return _serving([*command, "--enforce-eager", "--enable-prompt-tokens-details", *options], folder / f"{role}.log")
 
 
 def transformers_server(role: str, folder: Path) -> AbstractContextManager[int]:
-    """The same behind `transformers serve`."""
+    """Run `transformers serve` with one of the embedded models on a free port."""
     command = [str(VLLM_PYTHON.with_name("transformers")), "serve", str(WEIGHTS / role), "--dtype", "float32"]
     return _serving([*command, "--device", "cpu"], folder / f"{role}.log")
 
 
 @contextmanager
 def _serving(command: list[str], log: Path) -> Iterator[int]:
-    """A server's port, from when it is healthy until it has ended."""
+    """Start a server and yield its port once it is healthy. Stop the server at the end."""
     port = free_port()
     with log.open("w") as output:
         process = subprocess.Popen(

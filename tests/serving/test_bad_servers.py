@@ -1,4 +1,4 @@
-"""What servers get wrong, each a sentence that names the server and says what to do. The server here is a script."""
+"""Server errors raise a message that names the server and says what to do. A script plays the server."""
 
 import asyncio
 import contextlib
@@ -38,32 +38,35 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def said(fields: Any, status: int = 200, **settings: Any) -> Fault:
+def response(fields: Any, status: int = 200, **settings: Any) -> Fault:
+    """Return a JSON response."""
     return Fault(status=status, body=json.dumps(fields).encode(), **settings)
 
 
 def events(*found: Any, done: bool = True) -> Fault:
+    """Return a stream of server-sent events."""
     lines = [f"data: {json.dumps(each) if not isinstance(each, str) else each}\n\n" for each in found]
     body = "".join(lines) + ("data: [DONE]\n\n" if done else "")
     return Fault(status=200, body=body.encode(), content_type="text/event-stream")
 
 
-def piece(*ids: int, **fields: Any) -> dict[str, Any]:
+def completion(*ids: int, **fields: Any) -> dict[str, Any]:
+    """Return a completion, or a chunk of one, with these token ids."""
     return {"choices": [{"index": 0, "text": "", "token_ids": list(ids), "finish_reason": None} | fields]}
 
 
 MODELS = {"data": [{"id": "target", "root": TOKENIZER, "max_model_len": 64, "owned_by": "vllm"}]}
 
 
-def well(call: Call) -> Fault:
-    """What a server says that is all right, asked for one token."""
+def healthy(call: Call) -> Fault:
+    """Respond like a correct server that writes one token."""
     if call.path.endswith("/models"):
-        return said(MODELS)
+        return response(MODELS)
     if call.path.endswith("/completions"):
         rows = [None, *({"6": {"logprob": -1.0, "rank": 1}},) * 2] if "prompt_logprobs" in call.fields else None
-        choice = piece(9, finish_reason="length", prompt_logprobs=rows)["choices"][0]
-        return said({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
-    return said({}, 404)
+        choice = completion(9, finish_reason="length", prompt_logprobs=rows)["choices"][0]
+        return response({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
+    return response({}, 404)
 
 
 @pytest.fixture
@@ -79,73 +82,82 @@ def load(url: str) -> RemoteEngine:
     return RemoteEngine.load(url)
 
 
-def test_a_server_that_answers_well_is_served(server: ServerFixture) -> None:
-    engine = load(server(well).url)
+def test_a_server_with_valid_responses_is_loaded(server: ServerFixture) -> None:
+    engine = load(server(healthy).url)
     assert (engine.name, engine.max_context) == ("target", 64)
     assert engine.abilities == {"scores", "choices", "forget"}
 
 
 @pytest.mark.parametrize(
-    ("script", "sentence"),
+    ("script", "message"),
     [
         (lambda call: Fault(status=200, body=b"<html>hello", content_type="text/html"), "a web page.*ends in /v1"),
         (lambda call: Fault(status=200, body=b'{"data": [{"id"'), "JSON that cannot be read"),
-        (lambda call: said({"data": 7}), "invalid list of models .data"),
-        (lambda call: said([]), "JSON that is not an object"),
+        (lambda call: response({"data": 7}), "invalid list of models .data"),
+        (lambda call: response([]), "JSON that is not an object"),
         (
-            lambda call: said({"error": {"message": "no such key"}}, 401),
+            lambda call: response({"error": {"message": "no such key"}}, 401),
             "rejected the API key.*no such key.*STEPSPEC_API_KEY",
         ),
-        (lambda call: said({"detail": "Not Found"}, 404), "does not have this model or path.*Not Found"),
-        (lambda call: said({"error": "on fire"}, 500), "failed or is overloaded.*on fire"),
+        (lambda call: response({"detail": "Not Found"}, 404), "does not have this model or path.*Not Found"),
+        (lambda call: response({"error": "on fire"}, 500), "failed or is overloaded.*on fire"),
         (lambda call: Fault(status=200, cut_after=0, body=b"", reset=True), "http://127.0.0.1"),
-        (lambda call: said(MODELS) if "models" in call.path else said({"message": "no text"}, 400), "reject.*no text"),
-        (lambda call: said(MODELS) if "models" in call.path else said({"choices": []}), "0 choices"),
-        (lambda call: said(MODELS) if "models" in call.path else said({"choices": 3}), "invalid completion.*choices"),
-        (lambda call: said(MODELS) if "models" in call.path else said({"error": {"message": "x", "code": 404}}), "404"),
+        (
+            lambda call: response(MODELS) if "models" in call.path else response({"message": "no text"}, 400),
+            "reject.*no text",
+        ),
+        (lambda call: response(MODELS) if "models" in call.path else response({"choices": []}), "0 choices"),
+        (
+            lambda call: response(MODELS) if "models" in call.path else response({"choices": 3}),
+            "invalid completion.*choices",
+        ),
+        (
+            lambda call: (
+                response(MODELS) if "models" in call.path else response({"error": {"message": "x", "code": 404}})
+            ),
+            "404",
+        ),
     ],
 )
-def test_what_is_no_such_server_is_refused_when_it_is_loaded(
-    server: ServerFixture, script: Script, sentence: str
-) -> None:
+def test_loading_rejects_invalid_responses(server: ServerFixture, script: Script, message: str) -> None:
     proxy = server(script)
-    with pytest.raises(ModelError, match=f"(?s){sentence}") as caught:
+    with pytest.raises(ModelError, match=f"(?s){message}") as caught:
         load(proxy.url)
     assert proxy.url in str(caught.value)
 
 
-def test_a_port_where_nobody_is_is_named() -> None:
+def test_an_unreachable_port_is_named() -> None:
     with pytest.raises(ModelError, match=r"Nothing answers at http://127.0.0.1:9/v1 .*host and port"):
         load("http://127.0.0.1:9/v1")
 
 
-def test_tls_where_there_is_none_is_named(server: ServerFixture) -> None:
-    proxy = server(well)
+def test_https_to_a_server_without_tls_is_an_error(server: ServerFixture) -> None:
+    proxy = server(healthy)
     with pytest.raises(ModelError, match=r"No TLS connection.*SSL_CERT_FILE"):
         load(proxy.url.replace("http", "https"))
 
 
 def test_a_model_that_the_server_does_not_have_is_named(server: ServerFixture) -> None:
     with pytest.raises(ModelError, match=r"no model 'targt'\. Did you mean 'target'\?"):
-        load(server(well).url + "#targt")
+        load(server(healthy).url + "#targt")
 
 
 def test_one_of_several_models_must_be_chosen(server: ServerFixture) -> None:
     two = {"data": [{"id": "one"}, {"id": "two"}]}
     with pytest.raises(ModelError, match=r"has 2 models; add one after '#': one, two"):
-        load(server(lambda call: said(two)).url)
+        load(server(lambda call: response(two)).url)
 
 
-def test_a_tokenizer_that_nobody_knows_is_asked_for(server: ServerFixture, tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_not_found_must_be_named_in_the_address(server: ServerFixture, tmp_path: Path) -> None:
     models = {"data": [{"id": "some-model", "root": str(tmp_path)}]}
-    proxy = server(lambda call: said(models) if "models" in call.path else well(call))
+    proxy = server(lambda call: response(models) if "models" in call.path else healthy(call))
     with pytest.raises(ModelError, match=r"tokenizer.*\?tokenizer=NAME"):
         load(proxy.url)
     assert load(f"{proxy.url}?tokenizer={TOKENIZER}").name == "some-model"
 
 
 @pytest.mark.parametrize(
-    ("spec", "sentence"),
+    ("spec", "message"),
     [
         ("http:", "does not name a model"),
         ("http://", "names no host"),
@@ -160,61 +172,63 @@ def test_a_tokenizer_that_nobody_knows_is_asked_for(server: ServerFixture, tmp_p
         ("http://127.0.0.1:9/v1?key_env=NOBODY_SET_THIS", "NOBODY_SET_THIS.*is not set"),
     ],
 )
-def test_an_address_that_is_none_is_refused(spec: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_an_invalid_address_is_rejected(spec: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         load_pair(spec, "torch:nowhere")
 
 
-async def written(engine: RemoteEngine, max_tokens: int = 8) -> tuple[int, ...]:
+async def generated_ids(engine: RemoteEngine, max_tokens: int = 8) -> tuple[int, ...]:
     chunk = await collect(engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(max_tokens)))
     await engine.aclose()
     return chunk.ids
 
 
 def streaming(answer: Fault) -> Script:
-    return lambda call: answer if call.fields.get("stream") else well(call)
+    return lambda call: answer if call.fields.get("stream") else healthy(call)
 
 
 async def test_a_stream_is_read_to_its_end(server: ServerFixture) -> None:
-    answer = events(piece(8, 9), piece(10, finish_reason="length"), {"choices": [], "usage": {"prompt_tokens": 3}})
-    assert await written(load(server(streaming(answer)).url)) == (8, 9, 10)
+    answer = events(
+        completion(8, 9), completion(10, finish_reason="length"), {"choices": [], "usage": {"prompt_tokens": 3}}
+    )
+    assert await generated_ids(load(server(streaming(answer)).url)) == (8, 9, 10)
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    ("answer", "message"),
     [
-        (events(piece(8), done=False), "ended the response before it was complete"),
-        (events(piece(8, finish_reason="content_filter")), "unknown finish_reason 'content_filter'"),
-        (events(piece(8), '{"choices": [{"te'), "JSON that cannot be read"),
-        (events(piece(8), {"error": {"message": "out of memory", "code": 500}}), "out of memory"),
-        (events(piece(8), piece(99_999_999)), "a token that the tokenizer does not have"),
+        (events(completion(8), done=False), "ended the response before it was complete"),
+        (events(completion(8, finish_reason="content_filter")), "unknown finish_reason 'content_filter'"),
+        (events(completion(8), '{"choices": [{"te'), "JSON that cannot be read"),
+        (events(completion(8), {"error": {"message": "out of memory", "code": 500}}), "out of memory"),
+        (events(completion(8), completion(99_999_999)), "a token that the tokenizer does not have"),
         (events({"choices": [{"text": "a"}]}), "text without token ids"),
         (Fault(status=200, body=b"<html>", content_type="text/html"), "a web page"),
-        (said({"message": "boo"}, 418), "rejected the request .418: boo"),
+        (response({"message": "boo"}, 418), "rejected the request .418: boo"),
     ],
 )
-async def test_what_goes_wrong_in_a_stream_is_an_error(server: ServerFixture, answer: Fault, sentence: str) -> None:
+async def test_an_invalid_stream_is_an_error(server: ServerFixture, answer: Fault, message: str) -> None:
     proxy = server(streaming(answer))
     engine = load(proxy.url)
-    with pytest.raises(EngineError, match=sentence) as caught:
-        await written(engine)
+    with pytest.raises(EngineError, match=message) as caught:
+        await generated_ids(engine)
     assert proxy.url in str(caught.value)
 
 
 async def test_a_prompt_that_is_too_long_is_a_context_error(server: ServerFixture) -> None:
     message = {"error": {"message": "This model's maximum context length is 2 tokens."}}
-    engine = load(server(streaming(said(message, 400))).url)
+    engine = load(server(streaming(response(message, 400))).url)
     with pytest.raises(ContextError, match="maximum context length is 2"):
-        await written(engine)
+        await generated_ids(engine)
     with pytest.raises(ContextError, match="context of 64"):
         await collect(engine.generate(TokenBuffer([5] * 64), Sampling(), Stop(1)))
 
 
-async def test_a_server_that_says_nothing_is_given_up(server: ServerFixture) -> None:
+async def test_a_silent_server_times_out(server: ServerFixture) -> None:
     proxy = server(streaming(Fault(hangs=True, status=200)))
     engine = load(proxy.url + "?timeout=0.3")
     with pytest.raises(EngineError, match=r"sent no token for 0.3 s"):
-        await written(engine)
+        await generated_ids(engine)
 
 
 def endless(block: bytes, every_s: float = 0.0, body: bytes = b"", content_type: str = "text/event-stream") -> Fault:
@@ -222,17 +236,20 @@ def endless(block: bytes, every_s: float = 0.0, body: bytes = b"", content_type:
 
 
 def bomb() -> Fault:
-    """256 MB of white space in 1 MB."""
+    """Return a gzip body that expands to 256 MB of spaces."""
     packer = zlib.compressobj(1, wbits=31)
     body = b"".join(packer.compress(b" " * (1 << 20)) for _ in range(256)) + packer.flush()
     return Fault(status=200, body=body, headers=(("Content-Encoding", "gzip"),))
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    ("answer", "message"),
     [
         (bomb, "content-encoding 'gzip', although none was requested"),
-        (lambda: replace(said({}, 503), headers=(("Content-Encoding", "br, zstd"),)), "content-encoding 'br, zstd'"),
+        (
+            lambda: replace(response({}, 503), headers=(("Content-Encoding", "br, zstd"),)),
+            "content-encoding 'br, zstd'",
+        ),
         (lambda: endless(b"data: " + b"x" * 65_536), "an event of more than 1 MB"),
         (lambda: endless(b"data: xy\n" * 4096), "an event of more than 1 MB"),
         (lambda: endless(b": keep-alive\r" * 4096), "an event of more than 1 MB"),
@@ -240,42 +257,44 @@ def bomb() -> Fault:
         (lambda: endless(b" " * 65_536, body=b"<html>", content_type="text/html"), "more than 2 MB"),
     ],
 )
-async def test_no_answer_takes_much_memory(server: ServerFixture, answer: Callable[[], Fault], sentence: str) -> None:
+async def test_large_responses_take_little_memory(
+    server: ServerFixture, answer: Callable[[], Fault], message: str
+) -> None:
     engine = load(server(streaming(answer())).url + "?max_response_mb=2&timeout=60&retries=0")
     tracemalloc.start()
     try:
-        with pytest.raises(EngineError, match=sentence):
-            await written(engine)
+        with pytest.raises(EngineError, match=message):
+            await generated_ids(engine)
         assert tracemalloc.get_traced_memory()[1] < 24 << 20
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
-    ("answer", "sentence"),
+    ("answer", "message"),
     [
         (endless(b" " * 65_536, content_type="application/json"), "more than 2 MB"),
         (endless(b"[]," * 20_000, body=b"[", content_type="application/json"), "more than 2 MB"),
     ],
 )
-def test_what_a_server_says_of_itself_takes_no_more_either(server: ServerFixture, answer: Fault, sentence: str) -> None:
-    with pytest.raises(ModelError, match=sentence):
+def test_large_responses_are_rejected_when_loading(server: ServerFixture, answer: Fault, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         load(server(lambda call: answer).url + "?max_response_mb=2")
 
 
-def test_json_of_nothing_but_brackets_is_not_read(server: ServerFixture) -> None:
+def test_json_with_too_many_values_is_rejected(server: ServerFixture) -> None:
     text = b"[" + b"[]," * 2_000_001 + b"1]"
     with pytest.raises(ModelError, match="JSON of more than 4,000,000 values"):
         load(server(lambda call: Fault(status=200, body=text)).url)
 
 
-EMPTY = f"data: {json.dumps(piece())}\n\n".encode()
-ONE = events(piece(8), done=False).body
-MANY = events(piece(8), piece(9, finish_reason="length"), done=False).body
+EMPTY = f"data: {json.dumps(completion())}\n\n".encode()
+ONE = events(completion(8), done=False).body
+MANY = events(completion(8), completion(9, finish_reason="length"), done=False).body
 
 
 @pytest.mark.parametrize(
-    ("answer", "limits", "sentence"),
+    ("answer", "limits", "message"),
     [
         (endless(b": keep-alive\n\n", 0.02), "timeout=0.3", "no token for 0.3 s .*timeout="),
         (endless(EMPTY, 0.02), "timeout=0.3", "no token for 0.3 s"),
@@ -286,42 +305,44 @@ MANY = events(piece(8), piece(9, finish_reason="length"), done=False).body
         (Fault(hangs=True, status=200), "timeout=60&first_token_timeout=0.3", "no token for 0.3 s"),
     ],
 )
-async def test_what_is_no_token_gives_no_time(server: ServerFixture, answer: Fault, limits: str, sentence: str) -> None:
+async def test_responses_without_tokens_do_not_extend_the_timeout(
+    server: ServerFixture, answer: Fault, limits: str, message: str
+) -> None:
     engine = load(server(streaming(answer)).url + f"?{limits}")
     started = time.monotonic()
-    with pytest.raises(EngineError, match=sentence):
-        await written(engine)
+    with pytest.raises(EngineError, match=message):
+        await generated_ids(engine)
     assert 0.25 < time.monotonic() - started < 20
 
 
-async def test_every_token_gives_the_whole_time_again(server: ServerFixture) -> None:
+async def test_each_token_restarts_the_timeout(server: ServerFixture) -> None:
     answer = endless(ONE, every_s=0.25)
-    assert await written(load(server(streaming(answer)).url + "?timeout=2"), max_tokens=10) == (8,) * 10
+    assert await generated_ids(load(server(streaming(answer)).url + "?timeout=2"), max_tokens=10) == (8,) * 10
 
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
 @pytest.mark.parametrize("status", [200, 500])
-async def test_nesting_without_end_is_an_error(server: ServerFixture, status: int) -> None:
+async def test_deeply_nested_json_is_an_error(server: ServerFixture, status: int) -> None:
     answer = events(DEEP) if status == 200 else Fault(status=status, body=DEEP.encode())
     proxy = server(streaming(answer))
     with pytest.raises(EngineError, match=r"nested too deeply|overloaded"):
-        await written(load(proxy.url + "?retries=0"))
+        await generated_ids(load(proxy.url + "?retries=0"))
     with pytest.raises(ModelError, match=r"nested too deeply|overloaded"):
         load(server(lambda call: Fault(status=status, body=DEEP.encode())).url)
 
 
-async def test_a_message_is_one_line_and_not_long(server: ServerFixture) -> None:
+async def test_an_error_message_is_one_short_line(server: ServerFixture) -> None:
     message = {"error": {"message": "first\nsecond \x1b[2J" + "x" * 10_000}}
     with pytest.raises(EngineError) as caught:
-        await written(load(server(streaming(said(message, 418))).url))
+        await generated_ids(load(server(streaming(response(message, 418))).url))
     assert len(str(caught.value)) < 400
     assert str(caught.value).isprintable()
 
 
-async def test_a_header_that_cannot_be_sent_back_is_not(server: ServerFixture) -> None:
-    answer = events(piece(8, finish_reason="length"))
+async def test_a_header_that_cannot_be_replayed_is_dropped(server: ServerFixture) -> None:
+    answer = events(completion(8, finish_reason="length"))
     answer = replace(answer, headers=(("X-Session-Id", "\xe4\u0152"),))
     engine, buffer = load(server(streaming(answer)).url), TokenBuffer([5, 6])
     for _ in range(2):
@@ -353,8 +374,8 @@ JUNK = [
 SCORES = {"logprobs": {"top_logprobs": [{"token_id:7": -0.5, "token_id:8": -1.5}]}}
 
 
-def whole(call: Call) -> Any:
-    """The JSON of a server that has everything, whatever it is asked."""
+def full_json(call: Call) -> Any:
+    """Return the JSON with which a server that supports every extension answers any call."""
     if call.path.endswith("/models"):
         return MODELS
     if call.path.endswith("/version"):
@@ -371,12 +392,12 @@ def whole(call: Call) -> Any:
     metrics = {"queue_time_ms": 1.0, "time_to_first_token_ms": 1.0, "generation_time_ms": 1.0}
     metrics["speculative_decoding"] = {"num_draft_tokens": 1, "num_accepted_draft_tokens": 1}
     fields = SCORES | {"finish_reason": "length", "prompt_logprobs": rows, "text": "a"}
-    choices = [piece(9, **fields)["choices"][0] | {"index": index} for index in range(len(several))]
+    choices = [completion(9, **fields)["choices"][0] | {"index": index} for index in range(len(several))]
     return {"choices": choices, "usage": usage, "metrics": metrics}
 
 
 def changed(found: Any, path: Sequence[int], junk: Any) -> Any:
-    """The JSON with something else in one place, which the numbers choose on the way down."""
+    """Return the JSON with one value replaced by `junk`. The numbers choose the key at each level."""
     if not path or not isinstance(found, dict | list) or not found:
         return junk
     keys = list(found) if isinstance(found, dict) else list(range(len(found)))
@@ -387,20 +408,20 @@ def changed(found: Any, path: Sequence[int], junk: Any) -> Any:
 
 
 class Changing:
-    """Changes what is answered to one kind of call."""
+    """Answer like `full_json`, and apply `change` to the responses of the endpoint `where`."""
 
     def __init__(self) -> None:
         self.change: Callable[[Any], Any] = lambda found: found
         self.where = ""
 
     def __call__(self, call: Call) -> Fault:
-        found, place = whole(call), "stream" if call.fields.get("stream") else call.path.rpartition("/")[2]
-        found = self.change(found) if place == self.where else found
-        return events(found) if call.fields.get("stream") else said(found)
+        found, endpoint = full_json(call), "stream" if call.fields.get("stream") else call.path.rpartition("/")[2]
+        found = self.change(found) if endpoint == self.where else found
+        return events(found) if call.fields.get("stream") else response(found)
 
 
 async def use(url: str, tokenizer: HuggingFaceTokenizer) -> None:
-    """Everything that an engine asks of a server; what comes back is what the controller can work with."""
+    """Make every kind of call to a server, and check that the results are valid for the controller."""
     address = Address.parsed(url)
     engine = RemoteEngine(address, Server.found(address), tokenizer)
     buffer, probe = TokenBuffer([5, 6, 7]), Probe((7,), (7, 8))
@@ -417,10 +438,12 @@ async def use(url: str, tokenizer: HuggingFaceTokenizer) -> None:
 
 
 @pytest.mark.parametrize("takes_scores", ["prompt_logprobs", "generate"])
-def test_wrong_types_anywhere_are_errors_of_ours_or_do_no_harm(server: ServerFixture, takes_scores: str) -> None:
+def test_wrong_types_raise_stepspec_errors_or_do_no_harm(server: ServerFixture, takes_scores: str) -> None:
     script = Changing()
-    refusing = takes_scores == "generate"
-    proxy = server(lambda call: said({}, 400) if refusing and "prompt_logprobs" in call.fields else script(call))
+    rejects_scores = takes_scores == "generate"
+    proxy = server(
+        lambda call: response({}, 400) if rejects_scores and "prompt_logprobs" in call.fields else script(call)
+    )
     tokenizer = load_tokenizer(TOKENIZER)
     asyncio.run(use(proxy.url, tokenizer))
     assert {call.path.rpartition("/")[2] for call in proxy.calls} >= {"models", "completions", "version"}
@@ -440,25 +463,29 @@ def test_wrong_types_anywhere_are_errors_of_ours_or_do_no_harm(server: ServerFix
 
 
 @pytest.mark.parametrize("field", ["max_model_len", "root", "id"])
-def test_a_model_s_card_with_a_wrong_type_is_named(server: ServerFixture, field: str) -> None:
+def test_a_wrong_type_in_the_model_list_names_its_field(server: ServerFixture, field: str) -> None:
     models = {"data": [MODELS["data"][0] | {field: 7 if field != "max_model_len" else "x"}]}
     with pytest.raises(ModelError, match=rf"invalid list of models .data\.0\.{field}: Input should be a valid"):
-        load(server(lambda call: said(models)).url)
+        load(server(lambda call: response(models)).url)
 
 
-async def test_what_may_pass_is_tried_again_and_the_server_is_obeyed_as_to_when(server: ServerFixture) -> None:
+async def test_temporary_errors_are_retried_and_retry_after_is_respected(server: ServerFixture) -> None:
     answers = iter(
-        [said({}, 503), said({}, 429, headers=(("Retry-After", "1"),)), events(piece(8, finish_reason="length"))]
+        [
+            response({}, 503),
+            response({}, 429, headers=(("Retry-After", "1"),)),
+            events(completion(8, finish_reason="length")),
+        ]
     )
-    proxy = server(lambda call: next(answers) if call.fields.get("stream") else well(call))
-    assert await written(load(proxy.url)) == (8,)
+    proxy = server(lambda call: next(answers) if call.fields.get("stream") else healthy(call))
+    assert await generated_ids(load(proxy.url)) == (8,)
     assert sum(bool(call.fields.get("stream")) for call in proxy.calls) == 3
 
 
-async def test_it_is_not_tried_for_ever(server: ServerFixture) -> None:
-    proxy = server(streaming(said({"error": {"message": "full"}}, 503)))
+async def test_the_number_of_retries_is_limited(server: ServerFixture) -> None:
+    proxy = server(streaming(response({"error": {"message": "full"}}, 503)))
     with pytest.raises(EngineError, match=r"overloaded \(503: full"):
-        await written(load(proxy.url + "?retries=2"))
+        await generated_ids(load(proxy.url + "?retries=2"))
     assert sum(bool(call.fields.get("stream")) for call in proxy.calls) == 3
 
 
@@ -466,16 +493,16 @@ async def test_the_key_comes_from_the_environment_and_is_never_shown(
     server: ServerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_KEY", "a-secret")
-    proxy = server(streaming(said({"message": "no"}, 401)))
+    proxy = server(streaming(response({"message": "no"}, 401)))
     engine = load(proxy.url + "?key_env=MY_KEY")
     with pytest.raises(EngineError, match="MY_KEY") as caught:
-        await written(engine)
+        await generated_ids(engine)
     assert all(call.headers["authorization"] == "Bearer a-secret" for call in proxy.calls)
     assert "a-secret" not in str(caught.value) + str(engine.describe()) + repr(engine)
 
 
-async def test_calls_of_one_request_are_held_together_by_headers(server: ServerFixture) -> None:
-    answer = events(piece(8, finish_reason="length"))
+async def test_calls_of_one_request_share_their_headers(server: ServerFixture) -> None:
+    answer = events(completion(8, finish_reason="length"))
     answer = Fault(status=200, body=answer.body, content_type=answer.content_type, headers=(("X-Token", "replica-3"),))
     proxy = server(streaming(answer))
     engine = load(proxy.url + "?session_header=X-Flow&replay_headers=x-token")
@@ -490,9 +517,9 @@ async def test_calls_of_one_request_are_held_together_by_headers(server: ServerF
     assert "x-token" not in third
 
 
-async def test_a_policy_that_needs_what_the_server_does_not_give_is_refused(server: ServerFixture) -> None:
+async def test_a_policy_that_the_server_cannot_support_is_rejected(server: ServerFixture) -> None:
     def plain(call: Call) -> Fault:
-        return said({"message": "unknown field"}, 400) if "prompt_logprobs" in call.fields else well(call)
+        return response({"message": "unknown field"}, 400) if "prompt_logprobs" in call.fields else healthy(call)
 
     pair = load_pair(server(plain).url, f"torch:{WEIGHTS / 'draft'}")
     assert pair.target.abilities == {"forget"}
@@ -502,17 +529,17 @@ async def test_a_policy_that_needs_what_the_server_does_not_give_is_refused(serv
     await pair.aclose()
 
 
-async def test_a_step_comes_in_one_piece(server: ServerFixture) -> None:
+async def test_a_step_comes_in_one_chunk(server: ServerFixture) -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
-    whole = said({**piece(8, 9, 10, finish_reason="length"), "usage": usage})
-    proxy = server(lambda call: whole if call.fields.get("max_tokens") == 3 else well(call))
+    step = response({**completion(8, 9, 10, finish_reason="length"), "usage": usage})
+    proxy = server(lambda call: step if call.fields.get("max_tokens") == 3 else healthy(call))
     engine = load(proxy.url)
     chunks = [each async for each in engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(3, ("\n\n",)))]
     await engine.aclose()
     assert [(each.ids, each.end, each.passes, each.cached) for each in chunks] == [((8, 9, 10), "length", 3, 2)]
 
 
-def test_steps_of_a_text_are_not_drawn_with_the_same_numbers() -> None:
+def test_each_position_of_a_text_has_its_own_seed() -> None:
     one, other = Sampling(seed=1), Sampling(seed=2)
     seeds = [each.seed_at(position) for each in (one, other) for position in (0, 1, 100)]
     assert len(set(seeds)) == len(seeds)

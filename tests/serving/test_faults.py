@@ -1,4 +1,4 @@
-"""Faults between stepspec and real servers: nothing wrong is committed, nothing is lost in silence, nothing hangs."""
+"""Faults between stepspec and real servers: no wrong text is committed, failures are errors, and no call hangs."""
 
 import asyncio
 import random
@@ -48,32 +48,32 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Deck:
-    """Deals faults, each once before any comes again, so that few calls meet all of them too."""
+class FaultCycle:
+    """Return faults in random order, all of them before any repeats, so that few calls cover every fault."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._left: list[Fault] = []
+        self._remaining: list[Fault] = []
         self._lock = threading.Lock()
 
-    def deal(self) -> Fault:
+    def next_fault(self) -> Fault:
         with self._lock:
-            if not self._left:
-                self._left = self._rng.sample(FAULTS, len(FAULTS))
-            return self._left.pop()
+            if not self._remaining:
+                self._remaining = self._rng.sample(FAULTS, len(FAULTS))
+            return self._remaining.pop()
 
 
-class Weather:
-    """What happens to calls: nothing for most of them, and nothing at all until it begins."""
+class RandomFaults:
+    """Inject a fault into a random share of the calls, once it is enabled."""
 
-    def __init__(self, seed: int, share: float, deck: Deck) -> None:
+    def __init__(self, seed: int, share: float, faults: FaultCycle) -> None:
         self._rng = random.Random(seed)
-        self._deck = deck
+        self._faults = faults
         self.share = share
-        self.on = False
+        self.enabled = False
 
     def __call__(self, call: Call) -> Fault:
-        return self._deck.deal() if self.on and self._rng.random() < self.share else Fault()
+        return self._faults.next_fault() if self.enabled and self._rng.random() < self.share else Fault()
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def checker() -> Iterator[TorchEngine]:
     engine._close()
 
 
-class Remembering(RemoteEngine):
-    """Keeps the ids of the requests that it was asked."""
+class RecordingEngine(RemoteEngine):
+    """A remote engine that stores the token buffers of its requests."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -104,7 +104,7 @@ class Remembering(RemoteEngine):
 async def assert_right(
     prompt: list[int], written: list[int], result: Result, checker: TorchEngine, threshold: float
 ) -> None:
-    """Every committed step is either the draft's with a score that passes, or token for token the target's own."""
+    """Assert that each step is the draft's and passes the threshold, or equals the target's own choices."""
     buffer = TokenBuffer(prompt)
     position = 0
     for step in result.steps:
@@ -116,7 +116,7 @@ async def assert_right(
         assert seen.choices is not None
         if step.origin == "draft":
             assert min(seen.logprobs) >= threshold - ROUNDING, step
-        else:  # the draft's part of a salvaged step was at least probable to the target
+        else:  # the draft's part of a salvaged step is at least probable under the target
             num = step.num_from_draft
             assert all(logprob >= -1.0 - ROUNDING for logprob in seen.logprobs[:num]), step
             assert tuple(ids[num:]) == seen.choices[num:], step
@@ -126,23 +126,23 @@ async def assert_right(
 
 
 @pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("engine", 0.4, 0.0), ("stepspec", 0.06, 0.2)])
-async def test_faults_cost_time_or_an_error_and_nothing_else(
+async def test_under_faults_every_answer_is_right_or_an_error(
     policy: str, target_share: float, draft_share: float, target_port: int, draft_port: int, checker: TorchEngine
 ) -> None:
     problems = [each.question for _, each in zip(range(NUM_REQUESTS // 2), load_split("test"), strict=False)]
     threshold = min((getattr(judge, "threshold", 0) for judge in load_policy(policy)[0].judges), default=0)
-    deck = Deck(0)
-    target_weather, draft_weather = Weather(1, target_share, deck), Weather(2, draft_share, deck)
-    with serving(Proxy(target_port, target_weather)) as target, serving(Proxy(draft_port, draft_weather)) as draft:
+    faults = FaultCycle(0)
+    target_faults, draft_faults = RandomFaults(1, target_share, faults), RandomFaults(2, draft_share, faults)
+    with serving(Proxy(target_port, target_faults)) as target, serving(Proxy(draft_port, draft_faults)) as draft:
         options = "?timeout=5&retries=3"
-        served = Remembering.load(target.url + options)
-        assert isinstance(served, Remembering)
+        served = RecordingEngine.load(target.url + options)
+        assert isinstance(served, RecordingEngine)
         pair = Pair(served, RemoteEngine.load(draft.url + options))
-        target_weather.on = draft_weather.on = True
-        spec, places = StepSpec(policy=policy, pair=pair), asyncio.Semaphore(CONCURRENT)
+        target_faults.enabled = draft_faults.enabled = True
+        spec, semaphore = StepSpec(policy=policy, pair=pair), asyncio.Semaphore(CONCURRENT)
 
         async def answer(question: str) -> Result | TargetError:
-            async with places, asyncio.timeout(DEADLINE_S):
+            async with semaphore, asyncio.timeout(DEADLINE_S):
                 try:
                     return await spec.generate(question, max_tokens=400)
                 except TargetError as error:
@@ -158,13 +158,13 @@ async def test_faults_cost_time_or_an_error_and_nothing_else(
     errors = [found for found in outcomes if isinstance(found, TargetError)]
     assert len(results) + len(errors) == len(problems)
     assert len(results) > len(problems) / 3, [str(error) for error in errors[:5]]
-    assert all(target.url in str(error) for error in errors), "every error names the server"
+    assert all(target.url in str(error) for error in errors), "an error does not name the server"
     for question, result in results:
         prompt = encode_request(checker.tokenizer, question)
         await assert_right(prompt, served.written_after(prompt), result, checker, threshold)
 
 
-async def test_a_dead_draft_costs_speed_alone_and_comes_back(target_port: int, draft_port: int) -> None:
+async def test_a_failing_draft_is_skipped_until_it_recovers(target_port: int, draft_port: int) -> None:
     question = next(iter(load_split("test"))).question
     down = False
     with serving(Proxy(draft_port, lambda call: Fault("error", status=500) if down else Fault())) as draft:
@@ -173,21 +173,21 @@ async def test_a_dead_draft_costs_speed_alone_and_comes_back(target_port: int, d
         breaker = Breaker(max_failures=3, recovery_s=10, clock=lambda: now)
         pair = Pair(target, RemoteEngine.load(draft.url + "?retries=0"), breaker=breaker)
         spec = StepSpec(policy="stepspec", pair=pair)
-        whole = await spec.generate(question)
+        before = await spec.generate(question)
         alone = await StepSpec(policy="engine", pair=pair).generate(question)
         down = True
         calls_before = len(draft.calls)
         for _ in range(6):
             result = await spec.generate(question)
             assert (result.reasoning, result.answer) == (alone.reasoning, alone.answer)
-        assert len(draft.calls) - calls_before == 3, "then the breaker opens"
+        assert len(draft.calls) - calls_before == 3, "the breaker does not open after 3 failures"
         down, now = False, 10.0
-        again = await spec.generate(question)
-        assert [step.origin for step in again.steps] == [step.origin for step in whole.steps]
+        after = await spec.generate(question)
+        assert [step.origin for step in after.steps] == [step.origin for step in before.steps]
         await pair.aclose()
 
 
-async def test_a_draft_that_hangs_is_left_out_at_its_deadline(target_port: int, draft_port: int) -> None:
+async def test_a_draft_that_hangs_is_skipped_at_its_deadline(target_port: int, draft_port: int) -> None:
     question = next(iter(load_split("test"))).question
     hanging = False
     with serving(Proxy(draft_port, lambda call: Fault("silent", hangs=hanging))) as draft:
@@ -204,7 +204,7 @@ async def test_a_draft_that_hangs_is_left_out_at_its_deadline(target_port: int, 
         await pair.aclose()
 
 
-async def test_a_target_that_dies_is_an_error_with_what_was_committed(target_port: int, draft_port: int) -> None:
+async def test_a_target_failure_is_an_error_with_the_committed_text(target_port: int, draft_port: int) -> None:
     question = next(iter(load_split("test"))).question
     count, loaded = 0, False
 

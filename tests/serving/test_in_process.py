@@ -1,4 +1,4 @@
-"""vLLM in process, in the second environment, beside the torch engine on the same weights."""
+"""The vLLM engine in process, in `.venv-vllm`, compared with the torch engine on the same weights."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> None:
+async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> None:
     torch_engine = TorchEngine.load(str(WEIGHTS / "target"))
     tokenizer = torch_engine.tokenizer
     prompts = [
@@ -37,19 +37,19 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
     ]
     stop = Stop(MAX_TOKENS, DELIMITERS)
     texts = [(await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))).ids for ids in prompts]
-    steps = [(*ids[:4], ids[2], *ids[4:]) for ids in texts]  # somewhere else than the model would go
+    steps = [(*ids[:4], ids[2], *ids[4:]) for ids in texts]  # differs from what the model would write
     labels = [tokenizer.encode(str(digit))[-1] for digit in range(10)]
     probes = [tokenizer.encode(text) for text in ("Rating: ", " so it is ")]
-    asked = {"prompts": prompts, "steps": steps, "labels": labels, "probes": probes}
-    asked |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS, "schema": {"enum": ["stepspec", "others"]}}
-    question, answer = tmp_path / "asked.json", tmp_path / "found.json"
-    question.write_text(json.dumps(asked))
-    command = [str(VLLM_PYTHON), str(INSIDE), str(WEIGHTS), str(question), str(answer)]
+    request = {"prompts": prompts, "steps": steps, "labels": labels, "probes": probes}
+    request |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS, "schema": {"enum": ["stepspec", "others"]}}
+    request_file, answer_file = tmp_path / "asked.json", tmp_path / "found.json"
+    request_file.write_text(json.dumps(request))
+    command = [str(VLLM_PYTHON), str(INSIDE), str(WEIGHTS), str(request_file), str(answer_file)]
     done = await asyncio.to_thread(
         subprocess.run, command, env=environment(), capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(answer.read_text())
+    found: dict[str, Any] = json.loads(answer_file.read_text())
     assert [tuple(ids) for ids in found["texts"]] == texts
     for ids, step, seen in zip(prompts, steps, found["seen"], strict=True):
         own = await torch_engine.verify(
@@ -59,23 +59,23 @@ async def test_it_writes_and_judges_as_the_torch_engine_does(tmp_path: Path) -> 
         assert tuple(seen["choices"]) == own.choices
         assert (seen["next"], tuple(seen["probe_choices"])) == (own.next_choice, own.probe_choices)
         assert seen["less"] == [None, own.next_choice]
-        for distribution, whole in zip(seen["distributions"], own.probe_logprobs, strict=True):
+        for distribution, expected in zip(seen["distributions"], own.probe_logprobs, strict=True):
             shown = [index for index, logprob in enumerate(distribution) if logprob is not None]
             assert shown
             assert [distribution[index] for index in shown] == pytest.approx(
-                [whole[index] for index in shown], abs=ROUNDING
+                [expected[index] for index in shown], abs=ROUNDING
             )
     await torch_engine.aclose()
     assert found["abilities"] == ["choices", "forget", "json schema", "label logprobs", "scores"]
-    assert json.loads(found["held"]) in asked["schema"]["enum"]
+    assert json.loads(found["held"]) in request["schema"]["enum"]
     assert found["no schema"][0] == "UsageError"
     assert "The JSON schema is not supported" in found["no schema"][1]
     assert found["context"] == 1024
     assert found["described"]["device"] == "vLLM on cpu"
     assert found["own speculation"] == "draft_model, 3 tokens"
     assert all(found["hot"])
-    assert found["cached"][-1][0] > found["cached"][0][0], "what was written is read from the prefix cache"
-    assert found["forgot"][0] == 0 < found["forgot"][1], "only what was read since then is found"
+    assert found["cached"][-1][0] > found["cached"][0][0], "the prefix cache does not serve generated tokens"
+    assert found["forgot"][0] == 0 < found["forgot"][1], "`forget` did not clear the cache, or it does not fill again"
     assert 0 < found["metrics"]["accepted"] <= found["metrics"]["drafted"]
     assert found["metrics"]["compute"] > found["metrics"]["queue"] >= 0
     assert found["from_other_loop"] == found["texts"][0]

@@ -1,4 +1,4 @@
-"""The remote engine against real vLLM servers of the embedded pair, beside the torch engine on the same weights."""
+"""The remote engine on real vLLM servers with the embedded pair, compared with the torch engine on the same weights."""
 
 import asyncio
 import json
@@ -30,10 +30,10 @@ pytestmark = [pytest.mark.anyio, needs_vllm]
 
 NUM_TEXTS = 6
 BLOCK = 128
-"""Tokens of a block of vLLM's prefix cache on a CPU."""
+"""Number of tokens in a block of vLLM's prefix cache on a CPU."""
 
 ROUNDING = 2e-3
-"""Of log-probabilities, between two programs in float32."""
+"""Difference of log-probs between two programs in float32."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def prompts(tokenizer: HuggingFaceTokenizer) -> list[list[int]]:
     ]
 
 
-async def test_what_the_server_can_do_is_found_out(remote: RemoteEngine) -> None:
+async def test_loading_detects_what_the_server_supports(remote: RemoteEngine) -> None:
     server = remote._server
     assert (server.takes_ids, server.gives_ids, server.extended) == (True, True, True)
     assert (server.num_logprobs, server.scores, remote.max_context) == (20, "prompt_logprobs", 1024)
@@ -73,7 +73,7 @@ async def test_what_the_server_can_do_is_found_out(remote: RemoteEngine) -> None
     assert "forget" in remote.abilities
 
 
-async def test_whether_the_server_drafts_tokens_by_itself_is_found_out(target_port: int, draft_port: int) -> None:
+async def test_loading_detects_the_servers_own_speculation(target_port: int, draft_port: int) -> None:
     for port, own in ((target_port, "as its server was started"), (draft_port, "none")):
         engine = RemoteEngine.load(f"http://127.0.0.1:{port}/v1")
         assert engine.own_speculation == own
@@ -90,7 +90,7 @@ async def test_it_writes_what_the_torch_engine_writes(
         assert (theirs.ids, theirs.end) == (ours.ids, ours.end)
 
 
-async def test_a_tag_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
+async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
     (tag,) = remote.tokenizer.encode("</think>")
     stop = Stop(300, token_ids=frozenset({tag}))
     for ids in prompts(remote.tokenizer)[:3]:
@@ -100,7 +100,7 @@ async def test_a_tag_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine
         assert theirs.ids[-1] == tag
 
 
-async def test_a_text_is_held_to_a_schema(remote: RemoteEngine) -> None:
+async def test_a_text_follows_its_json_schema(remote: RemoteEngine) -> None:
     assert remote._server.schema_field == "structured_outputs"
     ids, schema = prompts(remote.tokenizer)[0], '{"enum": ["stepspec", "others"]}'
     written = await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(60), json_schema=schema))
@@ -108,19 +108,19 @@ async def test_a_text_is_held_to_a_schema(remote: RemoteEngine) -> None:
     assert json.loads(remote.tokenizer.decode(written.ids[:-1])) in ("stepspec", "others")
 
 
-async def test_a_schema_that_cannot_be_kept_to_is_refused_before_anything_is_written(remote: RemoteEngine) -> None:
+async def test_an_unsupported_schema_is_rejected_before_generation(remote: RemoteEngine) -> None:
     await remote.check_schema('{"type": "object"}')
     with pytest.raises(UsageError, match="The JSON schema is not supported"):
         await remote.check_schema('{"type": "strange"}')
 
 
-async def test_it_judges_as_the_torch_engine_does(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
+async def test_it_verifies_like_the_torch_engine(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
     tokenizer = remote.tokenizer
     labels = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
     probes = [Probe(tuple(tokenizer.encode(text)), labels) for text in ("Rating: ", " so it is ")]
     for ids in prompts(tokenizer)[:3]:
         step = (await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",))))).ids
-        step = (*step[:4], step[2], *step[4:])  # somewhere else than the model would go
+        step = (*step[:4], step[2], *step[4:])  # differs from what the model would write
         theirs = await remote.verify(TokenBuffer(ids), step, probes)
         ours = await torch_engine.verify(TokenBuffer(ids), step, probes)
         assert theirs.logprobs == pytest.approx(ours.logprobs, abs=ROUNDING)
@@ -131,11 +131,11 @@ async def test_it_judges_as_the_torch_engine_does(remote: RemoteEngine, torch_en
             assert [distribution[index] for index in shown] == pytest.approx(
                 [own[index] for index in shown], abs=ROUNDING
             )
-        less = await remote.verify(TokenBuffer(ids), step, scores=False)
-        assert (less.logprobs, less.choices, less.next_choice) == (None, None, ours.next_choice)
+        unscored = await remote.verify(TokenBuffer(ids), step, scores=False)
+        assert (unscored.logprobs, unscored.choices, unscored.next_choice) == (None, None, ours.next_choice)
 
 
-async def test_sampling_is_the_server_s_and_a_seed_repeats_it(draft_port: int) -> None:
+async def test_the_server_samples_and_a_seed_makes_it_repeatable(draft_port: int) -> None:
     remote = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
     ids = prompts(remote.tokenizer)[0]
     hot = Sampling(temperature=1.5, top_p=0.95, top_k=50, min_p=0.01, repetition_penalty=1.1, seed=3)
@@ -147,22 +147,22 @@ async def test_sampling_is_the_server_s_and_a_seed_repeats_it(draft_port: int) -
     await remote.aclose()
 
 
-async def test_a_draft_vocabulary_goes_with_every_request(draft_port: int, tmp_path: Path) -> None:
-    found = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
+async def test_a_draft_vocabulary_is_sent_with_every_request(draft_port: int, tmp_path: Path) -> None:
+    plain = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
     vocabulary = [*range(7), *range(40, 90)]
     (tmp_path / FILE).write_text(json.dumps({"version": 1, "ids": vocabulary}))
-    engine = RemoteEngine(found.address, replace(found._server, folder=str(tmp_path)), found.tokenizer)
+    engine = RemoteEngine(plain.address, replace(plain._server, folder=str(tmp_path)), plain.tokenizer)
     prompt = TokenBuffer(prompts(engine.tokenizer)[0])
     hot = Sampling(1.5, seed=1)
-    free = await collect(found.generate(prompt, hot, Stop(30)))
+    free = await collect(plain.generate(prompt, hot, Stop(30)))
     bound = await collect(engine.generate(prompt, hot, Stop(30)))
     assert not set(free.ids) <= set(vocabulary)
     assert bound.ids
     assert set(bound.ids) <= set(vocabulary)
-    await asyncio.gather(found.aclose(), engine.aclose())
+    await asyncio.gather(plain.aclose(), engine.aclose())
 
 
-async def test_what_the_server_cannot_sample_it_says(remote: RemoteEngine) -> None:
+async def test_unsupported_sampling_settings_are_an_error(remote: RemoteEngine) -> None:
     ids = prompts(remote.tokenizer)[0]
     with pytest.raises(EngineError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"):
         await collect(remote.generate(TokenBuffer(ids), Sampling(temperature=1.0, min_p=0.1), Stop(40)))
@@ -178,13 +178,13 @@ async def test_a_growing_prompt_is_served_from_the_prefix_cache(remote: RemoteEn
         chunk = await collect(remote.generate(buffer, Sampling(), Stop(24)))
         buffer.append(chunk.ids)
     done = remote.metrics() - before
-    assert chunk.cached >= (len(buffer) - 24) // BLOCK * BLOCK > 0, "all whole blocks"
+    assert chunk.cached >= (len(buffer) - 24) // BLOCK * BLOCK > 0, "not all full blocks come from the cache"
     assert (done.requests, done.generated) == (4, 96)
     assert done.cached_tokens > 0
     assert done.bytes_sent > 0 < done.bytes_received
 
 
-async def test_after_forgetting_no_earlier_prefix_is_found(remote: RemoteEngine) -> None:
+async def test_forget_clears_the_prefix_cache(remote: RemoteEngine) -> None:
     ids = prompts(remote.tokenizer)[0] * 3
 
     async def cached() -> int:
@@ -199,10 +199,10 @@ async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> 
     ids = prompts(remote.tokenizer)[2]
     chunk = await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(150)))
     assert chunk.drafted >= chunk.accepted > 0
-    assert chunk.passes < len(chunk.ids), "some messages bring several tokens"
+    assert chunk.passes < len(chunk.ids), "no message has several tokens"
 
 
-async def test_where_the_time_of_calls_went_is_told(remote: RemoteEngine) -> None:
+async def test_metrics_split_the_time_of_calls(remote: RemoteEngine) -> None:
     before = remote.metrics()
     ids = prompts(remote.tokenizer)[2]
     await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",))))
@@ -212,7 +212,7 @@ async def test_where_the_time_of_calls_went_is_told(remote: RemoteEngine) -> Non
     assert parts["network"] > 0
 
 
-async def test_leaving_early_aborts_at_the_server(remote: RemoteEngine, target_port: int) -> None:
+async def test_closing_a_stream_aborts_it_at_the_server(remote: RemoteEngine, target_port: int) -> None:
     chunks = remote.generate(TokenBuffer(prompts(remote.tokenizer)[3]), Sampling(), Stop(600, token_ids=frozenset()))
     await anext(chunks)
     await chunks.aclose()
@@ -230,16 +230,16 @@ async def test_leaving_early_aborts_at_the_server(remote: RemoteEngine, target_p
         if not await running():
             break
         await asyncio.sleep(0.1)
-    assert not await running(), "it is still being written"
+    assert not await running(), "the server still generates the text"
 
 
 def only_text(call: Call) -> Fault:
-    """A server that takes no ids."""
+    """Reject prompts of token ids, like a server that takes only text."""
     return Fault(status=400, name="ids") if isinstance(call.fields.get("prompt"), list) else Fault()
 
 
 def without_extras(call: Call) -> None:
-    """And that ignores what OpenAI's API does not have, but for special tokens, which it shows."""
+    """Remove request fields that OpenAI's API does not have, except the one that shows special tokens."""
     if call.body:
         fields = call.fields
         for name in ("return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"):
@@ -251,6 +251,7 @@ def without_extras(call: Call) -> None:
 
 @asynccontextmanager
 async def text_server(port: int) -> AsyncIterator[RemoteEngine]:
+    """Yield an engine on a server that takes only text and has no extensions of the API."""
     with serving(Proxy(port, only_text, without_extras)) as proxy:
         engine = RemoteEngine.load(proxy.url)
         try:
@@ -259,7 +260,7 @@ async def text_server(port: int) -> AsyncIterator[RemoteEngine]:
             await engine.aclose()
 
 
-async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:
+async def test_a_server_that_takes_only_text_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:
     async with text_server(target_port) as remote:
         server = remote._server
         assert (server.takes_ids, server.gives_ids) == (False, False)
@@ -277,7 +278,7 @@ async def test_a_server_that_knows_text_alone_writes_the_same(target_port: int, 
         assert seen.next_choice == own.next_choice
 
 
-async def test_it_is_judged_by_the_text_of_labels(target_port: int) -> None:
+async def test_judge_scores_are_read_from_the_text_of_labels(target_port: int) -> None:
     async with text_server(target_port) as remote:
         pair = Pair(remote, TorchEngine.load(str(WEIGHTS / "draft")))
         result = await StepSpec(policy="specreason", pair=pair).generate(next(iter(load_split("test"))).question)
@@ -287,7 +288,7 @@ async def test_it_is_judged_by_the_text_of_labels(target_port: int) -> None:
         await pair.aclose()
 
 
-async def test_another_real_server_is_asked_in_text(tmp_path: Path, torch_engine: TorchEngine) -> None:
+async def test_transformers_serve_is_called_with_text(tmp_path: Path, torch_engine: TorchEngine) -> None:
     with transformers_server("target", tmp_path) as port:
         remote = RemoteEngine.load(f"http://127.0.0.1:{port}/v1#{WEIGHTS / 'target'}")
         server = remote._server
@@ -306,7 +307,7 @@ async def test_another_real_server_is_asked_in_text(tmp_path: Path, torch_engine
 
 
 @pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
-async def test_any_pair_of_engines_answers_alike(
+async def test_remote_and_torch_pairs_give_the_same_answers(
     policy: str, target_port: int, draft_port: int, torch_engine: TorchEngine
 ) -> None:
     questions = [each.question for _, each in zip(range(NUM_TEXTS), load_split("test"), strict=False)]
@@ -326,14 +327,14 @@ async def test_any_pair_of_engines_answers_alike(
         ]
 
 
-async def test_what_cannot_be_set_from_here_is_refused(target_port: int) -> None:
+async def test_a_policy_with_tolerance_is_rejected_for_a_remote_target(target_port: int) -> None:
     tolerant = {"version": 1, "summary": "a test", "family": "target", "token": {"drafter": "engine", "tolerance": 0.1}}
     pair = Pair(RemoteEngine.load(f"http://127.0.0.1:{target_port}/v1"), None)
     with pytest.raises(UsageError, match="tolerance"):
         StepSpec(policy=Policy.model_validate(tolerant), pair=pair)
 
 
-async def test_the_published_procedure_is_compared_on_the_same_servers(
+async def test_bench_wire_compares_with_the_published_procedure(
     target_port: int, draft_port: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "wire.json"

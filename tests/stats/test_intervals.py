@@ -1,4 +1,4 @@
-"""Score intervals agree with published values and with scipy, and keep their properties for fractional counts."""
+"""Score intervals match published values and scipy, and keep their properties for fractional counts."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,14 +21,14 @@ TABLES = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 500)).
         (1, 29, (0.0061, 0.1718)),
     ],
 )
-def test_wilson_gives_the_values_that_newcombe_published(successes: int, n: int, interval: tuple[float, float]) -> None:
+def test_wilson_matches_the_values_published_by_newcombe(successes: int, n: int, interval: tuple[float, float]) -> None:
     """R. G. Newcombe, Statistics in Medicine 17, 1998, 857-872, table I, method 3."""
     assert wilson(successes, n) == pytest.approx(interval, abs=5e-5)
 
 
 @given(COUNTS, st.sampled_from([0.8, 0.95, 0.99]))
 @settings(deadline=None)
-def test_wilson_is_what_scipy_computes(counts: tuple[int, int], confidence: float) -> None:
+def test_wilson_matches_scipy(counts: tuple[int, int], confidence: float) -> None:
     expected = binomtest(*counts).proportion_ci(confidence, method="wilson")
     assert wilson(*counts, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
@@ -51,7 +51,7 @@ def test_wilson_is_symmetric_in_right_and_wrong(counts: tuple[int, int]) -> None
         (6, 16, 161, (-0.1240, -0.0054)),
     ],
 )
-def test_tango_gives_the_values_that_were_published(
+def test_tango_matches_published_values(
     only_first: int, only_second: int, n: int, interval: tuple[float, float]
 ) -> None:
     places = 5e-4 if n == 21 else 5e-5
@@ -68,7 +68,7 @@ def test_two_policies_that_always_agree_still_have_an_interval(n: int) -> None:
 
 @given(TABLES)
 @settings(deadline=None)
-def test_exchanging_the_policies_mirrors_the_interval(table: tuple[int, int, int]) -> None:
+def test_swapping_the_policies_mirrors_the_interval(table: tuple[int, int, int]) -> None:
     b, c, alike = table
     low, high = Paired(b, c, b + c + alike).interval()
     assert Paired(c, b, b + c + alike).interval() == pytest.approx((-high, -low))
@@ -76,7 +76,7 @@ def test_exchanging_the_policies_mirrors_the_interval(table: tuple[int, int, int
 
 @given(TABLES)
 @settings(deadline=None)
-def test_the_interval_holds_the_difference_and_stays_between_minus_one_and_one(table: tuple[int, int, int]) -> None:
+def test_the_interval_contains_the_difference_and_stays_between_minus_one_and_one(table: tuple[int, int, int]) -> None:
     b, c, alike = table
     paired = Paired(b, c, b + c + alike)
     low, high = paired.interval()
@@ -87,7 +87,7 @@ def test_the_interval_holds_the_difference_and_stays_between_minus_one_and_one(t
 
 @given(TABLES)
 @settings(deadline=None)
-def test_more_confidence_is_a_wider_interval_and_more_loss(table: tuple[int, int, int]) -> None:
+def test_more_confidence_gives_a_wider_interval_and_a_larger_loss_bound(table: tuple[int, int, int]) -> None:
     b, c, alike = table
     paired = Paired(b, c, b + c + alike)
     narrow, wide = paired.interval(0.9), paired.interval(0.99)
@@ -97,13 +97,13 @@ def test_more_confidence_is_a_wider_interval_and_more_loss(table: tuple[int, int
     assert paired.loss_upper(0.99) >= paired.loss_upper(0.95)
 
 
-def test_the_least_number_is_the_first_that_is_enough() -> None:
+def test_least_n_is_the_first_sufficient_number() -> None:
     assert least_n(lambda n: n >= 1) == 1
     assert least_n(lambda n: n >= 739) == 739
 
 
-def test_a_spread_seen_on_few_problems_counts_for_less() -> None:
-    """Student's t of 9 degrees of freedom is 2.262 at 95%."""
+def test_a_spread_estimated_from_few_problems_counts_for_less() -> None:
+    """Student's t with 9 degrees of freedom is 2.262 at 95%."""
     assert spread_known(0.95, 10) == pytest.approx((1.95996 / 2.26216) ** 2, rel=1e-4)
     assert spread_known(0.95, 1) == 0
     assert spread_known(0.95, 100_000) == pytest.approx(1, abs=1e-4)

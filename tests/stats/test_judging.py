@@ -1,4 +1,4 @@
-"""The area under the curve is the share of pairs in order, and the bins hold every step once."""
+"""The area under the curve is the share of ordered pairs, and the reliability bins contain every step once."""
 
 from itertools import pairwise
 
@@ -14,9 +14,9 @@ STEPS = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 20))
 
 
 def area_by_pairs(scores: list[int], good: list[bool]) -> float:
-    ours = [score for score, is_good in zip(scores, good, strict=True) if is_good]
-    others = [score for score, is_good in zip(scores, good, strict=True) if not is_good]
-    return float(np.mean([(a > b) + (a == b) / 2 for a in ours for b in others]))
+    good_scores = [score for score, is_good in zip(scores, good, strict=True) if is_good]
+    bad_scores = [score for score, is_good in zip(scores, good, strict=True) if not is_good]
+    return float(np.mean([(a > b) + (a == b) / 2 for a in good_scores for b in bad_scores]))
 
 
 @given(STEPS)
@@ -41,8 +41,8 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(steps: list[tuple[int
     assert opposite.interval == pytest.approx((1 - high, 1 - low))
 
 
-def test_the_error_is_delongs_where_every_step_is_a_problem_of_its_own() -> None:
-    """E. R. DeLong, D. M. DeLong, D. L. Clarke-Pearson, Biometrics 44, 1988: the two placements' variances."""
+def test_the_standard_error_is_delongs_if_every_problem_has_one_step() -> None:
+    """E. R. DeLong, D. M. DeLong, D. L. Clarke-Pearson, Biometrics 44, 1988: variances of both placements."""
     rng = RNG(0)
     good = rng.random(4000) < 0.5
     scores = rng.normal(size=4000) + good
@@ -56,7 +56,7 @@ def test_the_error_is_delongs_where_every_step_is_a_problem_of_its_own() -> None
     assert width / 2 / 1.96 * area * (1 - area) == pytest.approx(np.sqrt(variance), rel=0.01)
 
 
-def test_steps_of_a_problem_that_are_copies_add_nothing() -> None:
+def test_copied_steps_of_a_problem_do_not_narrow_the_interval() -> None:
     rng = RNG(1)
     good, problems = rng.random(200) < 0.5, np.arange(200)
     scores = rng.normal(size=200) + good
@@ -66,21 +66,21 @@ def test_steps_of_a_problem_that_are_copies_add_nothing() -> None:
     assert (copied.value, copied.interval) == (pytest.approx(once.value), pytest.approx(once.interval))
 
 
-def test_an_area_is_given_only_where_both_classes_are_large_enough_and_overlap() -> None:
+def test_an_area_needs_two_large_overlapping_classes() -> None:
     rng, num_bad = RNG(2), MIN_CLASS - 1
     good = np.arange(300) >= num_bad
     few = auc(rng.normal(size=300), good, np.arange(300))
     assert (few.value, few.interval) == (None, None)
     assert few.why == "49 of the problems have a bad outcome, and an area needs at least 50"
     assert "good outcome" in (auc(rng.normal(size=300), ~good, np.arange(300)).why or "")
-    # Many steps of the same problems are no more problems.
+    # More steps of the same problems do not count as more problems.
     assert auc(rng.normal(size=300), rng.random(300) < 0.5, np.arange(300) % num_bad).value is None
     assert "separate" in (auc([1, 2, 3, 4] * 25, [0, 0, 1, 1] * 25, range(100)).why or "")
 
 
 @given(STEPS)
 @settings(deadline=None)
-def test_the_bins_hold_every_step_once_and_equal_scores_together(steps: list[tuple[int, bool, int]]) -> None:
+def test_the_bins_contain_every_step_once_and_keep_equal_scores_together(steps: list[tuple[int, bool, int]]) -> None:
     scores, good, problems = (list(each) for each in zip(*steps, strict=True))
     bins = reliability(scores, good, problems, num_bins=4)
     assert sum(each.num_steps for each in bins) == len(steps)
@@ -102,5 +102,5 @@ def test_a_bins_interval_is_wilsons_for_single_steps_and_wider_for_steps_of_few_
     assert together.outcome.interval() == pytest.approx(wilson(2, 4))
 
 
-def test_no_step_is_no_bin() -> None:
+def test_without_steps_there_are_no_bins() -> None:
     assert reliability([], [], []) == ()

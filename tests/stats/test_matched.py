@@ -1,4 +1,4 @@
-"""The fastest policy is the fastest of those that are known to be faster and not to lose more than a little."""
+"""The fastest policy is selected from those that are known to be faster and to keep the accuracy."""
 
 import pytest
 
@@ -12,13 +12,13 @@ def candidate(name: str, speedup: float, paired: Paired = GOOD, *, tried: int = 
     return Candidate(name, speedup, (speedup - 0.1, speedup + 0.1), bound, exact)
 
 
-def test_the_fastest_that_qualifies_is_taken() -> None:
+def test_the_fastest_qualifying_candidate_is_selected() -> None:
     found = fastest([candidate("slow", 1.2), candidate("fast", 2.0), candidate("wrong", 9.0, BAD)], loss=0.01)
     assert found is not None
     assert found.name == "fast"
 
 
-def test_a_loss_that_is_not_excluded_does_not_qualify() -> None:
+def test_a_candidate_qualifies_only_if_its_loss_is_bounded() -> None:
     assert fastest([candidate("few problems", 2.0, UNKNOWN)], loss=0.01) is None
     assert fastest([candidate("few problems", 2.0, UNKNOWN)], loss=0.1) is not None
     assert fastest([Candidate("not measured", 2.0, (1.9, 2.1))], loss=0.01) is None
@@ -40,19 +40,19 @@ def test_an_exact_candidate_keeps_the_accuracy_by_construction_and_wins_a_tie() 
     ],
     ids=lambda each: each.name,
 )
-def test_what_is_not_known_to_be_faster_is_never_the_fastest(slow: Candidate) -> None:
+def test_a_candidate_not_known_to_be_faster_is_never_selected(slow: Candidate) -> None:
     assert not slow.pays()
     assert fastest([slow], loss=1.0) is None
     assert fastest([slow, candidate("fast", 1.3)], loss=0.01) == candidate("fast", 1.3)
 
 
-def test_the_more_is_tried_the_more_each_has_to_show() -> None:
-    """A loss bound of 1.1 points alone, and of more than 1.3 among many."""
+def test_more_candidates_raise_the_requirement_for_each() -> None:
+    """The loss bound is 1.1 points for one candidate, and more than 1.3 points for one of 20."""
     borderline = Paired(10, 10, 700)
     assert fastest([candidate("one", 2.0, borderline)], loss=0.013) is not None
     assert fastest([candidate(str(n), 2.0, borderline, tried=20) for n in range(20)], loss=0.013) is None
 
 
-def test_the_confidence_is_shared_among_those_that_could_lose_anything() -> None:
+def test_the_confidence_is_corrected_for_the_number_of_candidates() -> None:
     assert corrected_confidence(0) == corrected_confidence(1) == 0.95
     assert corrected_confidence(5) == 0.99

@@ -1,4 +1,4 @@
-"""Ratios of sums, products of them, medians, percentiles: the values, where intervals are not given, and the memory."""
+"""Ratios of sums, their products, medians and percentiles: values, missing intervals and memory use."""
 
 import tracemalloc
 from math import sqrt
@@ -25,7 +25,7 @@ LATENCIES = RNG(4).lognormal(size=(2, 200))
 SPEEDUP = {"target_s": 1, "own_s": -1}
 
 
-def test_a_ratio_of_sums_is_that_and_its_interval_is_around_it() -> None:
+def test_a_ratio_of_sums_lies_inside_its_interval() -> None:
     above, below = LATENCIES
     ratio, interval = ratio_of_sums(above.tolist(), below.tolist(), RNG(0))
     assert ratio == pytest.approx(above.sum() / below.sum())
@@ -38,16 +38,16 @@ def test_the_same_generator_gives_the_same_interval() -> None:
     assert first == second
 
 
-def test_exchanging_the_two_turns_the_interval_over() -> None:
+def test_swapping_the_sums_inverts_the_interval() -> None:
     above, below = LATENCIES
     ratio, interval = ratio_of_sums(above, below, RNG(0))
-    turned, other = ratio_of_sums(below, above, RNG(0))
+    inverse, inverse_interval = ratio_of_sums(below, above, RNG(0))
     assert interval is not None
-    assert (turned, other) == (pytest.approx(1 / ratio), pytest.approx((1 / interval[1], 1 / interval[0])))
+    assert (inverse, inverse_interval) == (pytest.approx(1 / ratio), pytest.approx((1 / interval[1], 1 / interval[0])))
 
 
 @pytest.mark.parametrize("factor", [2, 1.1, 1 / 3])
-def test_a_constant_ratio_has_no_width_because_problems_are_drawn_in_pairs(factor: float) -> None:
+def test_a_constant_ratio_has_no_width_because_problems_are_resampled_in_pairs(factor: float) -> None:
     values = [1.0, 5.0, 20.0, 0.3] * 10
     ratio, interval = ratio_of_sums([factor * value for value in values], values, RNG(0))
     assert ratio == pytest.approx(factor)
@@ -60,19 +60,19 @@ def test_too_few_problems_have_a_ratio_and_no_interval() -> None:
 
 
 @pytest.mark.parametrize("values", [[0.0] * 20, [0.0] * 19 + [1.0]])
-def test_no_interval_where_hardly_a_problem_has_anything(values: list[float]) -> None:
+def test_no_interval_if_almost_all_values_are_zero(values: list[float]) -> None:
     ratio, interval = ratio_of_sums(values, [1.0] * 20, RNG(0))
     assert (ratio, interval) == (sum(values) / 20, None)
 
 
-def test_for_many_problems_the_interval_is_the_linearised_one() -> None:
+def test_for_many_problems_the_interval_matches_the_linearized_one() -> None:
     above, below = RNG(5).lognormal(0, 0.3, (2, 2000))
     ratio, interval = ratio_of_sums(above, below, RNG(0))
     error = np.std(above / above.mean() - below / below.mean()) / sqrt(2000)
     assert interval == pytest.approx((ratio * np.exp(-1.96 * error), ratio * np.exp(1.96 * error)), rel=0.01)
 
 
-def test_figures_over_the_same_problems_fit_together() -> None:
+def test_figures_over_the_same_problems_are_consistent() -> None:
     own_s, target_s, own_tokens, target_tokens = RNG(6).lognormal(size=(4, 100))
     columns = {"own_s": own_s, "target_s": target_s, "own": own_tokens, "target": target_tokens}
     lengths, rates = {"own": 1, "target": -1}, {"own": 1, "own_s": -1, "target": -1, "target_s": 1}
@@ -82,7 +82,7 @@ def test_figures_over_the_same_problems_fit_together() -> None:
     assert (found["speedup"].value, found["speedup"].interval) == (alone[0], pytest.approx(alone[1]))
 
 
-def test_a_ratio_of_tokens_per_second_is_narrow_where_longer_answers_take_longer() -> None:
+def test_a_ratio_of_tokens_per_second_is_narrow_if_time_is_proportional_to_length() -> None:
     own_tokens, target_tokens = RNG(7).lognormal(size=(2, 100))
     columns = {"own_s": own_tokens * 0.01, "target_s": target_tokens * 0.02, "own": own_tokens, "target": target_tokens}
     rate = products_of_sums(columns, {"rate": {"own": 1, "own_s": -1, "target": -1, "target_s": 1}}, RNG(0))["rate"]
@@ -90,14 +90,14 @@ def test_a_ratio_of_tokens_per_second_is_narrow_where_longer_answers_take_longer
     assert rate.interval == pytest.approx((2, 2), abs=1e-6)
 
 
-def test_unknown_columns_and_a_division_by_nothing_are_refused() -> None:
+def test_unknown_columns_and_a_division_by_zero_are_rejected() -> None:
     with pytest.raises(AssertionError):
         products_of_sums({"own_s": [1.0]}, {"speedup": SPEEDUP}, RNG(0))
     with pytest.raises(ZeroDivisionError):
         products_of_sums({"own_s": [0.0] * 20, "target_s": [1.0] * 20}, {"speedup": SPEEDUP}, RNG(0))
 
 
-def test_many_problems_are_resampled_in_little_memory() -> None:
+def test_resampling_many_problems_uses_little_memory() -> None:
     values = RNG(5).lognormal(size=(100_000, 2))
     tracemalloc.start()
     sums = Resamples(100_000, seed=0, num_resamples=50).sums(values)
@@ -107,7 +107,7 @@ def test_many_problems_are_resampled_in_little_memory() -> None:
     assert sums.mean(axis=0) == pytest.approx(values.sum(axis=0), rel=0.01)
 
 
-def test_resamples_are_the_same_at_every_call_and_are_of_that_many_problems() -> None:
+def test_resamples_are_reproducible_and_have_the_given_number_of_problems() -> None:
     resamples = Resamples.drawn_by(RNG(0), 30)
     values = RNG(1).random((30, 2))
     sums = resamples.sums(np.column_stack([values, np.ones(30)]))
@@ -115,7 +115,7 @@ def test_resamples_are_the_same_at_every_call_and_are_of_that_many_problems() ->
     assert (sums[:, 2] == 30).all()
 
 
-def test_percentiles_of_a_mean_are_those_of_scipys_bootstrap_but_for_the_expansion() -> None:
+def test_percentiles_of_a_mean_match_scipys_bootstrap_except_for_the_expansion() -> None:
     values = RNG(2).exponential(size=300)
     resamples = Resamples.drawn_by(RNG(0), 300)
     found = resamples.interval(resamples.sums(values[:, None])[:, 0] / 300)
@@ -124,14 +124,14 @@ def test_percentiles_of_a_mean_are_those_of_scipys_bootstrap_but_for_the_expansi
     assert resamples.interval(np.full(10_000, np.inf)) is None
 
 
-def test_a_median_of_ratios_lies_between_two_of_them() -> None:
+def test_the_interval_of_a_median_of_ratios_lies_between_two_ratios() -> None:
     ratios = RNG(3).permutation(np.arange(1.0, 102.0))
     assert median_of_ratios(ratios, np.ones(101)) == (51, (41, 61))
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=6, max_size=80))
 @settings(deadline=None)
-def test_a_median_keeps_to_the_order_of_values(values: list[float]) -> None:
+def test_a_median_interval_contains_the_median_and_scales_with_the_values(values: list[float]) -> None:
     interval = quantile_interval(values, 0.5)
     assert interval is not None
     assert interval[0] <= float(np.median(values)) <= interval[1]
@@ -145,7 +145,7 @@ def test_a_quantile_of_too_few_values_has_no_interval(quantile: float, least: in
     assert quantile_interval(np.arange(least), quantile) is not None
 
 
-def test_percentiles_are_numpys() -> None:
+def test_percentiles_match_numpy() -> None:
     assert Percentiles.of(list(range(101))) == Percentiles(50, 90, 99)
 
 
@@ -158,6 +158,6 @@ def test_the_number_needed_for_a_ratio_gives_about_that_width() -> None:
     assert (interval[1] - interval[0]) / 2 / ratio == pytest.approx(0.05, rel=0.15)
 
 
-def test_the_number_needed_is_not_said_of_few_problems_and_never_fewer_than_an_interval_needs() -> None:
+def test_the_number_needed_requires_enough_problems_and_is_at_least_the_minimum() -> None:
     assert n_for_ratio([1.0] * 9, [2.0] * 9, 0.05) is None
     assert n_for_ratio([1.0] * 10, [2.0] * 10, 0.05) == MIN_FOR_BOOTSTRAP

@@ -1,4 +1,4 @@
-"""Shares: Wilson's for one run of each problem, and worth between n and n times k problems with repeats."""
+"""Shares: Wilson's interval for one run per problem, and an effective n between n and n times k with k repeats."""
 
 from random import Random
 
@@ -16,7 +16,7 @@ REPEATS = st.integers(1, 5).flatmap(
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=200))
 @settings(deadline=None)
-def test_one_run_of_each_problem_is_wilson_as_it_stands(scores: list[float]) -> None:
+def test_one_run_per_problem_gives_the_plain_wilson_interval(scores: list[float]) -> None:
     share = Share.of(scores)
     assert share.value == pytest.approx(sum(scores) / len(scores))
     assert share.interval() == pytest.approx(wilson(sum(scores), len(scores)))
@@ -41,7 +41,7 @@ def test_neither_the_order_of_problems_nor_of_runs_matters(scores: list[list[int
     assert Share.of(shuffled).interval() == pytest.approx(Share.of(scores).interval())
 
 
-def test_runs_that_repeat_the_first_add_nothing() -> None:
+def test_copied_runs_do_not_narrow_the_interval() -> None:
     once = [1, 0, 1, 1, 0, 1, 0, 0, 1, 1]
     four = Share.of([[score] * 4 for score in once])
     assert four.interval() == pytest.approx(Share.of(once).interval())
@@ -53,27 +53,27 @@ def test_independent_runs_are_worth_nearly_as_many_problems() -> None:
 
 
 @pytest.mark.parametrize("score", [0, 1])
-def test_where_all_runs_agree_nothing_is_claimed_of_their_independence(score: int) -> None:
+def test_if_all_runs_agree_they_are_not_assumed_independent(score: int) -> None:
     assert Share.of([[score] * 8] * 30).interval() == wilson(30 * score, 30)
 
 
-def test_problems_may_have_different_numbers_of_runs_and_weigh_the_same() -> None:
+def test_problems_with_different_numbers_of_runs_have_equal_weight() -> None:
     share = Share.of([[1, 1, 1, 1], [0], [1, 0]])
     assert share.value == 0.5
     assert share.num_problems == 3
     assert share.effective_n <= 9 / (1 / 4 + 1 + 1 / 2)
 
 
-def test_pooling_weighs_every_trial_the_same() -> None:
+def test_pooling_gives_every_trial_equal_weight() -> None:
     share = Share.pooled([9, 0, 1], [10, 0, 10])
     assert (share.value, share.num_problems) == (0.5, 2)
-    assert share.effective_n == 2  # each problem is all but decided, so that it tells as much as one step
+    assert share.effective_n == 2  # the trials within a problem nearly agree, so each problem counts as one
 
 
-def test_pooling_single_steps_is_wilson() -> None:
+def test_pooling_single_steps_gives_the_wilson_interval() -> None:
     assert Share.pooled([1, 0, 1, 1], [1, 1, 1, 1]).interval() == pytest.approx(wilson(3, 4))
 
 
-def test_a_share_of_nothing_is_refused() -> None:
+def test_a_share_without_trials_is_rejected() -> None:
     with pytest.raises(ZeroDivisionError, match="no trials"):
         Share.pooled([0, 0], [0, 0])

@@ -1,4 +1,4 @@
-"""The torch engine's tests run tiny random models on one thread: more are slower at this size."""
+"""The tests of the torch engine run tiny random models on one thread. At this size, more threads are slower."""
 
 import pytest
 import torch

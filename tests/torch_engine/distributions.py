@@ -1,4 +1,4 @@
-"""The joint distribution of a model's next tokens by enumeration, and the chi-square that holds counts against it."""
+"""The joint distribution of a model's next tokens by enumeration, and a chi-square test of samples against it."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ from stepspec.engines.torch_engine.sampling import edited, samplers
 from stepspec.engines.torch_engine.slots import Slot
 
 FALSE_ALARM = 1e-6
-"""Probability that a right sampler fails, over the choice of seeds; as they are fixed, it always or never does."""
+"""Probability that a correct sampler fails, over the choice of seeds. With fixed seeds a test is repeatable."""
 
 LEAST_EXPECTED = 5.0
-"""Counts expected to be smaller are pooled: only for large ones is the statistic's distribution that of chi-square."""
+"""Texts with a smaller expected count are pooled, because the chi-square approximation needs large counts."""
 
 
 @torch.inference_mode()
 def conditional_distributions(
     network: PreTrainedModel, prompt: Sequence[int], depth: int, sampling: Sampling
 ) -> list[Tensor]:
-    """The distribution of a token after the prompt and every text of 0, 1, .. `depth` - 1 tokens: [V], [V, V], .."""
+    """Return next-token distributions after the prompt and each text of 0, 1, .. `depth` - 1 tokens: [V], [V, V], .."""
     size = network.config.vocab_size
     distributions = []
     for length in range(depth):
@@ -44,7 +44,7 @@ def conditional_distributions(
 
 
 def joint_distribution(distributions: Sequence[Tensor]) -> Tensor:
-    """The distribution of whole texts, [V, .., V], from the distribution of each token given those before it."""
+    """Return the distribution of whole texts, [V, .., V], given the conditional distribution of each token."""
     joint = distributions[0]
     for following in distributions[1:]:
         joint = joint[..., None] * following
@@ -52,7 +52,7 @@ def joint_distribution(distributions: Sequence[Tensor]) -> Tensor:
 
 
 def p_value(texts: Tensor, joint: Tensor) -> float:
-    """Probability that texts [N, depth] of this distribution lie as far from it as these; 0 if one is impossible."""
+    """Return the chi-square p-value of texts [N, depth] under the distribution; 0 if one of them has probability 0."""
     size = joint.shape[0]
     cells = torch.zeros(texts.shape[0], dtype=torch.long)
     for column in texts.T.cpu():
@@ -63,11 +63,11 @@ def p_value(texts: Tensor, joint: Tensor) -> float:
         return 0.0
     expected, order = expected.sort(descending=True)
     counts = counts[order]
-    alone = int((expected >= LEAST_EXPECTED).sum())
-    if expected[alone:].sum() < LEAST_EXPECTED:  # too little even when pooled
-        alone -= 1
-    counts = torch.cat([counts[:alone], counts[alone:].sum()[None]])
-    expected = torch.cat([expected[:alone], expected[alone:].sum()[None]])
+    num_unpooled = int((expected >= LEAST_EXPECTED).sum())
+    if expected[num_unpooled:].sum() < LEAST_EXPECTED:  # even the pool is too small
+        num_unpooled -= 1
+    counts = torch.cat([counts[:num_unpooled], counts[num_unpooled:].sum()[None]])
+    expected = torch.cat([expected[:num_unpooled], expected[num_unpooled:].sum()[None]])
     statistic = ((counts - expected) ** 2 / expected).sum()
     degrees = torch.tensor(len(counts) - 1, dtype=torch.double)
     return float(torch.special.gammaincc(degrees / 2, statistic / 2))
@@ -85,7 +85,7 @@ def sample_texts(
     num_tokens: int = 2,
     batch: int = 500,
 ) -> tuple[Tensor, float]:
-    """What the rounds emit for so many seeds, [N, depth], and the share of drafted tokens accepted."""
+    """Return the texts that `num_rows` seeds give, [N, depth], and the share of drafted tokens accepted."""
     rows: list[BatchRow] = []
     for first in range(0, num_rows, batch):
         rows += _run_batch(target, drafter, prompt, sampling, range(first, first + batch), depth, num_tokens)
@@ -102,7 +102,7 @@ def _run_batch(
     depth: int,
     num_tokens: int,
 ) -> list[BatchRow]:
-    """One row a seed, all advanced together until every one has its tokens."""
+    """Run one row per seed together until each row has `depth` tokens."""
     slots = list(range(len(seeds)))
     for slot in slots:
         target.rollback(slot, 0)
@@ -115,10 +115,10 @@ def _run_batch(
         )
         row.slot = Slot(slot)
         rows.append(row)
-    while going := [row for row in rows if row.end is None]:
-        rounds.run(going, drafter)
+    while running := [row for row in rows if row.end is None]:
+        rounds.run(running, drafter)
         target.cache.check()
-        for row in going:
+        for row in running:
             if row.end is not None and drafter is not None:
                 drafter.release(row)
     return rows

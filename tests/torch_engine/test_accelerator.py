@@ -1,4 +1,4 @@
-"""Greedy equality and the exact distribution again on a CUDA device, and in bfloat16 as far as they hold there."""
+"""Greedy equality and the exact distribution on a CUDA device, and greedy choices up to rounding in bfloat16."""
 
 import copy
 
@@ -65,7 +65,7 @@ async def test_four_concurrent_greedy_calls_equal_transformers_on_the_device(fam
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_p=0.85)], ids=str)
 def test_three_tokens_from_speculation_have_the_targets_joint_distribution_on_the_device(sampling: Sampling) -> None:
-    """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
+    """A correct sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     prompt = [1, 4, 2]
     target = make_network(llama_config(vocab_size=5, num_hidden_layers=1, initializer_range=0.1), seed=3)
     joint = joint_distribution(conditional_distributions(on_device(target), prompt, 3, sampling))
@@ -74,11 +74,11 @@ def test_three_tokens_from_speculation_have_the_targets_joint_distribution_on_th
     assert 0.2 < accepted < 0.98
     assert p_value(texts, joint) > FALSE_ALARM
     texts, _ = sample_texts(models[1], None, prompt, sampling, 6000)
-    assert p_value(texts, joint) < FALSE_ALARM, "the draft's own distribution is not seen to be another"
+    assert p_value(texts, joint) < FALSE_ALARM, "the test does not detect the draft's distribution"
 
 
-async def test_in_bfloat16_every_greedy_choice_is_the_best_but_for_rounding() -> None:
-    """A pass over several tokens rounds differently from a pass over one, so near ties may fall either way."""
+async def test_in_bfloat16_every_greedy_choice_is_the_best_up_to_rounding() -> None:
+    """A pass over several tokens rounds differently from a pass over one, so either token of a near tie may win."""
     network = make_network(llama_config())
     half = on_device(network, torch.bfloat16)
     drafter = model_on_device(noisy_copy(network, 0.08), torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Calls share passes, and none of them can tell: what a row emits depends on its own seed and text only."""
+"""Calls share passes without affecting each other: the output of a row depends only on its own seed and text."""
 
 import asyncio
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Call:
         return await generate(engine, self.prompt, self.num_tokens, sampling=self.sampling, drafting=self.drafting)
 
 
-# Their ends are scattered: what a row drafts just before its end is where it could come to depend on others.
+# The rows end in different rounds, because a row is most likely to depend on others in its last drafts.
 CALLS = [
     Call(
         prompt=tuple(random_ids(3 + 5 * number, seed=number)),
@@ -66,7 +66,7 @@ async def test_a_row_emits_the_same_alone_and_among_others(network: PreTrainedMo
 
 
 @pytest.mark.parametrize("drafter", ["early-exit", "medusa", "prompt-lookup", "suffix"])
-async def test_whatever_drafts_a_row_emits_the_same_alone_and_among_others(
+async def test_with_every_drafter_a_row_emits_the_same_alone_and_among_others(
     network: PreTrainedModel, drafter: DrafterName
 ) -> None:
     heads = MedusaHeads(3, network.config.hidden_size, network.config.vocab_size)
@@ -81,7 +81,7 @@ async def test_whatever_drafts_a_row_emits_the_same_alone_and_among_others(
     assert sum(each.accepted for each in together) > 0
 
 
-async def test_equal_calls_give_equal_text_and_other_seeds_other_text(network: PreTrainedModel) -> None:
+async def test_equal_calls_give_equal_text_and_other_seeds_give_other_text(network: PreTrainedModel) -> None:
     async with serving(make_model(network), make_model(noisy_copy(network, 0.2))) as engine:
         for drafting in (Drafting(), DRAFTED):
             texts = [
@@ -101,8 +101,8 @@ async def test_more_calls_than_slots_wait_and_finish(network: PreTrainedModel) -
     assert [list(chunk.ids) for chunk in chunks] == [slow_greedy(network, prompt, 4) for prompt in prompts]
 
 
-async def test_slots_taken_over_from_other_texts_are_right(network: PreTrainedModel) -> None:
-    """More living texts than slots, each gone on with in turn, so that every slot changes hands."""
+async def test_texts_in_reused_slots_are_right(network: PreTrainedModel) -> None:
+    """More texts than slots continue in turn, so that every slot is reused for other texts."""
     buffers = [TokenBuffer(random_ids(3 + seed % 5, seed)) for seed in range(MAX_SLOTS + 3)]
     prompts = [buffer.since(0) for buffer in buffers]
     async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
@@ -113,7 +113,7 @@ async def test_slots_taken_over_from_other_texts_are_right(network: PreTrainedMo
         assert buffer.since(len(prompt)) == slow_greedy(network, prompt, 4)
 
 
-async def test_two_calls_at_once_on_one_text_do_not_disturb_each_other(network: PreTrainedModel) -> None:
+async def test_concurrent_calls_on_one_text_do_not_affect_each_other(network: PreTrainedModel) -> None:
     buffer, expected = TokenBuffer([5, 6, 7]), slow_greedy(network, [5, 6, 7], 12)
     async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
         verification, *chunks = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""The cache: forgetting is arithmetic on a length, growing keeps what was read, rows see only themselves."""
+"""The cache: a rollback only sets a length, growing keeps the contents, and rows see only themselves."""
 
 from collections.abc import Sequence
 from itertools import accumulate, combinations, pairwise
@@ -16,7 +16,7 @@ from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import UsageError
 
 ROUNDING = 2e-4
-"""Between passes of different shapes, for logits of size 10 in float32."""
+"""Difference between passes of different shapes, for logits of size 10 in float32."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -35,28 +35,26 @@ def _inference():  # type: ignore[no-untyped-def]
         yield
 
 
-def test_reading_in_pieces_gives_the_models_own_logits(network: PreTrainedModel, model: CausalModel) -> None:
+def test_reading_in_parts_gives_the_models_own_logits(network: PreTrainedModel, model: CausalModel) -> None:
     ids = random_ids(40)
     expected = slow_logits(network, ids)
-    pieces, start = [], 0
+    parts, start = [], 0
     for size in (1, 7, 1, 1, 20, 2, 8):
-        pieces.append(model.extend([3], [ids[start : start + size]])[0])
+        parts.append(model.extend([3], [ids[start : start + size]])[0])
         start += size
         model.cache.check()
-    assert torch.allclose(torch.cat(pieces), expected, atol=ROUNDING)
+    assert torch.allclose(torch.cat(parts), expected, atol=ROUNDING)
 
 
-def test_only_the_wanted_columns_come_back(model: CausalModel) -> None:
+def test_extend_returns_only_the_requested_columns(model: CausalModel) -> None:
     ids = random_ids(9)
     everything = model.extend([0], [ids])
     some = model.extend([1], [ids], keep=[[8, 0, 3]])
     assert torch.allclose(some[0], everything[0][[8, 0, 3]], atol=ROUNDING)
 
 
-def test_rejecting_and_going_on_equals_never_having_read_the_rejected(
-    network: PreTrainedModel, model: CausalModel
-) -> None:
-    """Both make passes of the same shapes, so sums have the same order: the difference is zero, not small."""
+def test_a_rollback_equals_never_having_read_the_rejected_tokens(network: PreTrainedModel, model: CausalModel) -> None:
+    """Passes of the same shapes add in the same order, so the logits are equal, not only close."""
     prompt, rejected, step = random_ids(12, 1), random_ids(30, 2), random_ids(7, 3)
     model.extend([0], [prompt])
     model.extend([0], [rejected])
@@ -67,12 +65,14 @@ def test_rejecting_and_going_on_equals_never_having_read_the_rejected(
     fresh = make_model(network)
     fresh.extend([0], [prompt])
     assert torch.equal(after_rejection[0], fresh.extend([0], [step])[0])
-    whole = slow_logits(network, prompt + step)[len(prompt) :]
-    assert torch.allclose(after_rejection[0], whole, atol=ROUNDING)
+    expected = slow_logits(network, prompt + step)[len(prompt) :]
+    assert torch.allclose(after_rejection[0], expected, atol=ROUNDING)
 
 
-def test_rejecting_one_row_of_a_batch_equals_never_having_read_it(network: PreTrainedModel, model: CausalModel) -> None:
-    """Here the stale positions do lie within what the pass reads, behind its mask."""
+def test_a_rollback_of_one_row_of_a_batch_equals_never_having_read_it(
+    network: PreTrainedModel, model: CausalModel
+) -> None:
+    """The pass reads the stale positions, and its mask hides them."""
     prompts, step = [random_ids(12, 1), random_ids(20, 2)], random_ids(4, 3)
     model.extend([0, 1], prompts)
     model.extend([0], [random_ids(15, 4)])
@@ -85,8 +85,8 @@ def test_rejecting_one_row_of_a_batch_equals_never_having_read_it(network: PreTr
         assert torch.equal(row, expected)
 
 
-def test_ragged_rows_give_what_each_gives_alone(network: PreTrainedModel, model: CausalModel) -> None:
-    """In slots out of order, with gaps, and with rows that are padded."""
+def test_ragged_rows_give_the_same_logits_as_each_row_alone(network: PreTrainedModel, model: CausalModel) -> None:
+    """The slots are out of order and have gaps between them, and some rows are padded."""
     slots = [4, 0, 2]
     prompts = [random_ids(length, length) for length in (3, 17, 9)]
     steps = [random_ids(length, length + 50) for length in (5, 1, 2)]
@@ -100,7 +100,7 @@ def test_ragged_rows_give_what_each_gives_alone(network: PreTrainedModel, model:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_rows_of_very_different_lengths_give_what_each_gives_alone(
+def test_rows_of_very_different_lengths_give_the_same_logits_as_each_row_alone(
     network: PreTrainedModel, model: CausalModel, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepspec.engines.torch_engine.model.CALL_BYTES", 600)
@@ -131,11 +131,11 @@ def test_runs_of_like_length_are_the_cheapest(lengths: list[int], call_cost: flo
         assert max(lengths[first : first + count]) == max(lengths) - fewer
         first += count
     cuts = [each for size in range(len(lengths)) for each in combinations(range(1, len(lengths)), size)]
-    ways = [[end - start for start, end in pairwise([0, *each, len(lengths)])] for each in cuts]
-    assert cost(counts) == pytest.approx(min(map(cost, ways)))
+    splits = [[end - start for start, end in pairwise([0, *each, len(lengths)])] for each in cuts]
+    assert cost(counts) == pytest.approx(min(map(cost, splits)))
 
 
-def test_growing_in_slots_and_in_length_keeps_what_was_read(network: PreTrainedModel, model: CausalModel) -> None:
+def test_growing_in_slots_and_in_length_keeps_the_contents(network: PreTrainedModel, model: CausalModel) -> None:
     ids = [random_ids(FIRST_CAPACITY - 3, 1), random_ids(20, 2)]
     beyond = random_ids(12, 3)
     model.extend([0], [ids[0]])
@@ -170,7 +170,7 @@ def test_branches_see_what_comes_before_them_and_not_each_other(network: PreTrai
     assert torch.allclose(model.extend([0], [following])[0], expected, atol=ROUNDING)
 
 
-def test_rows_of_one_pass_have_branches_of_their_own(network: PreTrainedModel, model: CausalModel) -> None:
+def test_each_row_of_a_pass_can_have_its_own_branches(network: PreTrainedModel, model: CausalModel) -> None:
     trunks, branches = [random_ids(5, 1), random_ids(9, 2), random_ids(3, 3)], [[2, 3], [], [4]]
     texts = [[random_ids(size, 10 * row + size) for size in sizes] for row, sizes in enumerate(branches)]
     ids = [[*trunk, *(id for text in row for id in text)] for trunk, row in zip(trunks, texts, strict=True)]
@@ -180,9 +180,7 @@ def test_rows_of_one_pass_have_branches_of_their_own(network: PreTrainedModel, m
         assert torch.allclose(actual, torch.cat(expected), atol=ROUNDING)
 
 
-def test_the_first_layers_read_over_the_same_cache_and_leave_it_right(
-    network: PreTrainedModel, model: CausalModel
-) -> None:
+def test_the_first_layers_share_the_cache_and_leave_it_valid(network: PreTrainedModel, model: CausalModel) -> None:
     ids = random_ids(20)
     model.extend([0], [ids[:10]])
     early = model.first_layers(1)
@@ -194,7 +192,7 @@ def test_the_first_layers_read_over_the_same_cache_and_leave_it_right(
     assert shallow.shape == (4, model.vocab_size)
 
 
-def test_two_uses_of_the_same_weights_do_not_share_a_cache(network: PreTrainedModel, model: CausalModel) -> None:
+def test_a_model_with_its_own_cache_shares_only_the_weights(network: PreTrainedModel, model: CausalModel) -> None:
     twin = model.with_own_cache()
     model.extend([0], [random_ids(9, 1)])
     assert twin.cache_length(0) == 0

@@ -1,4 +1,4 @@
-"""Text that is constrained to a schema is drafted and verified like any other, and has the right distribution."""
+"""Text constrained by a schema is drafted and verified like other text, and drafting keeps its distribution."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def anyio_backend() -> str:
 async def write(
     pair: Pair, form: Any = FORM, drafter: DrafterName = "none", sampling: Sampling = GREEDY, stop: Stop = STOP
 ) -> tuple[str, Chunk]:
-    """A text of that form, without its end, and what it cost."""
+    """Return a text with that schema, without its end token, and the chunk with its costs."""
     tokenizer = pair.target.tokenizer
     buffer = TokenBuffer(tokenizer.encode(PROMPT))
     drafting = Drafting(drafter, 4 if drafter != "none" else None)
@@ -54,12 +54,12 @@ async def write(
 
 
 def fits(value: Any) -> bool:
-    """Whether it is what `FORM` describes."""
+    """Return whether the value conforms to `FORM`."""
     return isinstance(value, list) and 2 <= len(value) <= 4 and all(each in FORM["items"]["enum"] for each in value)  # type: ignore[index]
 
 
 def never(value: Any) -> bool:
-    """There is no such text."""
+    """No text conforms to the schema."""
     return False
 
 
@@ -72,7 +72,7 @@ def matching(pattern: str) -> Callable[[Any], bool]:
 
 
 def nested(depth: int) -> Any:
-    """A list in a list in a list."""
+    """Return a schema of nested lists."""
     form: Any = {"type": "array", "minItems": 1}
     for _ in range(depth):
         form = {"type": "array", "items": form, "minItems": 1}
@@ -80,7 +80,7 @@ def nested(depth: int) -> Any:
 
 
 @pytest.mark.parametrize("drafter", ["draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"])
-async def test_greedy_text_is_the_same_whoever_drafts(pair: Pair, drafter: DrafterName) -> None:
+async def test_greedy_text_is_the_same_with_every_drafter(pair: Pair, drafter: DrafterName) -> None:
     alone, _ = await write(pair)
     assert fits(json.loads(alone))
     text, chunk = await write(pair, drafter=drafter)
@@ -88,22 +88,22 @@ async def test_greedy_text_is_the_same_whoever_drafts(pair: Pair, drafter: Draft
     assert chunk.end == "token"
 
 
-async def test_tokens_are_drafted_and_kept_inside_a_schema(pair: Pair) -> None:
+async def test_drafted_tokens_are_accepted_inside_a_schema(pair: Pair) -> None:
     await write(pair, drafter="suffix")
-    _, chunk = await write(pair, drafter="suffix")  # which has seen it all before
+    _, chunk = await write(pair, drafter="suffix")  # the suffix drafter knows this text from the first call
     assert chunk.drafted > 0
     assert chunk.accepted > 0
 
 
 @pytest.mark.parametrize("drafter", ["none", "draft-model"])
-async def test_sampled_text_keeps_to_its_schema(pair: Pair, drafter: DrafterName) -> None:
+async def test_sampled_text_follows_its_schema(pair: Pair, drafter: DrafterName) -> None:
     texts = [await write(pair, drafter=drafter, sampling=Sampling(1.5, seed=seed)) for seed in range(8)]
     assert all(chunk.end == "token" and fits(json.loads(text)) for text, chunk in texts)
     assert len({text for text, _ in texts}) > 1
 
 
 async def test_drafting_does_not_change_the_distribution(pair: Pair) -> None:
-    """Two samples of one distribution, by chi-square; a bias of the drafted one would be seen."""
+    """A chi-square test compares samples with and without drafting. It would detect a bias."""
     form, num_texts = {"enum": ["five", "six", "ten", "more", "Ann"]}, 300
 
     async def sample(drafter: DrafterName, first_seed: int) -> Counter[str]:
@@ -117,26 +117,26 @@ async def test_drafting_does_not_change_the_distribution(pair: Pair) -> None:
     assert chi2_contingency([[each[kind] for kind in kinds] for each in (alone, drafted)]).pvalue > 1e-4
 
 
-async def test_a_text_without_a_schema_shares_the_rounds_and_is_not_touched(pair: Pair) -> None:
+async def test_a_text_without_a_schema_in_the_same_rounds_is_unchanged(pair: Pair) -> None:
     tokenizer = pair.target.tokenizer
 
     async def free() -> tuple[int, ...]:
         buffer = TokenBuffer(tokenizer.encode(PROMPT))
         return (await collect(pair.target.generate(buffer, Sampling(), STOP, Drafting("draft-model", 4)))).ids
 
-    alone, held = await free(), await write(pair, drafter="draft-model")
+    alone, constrained = await free(), await write(pair, drafter="draft-model")
     together = await asyncio.gather(free(), write(pair, drafter="draft-model"), free())
-    assert together == [alone, (held[0], together[1][1]), alone]
+    assert together == [alone, (constrained[0], together[1][1]), alone]
 
 
-async def test_a_cap_cuts_it_short(pair: Pair) -> None:
+async def test_max_tokens_cuts_a_constrained_text_off(pair: Pair) -> None:
     text, chunk = await write(pair, stop=Stop(3))
     assert chunk.end == "length"
     with pytest.raises(ValueError, match="Expecting"):
         json.loads(text)
 
 
-async def test_calls_of_tools_whose_parameters_refer_to_definitions(pair: Pair) -> None:
+async def test_tool_calls_with_parameters_that_refer_to_definitions(pair: Pair) -> None:
     form = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"enum": [1]}}}
     described = form | {"required": ["p"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "count", "parameters": described}}
@@ -146,7 +146,7 @@ async def test_calls_of_tools_whose_parameters_refer_to_definitions(pair: Pair) 
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "message"),
     [
         ({"type": "objekt"}, "Invalid type: objekt"),
         ({"$ref": "#/nowhere"}, "does not exist"),
@@ -154,8 +154,8 @@ async def test_calls_of_tools_whose_parameters_refer_to_definitions(pair: Pair) 
         ([], "must be an object"),
     ],
 )
-async def test_a_schema_that_is_none_is_refused(pair: Pair, form: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+async def test_an_invalid_schema_is_rejected(pair: Pair, form: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         await write(pair, form)
 
 
@@ -185,8 +185,8 @@ HOSTILE: dict[str, tuple[Any, Callable[[Any], bool]]] = {
 }
 
 
-async def test_a_text_that_ends_is_what_its_schema_describes(pair: Pair) -> None:
-    """Or the schema is refused, the text is cut, or the call fails; whatever the model would like to write."""
+async def test_a_finished_text_conforms_to_its_schema(pair: Pair) -> None:
+    """Otherwise the schema is rejected, the text is cut off, or the call fails, whatever text the model prefers."""
     likes_a = tuple((id, 30.0) for id in range(200) if pair.target.tokenizer.piece(id) in ("a", '"a', "aa"))
 
     async def outcome(kind: str, drafter: DrafterName, sampling: Sampling) -> str:
@@ -198,7 +198,7 @@ async def test_a_text_that_ends_is_what_its_schema_describes(pair: Pair) -> None
         else:
             failure = None
         if failure is not None:
-            assert re.fullmatch(".*JSON schema.*", str(failure)), "one line"
+            assert re.fullmatch(".*JSON schema.*", str(failure)), "the message is not one line about the schema"
             return type(failure).__name__
         assert chunk.end == "length" or fits_form(json.loads(text)), kind
         return str(chunk.end)
@@ -209,8 +209,8 @@ async def test_a_text_that_ends_is_what_its_schema_describes(pair: Pair) -> None
     assert set(outcomes) == {"UsageError", "EngineError", "length", "token"}
 
 
-async def test_a_grammar_that_gives_up_fails_its_own_call_alone(pair: Pair) -> None:
-    """The others of its rounds go on."""
+async def test_a_grammar_error_fails_only_its_own_call(pair: Pair) -> None:
+    """Other calls in the same rounds continue."""
     likes_a = Sampling(logit_bias=((pair.target.tokenizer.encode("a")[0], 30.0),))
     hostile = write(pair, HOSTILE["a pattern of too many states"][0], sampling=likes_a)
     alone = await write(pair)
@@ -221,12 +221,12 @@ async def test_a_grammar_that_gives_up_fails_its_own_call_alone(pair: Pair) -> N
     assert together[0] == alone[0]
 
 
-async def test_a_wrong_schema_is_refused_before_anything_is_thought(pair: Pair) -> None:
+async def test_an_invalid_schema_is_rejected_before_the_reasoning(pair: Pair) -> None:
     with pytest.raises(UsageError, match="Invalid type"):
         await anext(StepSpec(pair=pair).stream("How many?", json_schema={"type": "objekt"}))
 
 
-async def test_what_is_no_json_is_refused(pair: Pair) -> None:
+async def test_a_schema_that_is_not_json_is_rejected(pair: Pair) -> None:
     buffer = TokenBuffer(pair.target.tokenizer.encode(PROMPT))
     with pytest.raises(UsageError, match="no JSON"):
         await collect(pair.target.generate(buffer, Sampling(), STOP, json_schema="{"))
@@ -235,7 +235,7 @@ async def test_what_is_no_json_is_refused(pair: Pair) -> None:
 # Masks.
 
 
-def test_masks_tell_what_may_come_next_and_behind_each_drafted_token() -> None:
+def test_masks_give_the_tokens_allowed_next_and_after_each_drafted_token() -> None:
     tokenizer = load_tokenizer(str(WEIGHTS / "target"))
     grammars = Grammars(tokenizer, 1024)
     drafted = tokenizer.encode('{"a": 1')
@@ -243,17 +243,17 @@ def test_masks_tell_what_may_come_next_and_behind_each_drafted_token() -> None:
     allowed = allowed_tokens([None, constraint], [drafted, drafted], 1024, torch.device("cpu"))
     assert allowed.shape == (2, len(drafted) + 1, 1024)
     assert allowed[0].all()
-    for place, id in enumerate(drafted):
-        assert allowed[1, place, id]
-        assert not allowed[1, place, next(iter(tokenizer.end_ids))]
+    for position, id in enumerate(drafted):
+        assert allowed[1, position, id]
+        assert not allowed[1, position, next(iter(tokenizer.end_ids))]
     assert not allowed[1, 0, tokenizer.encode("1")[0]]
     assert allowed[1, -1, tokenizer.encode("}")[0]]
     assert allowed[1, -1, tokenizer.encode("2")[0]]
     again = allowed_tokens([constraint], [drafted[:0]], 1024, torch.device("cpu"))
-    assert torch.equal(again[0, 0], allowed[1, 0])  # looking ahead leaves no trace
+    assert torch.equal(again[0, 0], allowed[1, 0])  # the first call leaves the state of the constraint unchanged
 
 
-def test_at_its_end_only_an_end_may_come() -> None:
+def test_after_a_complete_text_only_an_end_token_is_allowed() -> None:
     tokenizer = load_tokenizer(str(WEIGHTS / "target"))
     constraint = Grammars(tokenizer, 1024).constraint('{"type": "boolean"}')
     constraint.consume(tokenizer.encode("true"))

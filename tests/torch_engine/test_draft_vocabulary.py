@@ -1,4 +1,4 @@
-"""A draft with a vocabulary of its own drafts nothing else, and the target's text stays what it is."""
+"""A draft with a draft vocabulary drafts only its ids, and the target's text is unchanged."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ SOME = (1, 2, 5, 8, 13, 21, 34)
 
 @pytest.mark.parametrize("family", ["llama", "gpt-neox", "gpt2"])
 @torch.inference_mode()
-def test_scored_ids_have_the_networks_logits_and_the_others_none(family: str) -> None:
+def test_only_ids_of_the_draft_vocabulary_have_logits(family: str) -> None:
     network, ids = make_network(make_config(family)), random_ids(9)
     expected = slow_logits(network, ids)
     (found,) = CausalModel(network, "tiny", SOME).extend([0], [ids])
@@ -45,10 +45,10 @@ def test_scored_ids_have_the_networks_logits_and_the_others_none(family: str) ->
 
 
 @pytest.mark.parametrize("vocabulary", [SOME, tuple(range(0, VOCAB_SIZE, 2)), (7,)], ids=len)
-async def test_the_target_writes_its_own_greedy_text_with_ids_that_no_draft_has(vocabulary: tuple[int, ...]) -> None:
+async def test_greedy_text_may_have_ids_outside_the_draft_vocabulary(vocabulary: tuple[int, ...]) -> None:
     network, prompt = make_network(llama_config()), random_ids(12)
     expected = slow_greedy(network, prompt, 60)
-    assert set(expected) - set(vocabulary), "every id is in the draft vocabulary"
+    assert set(expected) - set(vocabulary), "the draft vocabulary has every id of the text"
     draft = CausalModel(noisy_copy(network, 0.1), "draft", vocabulary)
     async with serving(make_model(network), draft) as engine:
         chunk = await generate(engine, prompt, 60, drafting=DRAFTED)
@@ -59,7 +59,7 @@ async def test_the_target_writes_its_own_greedy_text_with_ids_that_no_draft_has(
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(1.0, seed=3), Sampling(1.0, seed=3, allowed=frozenset({2, 3, 4}))], ids=str
 )
-async def test_a_model_with_a_vocabulary_writes_nothing_else(sampling: Sampling) -> None:
+async def test_a_model_with_a_draft_vocabulary_writes_only_its_ids(sampling: Sampling) -> None:
     async with serving(CausalModel(make_network(llama_config()), "draft", SOME)) as engine:
         chunk = await generate(engine, random_ids(12), 40, sampling=sampling)
     assert set(chunk.ids) <= set(SOME) & (sampling.allowed or set(SOME))
@@ -74,7 +74,7 @@ async def test_a_model_with_a_vocabulary_writes_nothing_else(sampling: Sampling)
     ],
 )
 def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...], sampling: Sampling) -> None:
-    """Also where nothing that is allowed is in the draft's vocabulary (chi-square, `FALSE_ALARM`)."""
+    """This holds even if no allowed token is in the draft's vocabulary (chi-square, `FALSE_ALARM`)."""
     target = make_network(llama_config(vocab_size=5, initializer_range=0.1), seed=3)
     model, prompt = make_model(target), [1, 4, 2, 1, 1, 4, 2]
     draft = DraftModel(CausalModel(noisy_copy(target, 0.4), "draft", vocabulary), model.vocab_size, 500)
@@ -82,14 +82,14 @@ def test_sampled_texts_have_the_targets_distribution(vocabulary: tuple[int, ...]
     assert p_value(texts, joint_distribution(conditional_distributions(target, prompt, 2, sampling))) > FALSE_ALARM
 
 
-def test_a_pass_reads_the_scored_rows_of_the_head_alone() -> None:
+def test_a_pass_reads_only_the_scored_rows_of_the_head() -> None:
     network = make_network(llama_config())
     row = network.get_output_embeddings().weight[0].nbytes
-    whole, some = CausalModel(make_network(llama_config()), "whole"), CausalModel(network, "some", SOME)
-    assert whole.read_bytes - some.read_bytes == (VOCAB_SIZE - len(SOME)) * row
+    full, some = CausalModel(make_network(llama_config()), "whole"), CausalModel(network, "some", SOME)
+    assert full.read_bytes - some.read_bytes == (VOCAB_SIZE - len(SOME)) * row
 
 
-def test_the_file_is_read_and_is_a_part_of_the_weights_hash(tmp_path: Path) -> None:
+def test_the_vocabulary_file_is_read_and_changes_the_weights_hash(tmp_path: Path) -> None:
     make_network(llama_config()).save_pretrained(tmp_path)
     before = weights_hash(str(tmp_path))
     assert load_draft_vocabulary(tmp_path, VOCAB_SIZE) is None
@@ -111,7 +111,7 @@ def test_the_file_is_read_and_is_a_part_of_the_weights_hash(tmp_path: Path) -> N
         ('{"version": 1, "ids": [1], "name": "x"}', "Extra inputs"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+def test_an_invalid_vocabulary_file_is_rejected(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / FILE).write_text(content)
     with pytest.raises(ModelError, match=reason):
         load_draft_vocabulary(tmp_path, VOCAB_SIZE)

@@ -1,4 +1,4 @@
-"""Speculative sampling, from drafting to emitted text, has the target's joint distribution; a bias would be seen."""
+"""Text from speculative sampling has the target's joint distribution, and the tests would detect a bias."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import acceptance, residual
 
-PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that there is something to look up, and likely
+PROMPT = [1, 4, 2, 1, 1, 4, 2]  # repeats itself, so that lookup drafters find likely drafts
 NUM_TEXTS = 6000
 SAMPLINGS = [
     Sampling(1.0),
@@ -29,7 +29,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def target() -> PreTrainedModel:
-    # Small weights, so that most of the 125 texts are likely enough to be counted one by one.
+    # Small weights make most of the 125 texts likely enough to be counted separately.
     shape = {"vocab_size": 5, "num_hidden_layers": 2, "initializer_range": 0.1}
     return make_network(llama_config(**shape), seed=3)
 
@@ -58,21 +58,21 @@ def make_drafter(name: str, model: CausalModel, draft: PreTrainedModel) -> Draft
 def test_tokens_from_speculation_have_the_targets_joint_distribution(
     target: PreTrainedModel, draft: PreTrainedModel, name: str, sampling: Sampling
 ) -> None:
-    """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
+    """A correct sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     model = make_model(target)
     texts, accepted = sample_texts(model, make_drafter(name, model, draft), PROMPT, sampling, NUM_TEXTS, depth=3)
-    assert 0.1 < accepted < 0.98, "neither accepting nor rejecting is exercised"
+    assert 0.1 < accepted < 0.98, "the test needs both accepted and rejected tokens"
     assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, sampling))) > FALSE_ALARM
 
 
 def test_three_tokens_from_the_target_alone_have_its_joint_distribution(target: PreTrainedModel) -> None:
-    """A right sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
+    """A correct sampler fails for one in a million choices of the seeds (chi-square, `FALSE_ALARM`)."""
     texts, _ = sample_texts(make_model(target), None, PROMPT, Sampling(1.0), NUM_TEXTS)
     assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, Sampling(1.0)))) > FALSE_ALARM
 
 
 def speculate(p: list[Tensor], q: list[Tensor], believed_q: list[Tensor], num_rows: int) -> Tensor:
-    """Texts [N, depth] by the pure rule, every token drafted from `q` and judged as if from `believed_q`."""
+    """Return texts [N, depth] by the rule alone: tokens are sampled from `q` and accepted as if from `believed_q`."""
     generator = torch.Generator().manual_seed(0)
     text: list[Tensor] = []
     for p_here, q_here, believed in zip(p, q, believed_q, strict=True):
@@ -89,18 +89,16 @@ def speculate(p: list[Tensor], q: list[Tensor], believed_q: list[Tensor], num_ro
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_the_same_statistic_catches_a_draft_law_that_is_not_the_one_drawn_from(
+def test_the_same_statistic_detects_a_wrong_draft_distribution(
     target: PreTrainedModel, draft: PreTrainedModel, sampling: Sampling
 ) -> None:
-    """As many texts as above: the right distribution passes, and another model's distribution in its place does not."""
+    """With the same number of texts the right draft distribution passes, and another model's distribution fails."""
     p, q = conditional_distributions(target, PROMPT, 3, sampling), conditional_distributions(draft, PROMPT, 3, sampling)
     other = conditional_distributions(noisy_copy(target, share=0.4, seed=2), PROMPT, 3, sampling)
     assert p_value(speculate(p, q, q, NUM_TEXTS), joint_distribution(p)) > FALSE_ALARM
     assert p_value(speculate(p, q, other, NUM_TEXTS), joint_distribution(p)) < FALSE_ALARM
 
 
-def test_the_same_statistic_catches_the_draft_taken_for_the_target(
-    target: PreTrainedModel, draft: PreTrainedModel
-) -> None:
+def test_the_same_statistic_detects_text_of_the_draft(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     texts, _ = sample_texts(make_model(draft), None, PROMPT, Sampling(1.0), NUM_TEXTS)
     assert p_value(texts, joint_distribution(conditional_distributions(target, PROMPT, 3, Sampling(1.0)))) < FALSE_ALARM

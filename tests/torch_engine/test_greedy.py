@@ -1,4 +1,4 @@
-"""At temperature 0 in float32 speculation writes what transformers itself does, id for id, by any drafter."""
+"""At temperature 0 in float32, speculation with any drafter writes the same ids as transformers."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ from stepspec.engines.protocol import DrafterName, Drafting, Sampling
 pytestmark = pytest.mark.anyio
 
 NUM_NEW = 24
-# Ragged, and 0 is in there: transformers would take it for padding if it were not told otherwise.
+# Ragged. One prompt contains id 0, which transformers would take for padding without a mask.
 PROMPTS = [random_ids(length, seed=length) for length in (3, 11, 1, 30)]
 PROMPTS[1][4] = 0
 
@@ -102,8 +102,8 @@ async def test_concurrent_calls_with_other_drafters_equal_transformers(
 
 
 @pytest.mark.parametrize("family", [*EXPERTS, "opt"])
-async def test_experts_and_decoders_of_their_own_change_nothing(family: str) -> None:
-    """With and without drafting, in passes that calls share."""
+async def test_mixture_of_experts_and_opt_models_equal_transformers(family: str) -> None:
+    """Concurrent calls with and without drafting equal transformers."""
     network = make_network(make_config(family))
     expected = [slow_greedy(network, prompt, NUM_NEW) for prompt in PROMPTS]
     async with serving(make_model(network), make_model(noisy_copy(network, NOISE))) as engine:
@@ -113,7 +113,7 @@ async def test_experts_and_decoders_of_their_own_change_nothing(family: str) -> 
             assert drafting.drafter != "draft-model" or sum(chunk.accepted for chunk in chunks) > 0
 
 
-async def test_greedy_and_sampled_calls_share_rounds_without_harm() -> None:
+async def test_greedy_and_sampled_calls_can_share_rounds() -> None:
     network = make_network(make_config("llama"))
     async with serving(make_model(network), make_model(noisy_copy(network, NOISE))) as engine:
         greedy, sampled = Sampling(), Sampling(1.0, seed=3)
@@ -128,8 +128,8 @@ async def test_greedy_and_sampled_calls_share_rounds_without_harm() -> None:
     assert all(len(chunk.ids) == NUM_NEW for chunk in chunks[1::2])
 
 
-async def test_a_draft_of_the_family_with_a_padded_vocabulary_may_draft() -> None:
-    """Sizes of one family pad the same vocabulary differently; either side may be the larger one."""
+async def test_a_draft_with_a_differently_padded_vocabulary_can_draft() -> None:
+    """Models of one family may pad the same vocabulary to different sizes. Either of the two may be larger."""
     target = make_network(make_config("llama"))
     for size in (40, 56):
         drafter = make_network(make_config("llama", vocab_size=size), seed=5)
@@ -142,7 +142,7 @@ async def test_a_draft_of_the_family_with_a_padded_vocabulary_may_draft() -> Non
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 async def test_generation_stops_where_the_context_ends_also_when_drafting(family: str) -> None:
-    """GPT-2 has a table of positions, and reading beyond it would fail."""
+    """GPT-2 has a table of positions, and a position beyond the table would fail."""
     context = 40
     small = {"n_positions": context} if family == "gpt2" else {"max_position_embeddings": context}
     network = make_network(make_config(family, **small))

@@ -1,4 +1,4 @@
-"""On the embedded pair greedy speculation writes what transformers' own generate writes, id for id, in float32."""
+"""On the embedded pair in float32, greedy speculation writes the same ids as `generate` of transformers."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ def load(role: str) -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """Four, ragged."""
+    """Return four prompts of different lengths."""
     tokenizer = AutoTokenizer.from_pretrained(WEIGHTS / "target")
     questions = [problem.question for problem in itertools.islice(load_split("calibration"), 4)]
     ids = [tokenizer.encode(f"<|user|>{each}<|end|><|assistant|><think>") for each in questions]
@@ -70,7 +70,7 @@ async def test_a_ragged_batch_of_four_equals_transformers(prompts, expected, qua
 
 @pytest.mark.parametrize("num_tokens", [4, None], ids=["4 drafted", "auto"])
 @pytest.mark.parametrize("drafter", CALL_DRAFTERS)
-async def test_every_drafter_leaves_the_pairs_text_as_it_is(prompts, expected, drafter, num_tokens):
+async def test_every_drafter_leaves_the_pairs_text_unchanged(prompts, expected, drafter, num_tokens):
     draft = TorchEngine.load(str(WEIGHTS / "draft"))
     engine = TorchEngine.load(str(WEIGHTS / "target")).drafted_by(draft)
     drafting = Drafting(drafter, num_tokens)

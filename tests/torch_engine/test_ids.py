@@ -1,4 +1,4 @@
-"""Ids that no model has are refused with a sentence, wherever a call names them, before anything is read."""
+"""Calls with invalid ids raise an error before the model reads anything, in every argument that takes ids."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -18,7 +18,7 @@ WRONG = st.integers(max_value=-1) | st.integers(min_value=VOCAB_SIZE)
 
 
 def call(engine: TorchEngine, place: str, ids: list[int]) -> Coroutine[Any, Any, Any]:
-    """A call with these ids in that place."""
+    """Return a call with these ids in the argument named by `place`."""
     if place in ("prompt", "committed"):
         prompt = TokenBuffer(ids if place == "prompt" else [1, 2])
         prompt.append(ids)
@@ -54,7 +54,7 @@ MODEL = make_model(make_network(llama_config()))
 
 
 @pytest.mark.parametrize("wrong", [1.5, "3", None, 1 << 40, -1])
-def test_what_is_no_id_is_not_committed(wrong: Any) -> None:
+def test_invalid_ids_are_not_committed(wrong: Any) -> None:
     buffer = TokenBuffer([1, 2])
     with pytest.raises(UsageError, match="Token ids must be whole numbers from 0 to 2147483647, got "):
         buffer.append([3, wrong])
@@ -62,20 +62,20 @@ def test_what_is_no_id_is_not_committed(wrong: Any) -> None:
 
 
 class Unreadable(TokenBuffer):
-    """Nobody may look at its ids."""
+    """A buffer that raises if its ids are read."""
 
     def since(self, start: int, end: int | None = None) -> list[int]:
-        raise AssertionError("the ids of a prompt are not looked at again")
+        raise AssertionError("the ids of the prompt were read again")
 
 
-def test_checking_a_call_looks_at_its_new_ids_alone() -> None:
+def test_checking_a_call_reads_only_its_new_ids() -> None:
     prompt = Unreadable(range(VOCAB_SIZE))
     check_ids("tiny", VOCAB_SIZE, prompt, [1], ())
     with pytest.raises(UsageError, match=r"Token id 47 is not in the vocabulary of tiny, whose ids are 0 to 46\."):
         check_ids("tiny", VOCAB_SIZE - 1, prompt)
 
 
-def test_a_stop_that_would_end_before_it_begins_is_refused() -> None:
+def test_a_stop_without_tokens_or_with_an_empty_delimiter_is_rejected() -> None:
     for count in (0, -1):
         with pytest.raises(UsageError, match=f"max_tokens must be at least 1, got {count}"):
             Stop(count)

@@ -1,4 +1,4 @@
-"""What happens to calls when they are cancelled, when a pass fails, and when the engine is closed."""
+"""Calls that are cancelled, passes that fail, and engines that are closed."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -33,7 +33,7 @@ PROMPT = [1, 2, 3]
 
 
 class PoisonableBody(LlamaModel):
-    """Raises when it is given the poison to read."""
+    """A Llama body that raises an error when it reads the poison token."""
 
     def forward(self, input_ids: torch.Tensor, **options):  # type: ignore[no-untyped-def,override]
         if (input_ids == POISON).any():
@@ -42,7 +42,7 @@ class PoisonableBody(LlamaModel):
 
 
 class PoisonableLlama(LlamaForCausalLM):
-    """A Llama with that body."""
+    """A Llama model with that body."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -53,7 +53,7 @@ class PoisonableLlama(LlamaForCausalLM):
 def network() -> PreTrainedModel:
     network = make_network(llama_config(max_position_embeddings=1 << 15))
     with torch.no_grad():
-        network.lm_head.weight[POISON] = 0  # it is never the most likely, so it comes from prompts only
+        network.lm_head.weight[POISON] = 0  # never the argmax, so it occurs only in prompts
     return network
 
 
@@ -68,7 +68,7 @@ def endless(engine: TorchEngine, prompt: list[int], drafting: Drafting = Draftin
 
 
 async def assert_serves(engine: TorchEngine, network: PreTrainedModel, drafting: Drafting = Drafting()) -> None:
-    """The engine answers, rightly, and long before an endless call would let go of its slot."""
+    """Assert that the engine gives right results, long before an endless call would release its slot."""
     async with asyncio.timeout(20):
         chunk = await generate(engine, PROMPT, 5, drafting=drafting)
         verification = await engine.verify(TokenBuffer(PROMPT), chunk.ids)
@@ -85,7 +85,7 @@ async def test_closing_the_iterators_frees_their_slots(network: PreTrainedModel,
         await assert_serves(engine, network, drafting)
 
 
-async def test_cancelling_the_tasks_frees_their_slots_also_of_calls_that_wait(
+async def test_cancelling_running_and_waiting_tasks_frees_their_slots(
     network: PreTrainedModel,
 ) -> None:
     async with serving(make_model(network)) as engine:
@@ -99,7 +99,7 @@ async def test_cancelling_the_tasks_frees_their_slots_also_of_calls_that_wait(
         await assert_serves(engine, network)
 
 
-async def test_a_cancelled_texts_slot_goes_on_rightly(network: PreTrainedModel) -> None:
+async def test_a_text_continues_correctly_after_a_cancelled_call(network: PreTrainedModel) -> None:
     buffer = TokenBuffer(PROMPT)
     async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
         call = engine.generate(buffer, Sampling(), Stop(FOREVER), DRAFTED)
@@ -111,7 +111,7 @@ async def test_a_cancelled_texts_slot_goes_on_rightly(network: PreTrainedModel) 
 
 
 @pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
-async def test_a_prompt_that_fails_fails_alone(network: PreTrainedModel, drafting: Drafting) -> None:
+async def test_a_failing_prompt_fails_only_its_own_call(network: PreTrainedModel, drafting: Drafting) -> None:
     async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
         calls = [generate(engine, prompt, 60, drafting=drafting) for prompt in (PROMPT, [4, 5], [POISON, 1, 2])]
         good, other, failed = await asyncio.gather(*calls, return_exceptions=True)
@@ -125,10 +125,10 @@ async def test_a_prompt_that_fails_fails_alone(network: PreTrainedModel, draftin
 
 
 @pytest.mark.parametrize("drafting", [Drafting(), DRAFTED], ids=str)
-async def test_a_shared_pass_that_fails_fails_only_the_call_that_makes_it_fail(
+async def test_a_failing_shared_pass_fails_only_the_call_that_causes_it(
     network: PreTrainedModel, drafting: Drafting
 ) -> None:
-    """A prompt of one token is read by the round that all rows share."""
+    """A prompt of one token is read in the round that all rows share."""
     async with serving(poisonable(network), make_model(noisy_copy(network, 0.1))) as engine:
         running = [generate(engine, prompt, 200, drafting=drafting) for prompt in (PROMPT, [4, 5])]
         good, other, failed = await asyncio.gather(
@@ -142,18 +142,18 @@ async def test_a_shared_pass_that_fails_fails_only_the_call_that_makes_it_fail(
         await assert_serves(engine, network, drafting)
 
 
-async def test_out_of_memory_fails_the_request_that_is_too_much_and_the_engine_goes_on(
+async def test_out_of_memory_fails_only_the_request_that_is_too_large(
     network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, prompt = make_model(network), random_ids(60)
     read = model.read
 
-    def in_little_memory(positions: Positions, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
+    def limited_read(positions: Positions, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
         if ids.shape[1] > 50:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         return read(positions, ids, branches)
 
-    monkeypatch.setattr(model, "read", in_little_memory)
+    monkeypatch.setattr(model, "read", limited_read)
     async with serving(model) as engine:
         small, big = await asyncio.gather(
             generate(engine, PROMPT, 20), generate(engine, prompt, 5), return_exceptions=True
@@ -166,7 +166,7 @@ async def test_out_of_memory_fails_the_request_that_is_too_much_and_the_engine_g
         await assert_serves(engine, network)
 
 
-async def test_a_drafter_that_fails_is_an_error_and_the_engine_goes_on(network: PreTrainedModel) -> None:
+async def test_a_failing_drafter_is_an_error_and_the_engine_continues(network: PreTrainedModel) -> None:
     async with serving(make_model(network), poisonable(noisy_copy(network, 0.1))) as engine:
         for prompt in ([POISON, 1, 2], [POISON]):
             with pytest.raises(EngineError, match="poisoned"):
@@ -175,7 +175,7 @@ async def test_a_drafter_that_fails_is_an_error_and_the_engine_goes_on(network: 
         assert list((await generate(engine, [POISON, 1], 5)).ids) == slow_greedy(network, [POISON, 1], 5)
 
 
-async def test_a_text_goes_on_after_a_verification_of_it_failed(network: PreTrainedModel) -> None:
+async def test_a_text_continues_after_a_failed_verification(network: PreTrainedModel) -> None:
     buffer = TokenBuffer(PROMPT)
     async with serving(poisonable(network)) as engine:
         await engine.verify(buffer, [7, 8, 9])
@@ -216,7 +216,7 @@ async def test_calls_after_closing_are_refused_and_closing_twice_is_harmless(
 
 
 async def test_an_engine_serves_an_event_loop_after_another_has_ended(network: PreTrainedModel) -> None:
-    """Left calls of a loop that is gone do not stop the engine."""
+    """Abandoned calls of a closed event loop do not stop the engine."""
     async with serving(make_model(network)) as engine:
 
         async def leave() -> None:
@@ -226,7 +226,7 @@ async def test_an_engine_serves_an_event_loop_after_another_has_ended(network: P
         await assert_serves(engine, network)
 
 
-async def test_a_drafted_engine_takes_over_from_the_one_without(network: PreTrainedModel) -> None:
+async def test_drafted_by_replaces_the_engine(network: PreTrainedModel) -> None:
     alone = TorchEngine(make_model(network, "target"), make_tokenizer(), weights="abc")
     draft = TorchEngine(make_model(noisy_copy(network, 0.08), "draft"), make_tokenizer())
     await generate(alone, random_ids(20), 5)
@@ -239,7 +239,7 @@ async def test_a_drafted_engine_takes_over_from_the_one_without(network: PreTrai
         )
         assert list(chunk.ids) == slow_greedy(network, PROMPT, 20)
         assert chunk.accepted > 0
-        assert len(by_draft.ids) == 20, "the draft's own engine goes on"
+        assert len(by_draft.ids) == 20, "the draft's own engine does not continue"
         expected = {"name": "target", "weights": "abc", "dtype": "float32", "device": "cpu"}
         assert pair.describe() == expected
     finally:
@@ -276,7 +276,7 @@ async def test_a_drafter_whose_parts_are_missing_is_refused_and_not_listed(draft
 
 
 @pytest.mark.parametrize("drafter", ["draft-model", "suffix"])
-async def test_after_forgetting_calls_start_cold_and_those_in_progress_go_on(
+async def test_after_forget_new_calls_start_cold_and_running_calls_continue(
     network: PreTrainedModel, drafter: DrafterName
 ) -> None:
     drafting, prompt, other = Drafting(drafter, 4), random_ids(40, seed=1), random_ids(30, seed=2)
@@ -296,7 +296,7 @@ async def test_after_forgetting_calls_start_cold_and_those_in_progress_go_on(
         await engine.forget()
 
 
-async def test_a_named_archive_of_past_outputs_is_kept_and_no_other_name_finds_it(network: PreTrainedModel) -> None:
+async def test_a_named_archive_survives_forget_and_is_used_only_by_its_name(network: PreTrainedModel) -> None:
     prompt = random_ids(40, seed=1)
     async with serving(make_model(network)) as engine:
 

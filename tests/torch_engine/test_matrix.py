@@ -1,4 +1,4 @@
-"""Products come out the same in either layout of a weight, and which one is taken depends on their size alone."""
+"""Both layouts of a weight give the same products, and the choice between them depends only on the size."""
 
 import pytest
 import torch
@@ -27,16 +27,16 @@ def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bia
         plain, packed = (Matrix(weight, bias_of_both, packed=packed) for packed in (False, True))
         assert torch.allclose(plain.product(x), packed.product(x), atol=1e-4)
         sums = [total.clone(), total.clone()]
-        for each, kept in zip((plain, packed), sums, strict=True):
-            each.add_product(kept, x)
+        for each, own_sum in zip((plain, packed), sums, strict=True):
+            each.add_product(own_sum, x)
         assert torch.allclose(*sums, atol=1e-4)
 
 
-def test_few_products_are_left_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
+def test_small_products_use_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_sizes: list[int] = []
 
     def product(x: torch.Tensor, *_: object) -> torch.Tensor:
-        taken.append(len(x))
+        packed_sizes.append(len(x))
         return x.new_zeros(len(x), 1000)
 
     monkeypatch.setattr(matrix, "_packed_product", product)
@@ -44,11 +44,11 @@ def test_few_products_are_left_to_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     enough = FEW_PRODUCTS // 100_000
     for rows in (1, enough - 1, enough, enough + 1):
         weight.product(torch.zeros(rows, 100))
-    assert taken == [enough, enough + 1]
+    assert packed_sizes == [enough, enough + 1]
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_only_small_models_in_float32_hold_weights_twice(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_small_models_in_float32_store_weights_twice(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "_onednn_is_faster", lambda: pays)
     assert packing_pays(torch.zeros(1), 1000) is pays
     assert not packing_pays(torch.zeros(1, dtype=torch.bfloat16), 1000)

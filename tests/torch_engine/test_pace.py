@@ -1,6 +1,7 @@
-"""How many tokens are drafted: as many as pay, by what rounds take, in simulation with the real `Pacer`.
+"""The `Pacer` chooses the number of drafted tokens that gives the most tokens per second.
 
-A simulated machine gives the pacer round times with noise, spikes and wrong first timings, and draws what is accepted.
+A simulated machine gives the real `Pacer` round times with noise, spikes and wrong first timings. It accepts drafted
+tokens at random.
 """
 
 import math
@@ -48,21 +49,21 @@ def new_row() -> BatchRow:
 
 @dataclass(frozen=True)
 class World:
-    """What a machine and a drafter are like; a plain round takes a second."""
+    """Properties of a machine and a drafter. A round without drafting takes a second."""
 
     acceptance: float
-    draft_s: float  # of a token for every row; of any number of them if not `by_token`
-    wide_s: float = 0.02  # that each drafted token adds to verifying
+    draft_s: float  # time to draft one token for all rows; any number of tokens if not `by_token`
+    wide_s: float = 0.02  # time that each drafted token adds to verification
     by_token: bool = True
-    coverage: float = 1.0  # probability that a row gets a draft at all
+    coverage: float = 1.0  # probability that a row gets a draft
     num_rows: int = 1
-    catch_up_s: float = 0.0  # of each token written since the drafter was last asked
+    catch_up_s: float = 0.0  # for each token written since the last call of the drafter
 
     def drafting_s(self, count: int) -> float:
         return self.draft_s * (count if self.by_token or not count else 1)
 
     def tokens_per_s(self, count: int) -> float:
-        """With a fixed number of drafted tokens."""
+        """Return the speed with a fixed number of drafted tokens."""
         tokens = 1 + self.coverage * sum(self.acceptance**index for index in range(1, count + 1))
         some = 1 - (1 - self.coverage) ** self.num_rows
         return self.num_rows * tokens / (1 + self.drafting_s(count) + some * self.wide_s * count)
@@ -73,7 +74,7 @@ class World:
 
 @dataclass
 class Wrong:
-    """The first timings of one kind are off by a factor."""
+    """An error of the first timings of one kind, by a factor."""
 
     kind: str = ""
     factor: float = 1.0
@@ -82,14 +83,14 @@ class Wrong:
 
 @dataclass
 class Machine:
-    """Runs rounds as `Rounds` does, with its own clock and dice."""
+    """Runs rounds like `Rounds`, with a simulated clock and simulated acceptance."""
 
     world: World
     seed: int
     wrong: Wrong = field(default_factory=Wrong)
     tokens: int = 0
     seconds: float = 0.0
-    lost_s: float = 0.0  # beyond what the same tokens take without drafting, the noise left out
+    lost_s: float = 0.0  # extra time compared with the same tokens without drafting, without noise
     counts: list[int] = field(default_factory=list)
     unread: float = 0.0
 
@@ -105,24 +106,24 @@ class Machine:
 
     def _round(self) -> None:
         world, load = self.world, self.world.num_rows
-        asked = self.pacer.count(self.rows, load)
-        found = [asked if asked and self._random.random() < world.coverage else 0 for _ in self.rows]
-        paid = self.pacer.worth_verifying(self.rows, found, load) if any(found) else 0
-        drafted = [min(paid, each) for each in found]
+        num_asked = self.pacer.count(self.rows, load)
+        found = [num_asked if num_asked and self._random.random() < world.coverage else 0 for _ in self.rows]
+        limit = self.pacer.worth_verifying(self.rows, found, load) if any(found) else 0
+        drafted = [min(limit, each) for each in found]
         accepted = [self._accepted(each) for each in drafted]
         width = max(drafted)
-        catch_up_s, draft_s = world.catch_up_s * self.unread if asked else 0.0, 0.0
-        if asked:
-            draft_s = self._timing("draft", world.drafting_s(asked))
+        catch_up_s, draft_s = world.catch_up_s * self.unread if num_asked else 0.0, 0.0
+        if num_asked:
+            draft_s = self._timing("draft", world.drafting_s(num_asked))
         verify_s = self._timing("verify" if width else "plain", 1 + world.wide_s * width)
-        done = Round(asked, found, drafted, accepted, catch_up_s, draft_s, verify_s)
+        done = Round(num_asked, found, drafted, accepted, catch_up_s, draft_s, verify_s)
         self.pacer.note(self.rows, load, done)
-        self.counts.append(asked)
+        self.counts.append(num_asked)
         self.tokens += sum(accepted) + load
         gained = sum(accepted) / load
-        self.unread = gained + 1 + (0.0 if asked else self.unread)
+        self.unread = gained + 1 + (0.0 if num_asked else self.unread)
         self.seconds += catch_up_s
-        self.lost_s += catch_up_s + world.drafting_s(asked) + world.wide_s * width - gained
+        self.lost_s += catch_up_s + world.drafting_s(num_asked) + world.wide_s * width - gained
 
     def _accepted(self, num_drafted: int) -> int:
         count = 0
@@ -131,18 +132,18 @@ class Machine:
         return count
 
     def _timing(self, kind: str, mean: float) -> float:
-        """What the clock shows for what takes so long on average without noise."""
-        taken = mean * math.exp(self._random.gauss(0, NOISE)) * (SPIKE if self._random.random() < SPIKES else 1)
-        self.seconds += taken
+        """Return a measured time: `mean` with noise, spikes and wrong first timings."""
+        duration = mean * math.exp(self._random.gauss(0, NOISE)) * (SPIKE if self._random.random() < SPIKES else 1)
+        self.seconds += duration
         self._timed[kind] += 1
         wrong = kind == self.wrong.kind and self._timed[kind] <= self.wrong.times
-        return taken * self.wrong.factor if wrong else taken
+        return duration * self.wrong.factor if wrong else duration
 
 
 def share_of_best(world: World, kind: str = "", factor: float = 1.0, times: int = 3) -> tuple[float, float]:
-    """From round 200 to 400 tokens a second as a share of the best fixed choice's, and plain rounds lost before 400.
+    """Return the speed relative to the best fixed count, and the time lost by drafting. Both are means over the seeds.
 
-    Means over the seeds.
+    The speed is that of rounds 200 to 400. The lost time is that of all 400 rounds, in rounds without drafting.
     """
     tokens, seconds, lost = 0, 0.0, 0.0
     for seed in range(NUM_SEEDS):
@@ -233,8 +234,8 @@ def test_a_drafter_that_becomes_useful_is_used_again(draft_s: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
-def test_costs_that_change_are_followed(factor: float) -> None:
-    """A drafter that is too expensive becomes cheap and is used, or the other way round and is not."""
+def test_the_pacer_follows_costs_that_change(factor: float) -> None:
+    """A drafter that becomes cheap is used, and one that becomes too expensive is not."""
     cheap, expensive = World(0.8, 0.15), World(0.8, 0.15 * 5)
     first, then = (expensive, cheap) if factor < 1 else (cheap, expensive)
     for seed in range(3):
@@ -248,7 +249,7 @@ def test_costs_that_change_are_followed(factor: float) -> None:
         assert speed > 0.85 * then.best_tokens_per_s()
 
 
-def test_a_round_goes_without_drafting_now_and_then_to_measure_it() -> None:
+def test_occasional_rounds_without_drafting_measure_their_cost() -> None:
     machine = Machine(World(0.95, 0.02), seed=0)
     machine.run(20 * (LONGEST_RUN + 1))
     plain = machine.counts[100:].count(0)
@@ -264,7 +265,7 @@ shares = st.floats(0, 1)
     st.floats(0, 1),
     st.floats(0.01, 1),
 )
-def test_the_count_is_the_one_with_the_most_tokens_a_second(
+def test_the_count_gives_the_most_tokens_per_second(
     rows: list[tuple[float, int]], token_s: float, extra_s: float, coverage: float
 ) -> None:
     acceptances, limits = zip(*rows, strict=True)
@@ -280,19 +281,19 @@ def test_the_count_is_the_one_with_the_most_tokens_a_second(
     assert speed(count) == pytest.approx(max(map(speed, range(MAX_TOKENS + 1))))
 
 
-def test_rows_that_share_a_round_go_for_what_is_best_for_all_of_them() -> None:
+def test_the_count_is_best_for_all_rows_of_a_round_together() -> None:
     alone = best_count([0.9], [MAX_TOKENS], 1.0, 0.1)
     assert best_count([0.9, 0.0], [MAX_TOKENS] * 2, 1.0, 0.1) < alone
     assert best_count([0.9] + 15 * [0.0], [MAX_TOKENS] * 16, 1.0, 0.1) == 0
 
 
-def test_drafts_of_a_few_rows_are_not_verified_where_all_would_pay_for_it() -> None:
+def test_drafts_of_few_rows_in_a_large_batch_are_not_verified() -> None:
     assert best_count([0.8], [4], 1.0, 0.05) == 4
     assert best_count([0.8] * 16, [4] * 16, 1.0, 0.05) == 4
     assert best_count([0.8] * 16, [4] + 15 * [0], 1.0, 0.05) == 0
 
 
-def test_a_new_row_begins_with_what_others_have_learned_until_that_is_forgotten() -> None:
+def test_a_new_row_starts_with_the_acceptance_of_other_rows_until_forget() -> None:
     machine = Machine(World(0.0, 0.02), seed=0)
     assert machine.pacer.acceptance(new_row()) == pytest.approx(PRIOR_ACCEPTANCE)
     machine.run(300)
@@ -300,11 +301,11 @@ def test_a_new_row_begins_with_what_others_have_learned_until_that_is_forgotten(
     machine.pacer.forget()
     assert machine.pacer.acceptance(new_row()) == pytest.approx(PRIOR_ACCEPTANCE)
     assert machine.pacer.acceptance(machine.rows[0]) == pytest.approx(PRIOR_ACCEPTANCE)
-    assert machine.pacer.count(machine.rows, 1) > 0, "what rounds cost is still known"
+    assert machine.pacer.count(machine.rows, 1) > 0, "the pacer forgot the costs of rounds"
 
 
 class Clock:
-    """Stands still, but for what is added."""
+    """A clock that advances only when a test adds to `now`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -314,7 +315,7 @@ class Clock:
 
 
 class TimedTarget(CausalModel):
-    """A pass takes a simulated second."""
+    """A model whose passes take a simulated second."""
 
     clock = Clock()
 
@@ -324,7 +325,10 @@ class TimedTarget(CausalModel):
 
 
 class TimedDraft(DraftModel):
-    """A token takes 0.1 simulated seconds, in the first three drafts thirty times that, and catching up at first 50."""
+    """A draft model that takes 0.1 simulated seconds per token.
+
+    The first three drafts take thirty times as long, and catching up before the first draft takes 50 seconds.
+    """
 
     clock = Clock()
     num_drafts = 0
@@ -340,7 +344,7 @@ class TimedDraft(DraftModel):
 
 
 @torch.inference_mode()
-def test_the_engines_rounds_draft_again_with_a_good_draft_whose_first_timings_were_wrong() -> None:
+def test_the_engine_drafts_again_after_wrong_first_timings() -> None:
     network, clock, num_tokens = make_network(llama_config(max_position_embeddings=512)), Clock(), 250
     target, drafter = (
         TimedTarget(deepcopy(network), "timed"),
@@ -356,6 +360,6 @@ def test_the_engines_rounds_draft_again_with_a_good_draft_whose_first_timings_we
         before = row.metrics.drafted
         rounds.run([row], drafter)
         drafted.append(row.metrics.drafted - before)
-    assert drafted[3:20].count(0) > 10, "at first it seems too expensive"
+    assert drafted[3:20].count(0) > 10, "the wrong first timings do not stop drafting at first"
     assert min(drafted[-5:-1]) > 8
     assert row.generated == slow_greedy(network, [1, 2, 3], num_tokens)

@@ -1,4 +1,4 @@
-"""What the engine cannot serve it refuses when it is loaded, with a sentence that says why."""
+"""Loading rejects models that the torch engine cannot serve, with a message that says why."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError
 
 SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-TRAINED = {"initializer_range": 0.3}  # weights so large that attention matters, as in a trained model
+TRAINED = {"initializer_range": 0.3}  # large weights, so that attention matters as in a trained model
 
 UNSUPPORTED = {
     "Mistral as it comes": (MistralConfig(**GROUPED), "sliding-window attention with a window of 4096 tokens"),
@@ -98,8 +98,8 @@ NOT_REPRODUCED: dict[str, tuple[PreTrainedConfig, str]] = {
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
-def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(kind: str, tmp_path: Path) -> None:
-    """The folder holds no weights: they would only be loaded after the refusal."""
+def test_models_that_cannot_roll_back_are_rejected_by_their_configuration(kind: str, tmp_path: Path) -> None:
+    """The folder has no weights, because the error comes before they are loaded."""
     config, reason = UNSUPPORTED[kind]
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=reason) as refusal:
@@ -109,7 +109,7 @@ def test_what_cannot_be_rolled_back_by_a_length_is_refused_by_its_configuration(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", NOT_REPRODUCED)
-def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs(kind: str, dtype: torch.dtype) -> None:
+def test_models_that_are_not_reproduced_are_rejected_by_their_outputs(kind: str, dtype: torch.dtype) -> None:
     config, reason = NOT_REPRODUCED[kind]
     with pytest.raises(ModelError) as refusal:
         CausalModel(make_network(config).to(dtype), "odd")
@@ -118,8 +118,8 @@ def test_what_the_cache_and_attention_do_not_reproduce_is_refused_by_its_outputs
     )
 
 
-def test_a_text_on_which_rounding_changes_everything_refuses_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SmolLM2 in bfloat16 on the special tokens that training never showed it: its own logits are noise there."""
+def test_a_text_with_unstable_logits_does_not_reject_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Example: SmolLM2 in bfloat16 on special tokens that it was not trained on. Its own logits are noise there."""
     own_logits = model._own_logits
 
     def noisy(network: PreTrainedModel, ids: list[int]) -> Tensor:
@@ -199,7 +199,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 class Payload:
-    """Writes a file when it is read as a pickle."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -231,12 +231,12 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_configuration_that_cannot_be_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_rejected(kind: str, tmp_path: Path) -> None:
     with_config(tmp_path, **CONFIGS[kind])
     check_refusal(tmp_path, ".")
 
 
-def test_weights_that_may_run_code_are_not_read(tmp_path: Path) -> None:
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     save_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save({"model.norm.weight": Payload(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
@@ -245,7 +245,7 @@ def test_weights_that_may_run_code_are_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [*HEADS, "cut off", "a pickle"])
-def test_heads_of_another_form_are_refused_with_theirs(kind: str, tmp_path: Path) -> None:
+def test_invalid_medusa_heads_are_rejected(kind: str, tmp_path: Path) -> None:
     save_model(tmp_path)
     (tmp_path / "medusa").mkdir()
     file = tmp_path / "medusa" / "heads.safetensors"
@@ -260,13 +260,13 @@ def test_heads_of_another_form_are_refused_with_theirs(kind: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_template_that_takes_too_much_is_refused(template: str) -> None:
+def test_an_unusable_template_is_rejected(template: str) -> None:
     limit = {"cpu_s": 1} if template == THRICE else {}
     assert (template_problem(template, **limit) or "").startswith(TEMPLATES[template])
 
 
-def test_a_template_whose_trial_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, (program, said) in enumerate(
+def test_a_template_whose_trial_fails_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (program, message) in enumerate(
         {
             "raise ValueError('first\\nlast')": "it cannot be tried: last",
             "raise SystemExit(3)": "it cannot be tried: no reason",
@@ -275,20 +275,21 @@ def test_a_template_whose_trial_fails_is_refused(tmp_path: Path, monkeypatch: py
         trial = tmp_path / f"{number}.py"
         trial.write_text(program, "utf-8")
         monkeypatch.setattr("stepspec.engines.hugging_face.TRIAL", trial)
-        assert (template_problem(f"{{{{ {number} }}}}") or "").startswith(said)
+        assert (template_problem(f"{{{{ {number} }}}}") or "").startswith(message)
 
 
-def test_a_model_is_refused_for_its_template_and_one_that_refuses_conversations_is_not(tmp_path: Path) -> None:
+def test_an_unusable_template_rejects_the_model_and_one_that_raises_errors_does_not(tmp_path: Path) -> None:
     save_model(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(RECURSION, "utf-8")
     with pytest.raises(ModelError, match=r"The chat template of .* cannot be used: it recurses without end"):
         load_tokenizer(str(tmp_path))
-    picky = "{{ raise_exception('no') }}{% generation %}{{ messages[0].x.y }}{% endgeneration %}"
-    assert template_problem(picky) is None
+    raises_errors = "{{ raise_exception('no') }}{% generation %}{{ messages[0].x.y }}{% endgeneration %}"
+    assert template_problem(raises_errors) is None
 
 
-def check_refusal(folder: Path, said: str) -> None:
-    with pytest.raises(ModelError, match=said) as refusal:
+def check_refusal(folder: Path, message: str) -> None:
+    """Assert that loading the folder raises a one-line error with this message and the folder's name."""
+    with pytest.raises(ModelError, match=message) as refusal:
         TorchEngine.load(str(folder), device="cpu")
     assert str(folder) in str(refusal.value) or folder.name in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -314,19 +315,19 @@ def no_tokenizer(folder: Path) -> None:
         no_tokenizer,
     ],
 )
-def test_a_folder_that_is_no_model_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_folder_without_a_valid_model_is_rejected(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     spoil(tmp_path)
     check_refusal(tmp_path, ".")
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="There is no folder"):
         TorchEngine.load(str(tmp_path / "nothing here"), device="cpu")
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("config", [llama_config(), LlamaConfig(**GROUPED, tie_word_embeddings=True)])
-async def test_a_folder_that_is_a_model_is_loaded_and_described(config: LlamaConfig, tmp_path: Path) -> None:
+async def test_a_model_folder_is_loaded_and_described(config: LlamaConfig, tmp_path: Path) -> None:
     save_model(tmp_path, config)
     engine = TorchEngine.load(str(tmp_path), device="cpu")
     try:
@@ -342,7 +343,7 @@ async def test_a_folder_that_is_a_model_is_loaded_and_described(config: LlamaCon
         await engine.aclose()
 
 
-def test_equal_weights_have_equal_hashes_and_other_weights_others(tmp_path: Path) -> None:
+def test_equal_weights_have_equal_hashes_and_other_weights_other_hashes(tmp_path: Path) -> None:
     for name, seed in (("one", 0), ("two", 0), ("three", 1)):
         make_network(llama_config(), seed).save_pretrained(tmp_path / name)
     one, two, three = (weights_hash(str(tmp_path / name)) for name in ("one", "two", "three"))
@@ -353,14 +354,14 @@ def test_equal_weights_have_equal_hashes_and_other_weights_others(tmp_path: Path
 
 
 def test_the_context_ends_where_the_position_encoding_would_change() -> None:
-    """Long rope has other factors for long texts: what was cached before would no longer be right."""
+    """LongRoPE uses different factors for long texts, so keys cached before the change would be wrong."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
     config = Phi3Config(**GROUPED, rope_parameters=rope, original_max_position_embeddings=64, sliding_window=None)
     assert CausalModel(make_network(config), "long").max_context == 64
 
 
-def test_loading_takes_no_random_numbers_from_the_caller() -> None:
+def test_loading_does_not_change_the_global_random_state() -> None:
     network = AutoModelForCausalLM.from_config(llama_config())
     before = torch.get_rng_state()
     CausalModel(network, "tiny")
@@ -368,7 +369,7 @@ def test_loading_takes_no_random_numbers_from_the_caller() -> None:
 
 
 def test_attention_layers_of_every_supported_shape_are_reproduced() -> None:
-    """One key head for each query head, for some of them, and for all of them."""
+    """One key head per query head, per group of query heads, and for all query heads."""
     ids = [5, 6, 7, 8]
     for num_key_heads in (4, 2, 1):
         network = make_network(llama_config(num_key_value_heads=num_key_heads))
@@ -378,17 +379,17 @@ def test_attention_layers_of_every_supported_shape_are_reproduced() -> None:
 
 
 @pytest.mark.parametrize("load", [TorchEngine.load, load_tokenizer])
-def test_where_the_hub_does_not_answer_one_sentence_says_so(
+def test_an_unreachable_hub_is_a_one_line_error(
     load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hugging_face, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr(hugging_face, "ENDPOINT", "http://127.0.0.1:9")  # no process listens there
     with pytest.raises(ModelError, match=r"no folder 'nobody/nowhere' here.*http://127.0.0.1:9 cannot") as caught:
         load("nobody/nowhere")
     assert "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_was_downloaded_is_loaded_without_asking_a_hub_that_does_not_answer(
+def test_a_downloaded_model_is_loaded_while_the_hub_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hugging_face, "ENDPOINT", "http://127.0.0.1:9")
@@ -397,6 +398,6 @@ def test_what_was_downloaded_is_loaded_without_asking_a_hub_that_does_not_answer
 
 
 @pytest.mark.parametrize("name", ["a/b/c", "no such model", "x" * 200])
-def test_what_is_no_name_of_a_model_is_not_looked_for(name: str) -> None:
+def test_an_invalid_model_name_is_not_looked_up(name: str) -> None:
     with pytest.raises(ModelError, match="not a valid model name on the Hub"):
         load_tokenizer(name)

@@ -1,4 +1,4 @@
-"""The next token's distributions and the acceptance rule, as algebra: nothing is sampled where identities do."""
+"""The next token's distributions and the acceptance rule, tested by exact identities instead of samples."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ from stepspec.engines.torch_engine.sampling import (
 )
 
 CPU = torch.device("cpu")
-ROUNDING = 1e-12  # of a few operations on float64 numbers below 1
+ROUNDING = 1e-12  # error of a few operations on float64 numbers below 1
 
 
 def to_distribution(weights: list[int]) -> Tensor:
@@ -35,13 +35,13 @@ def to_distribution(weights: list[int]) -> Tensor:
 
 
 def weights_of(size: int) -> st.SearchStrategy[list[int]]:
-    # Zeros are frequent, and so are weights of very different size.
+    # Zeros and weights of very different size are frequent.
     weight = st.one_of(st.just(0), st.integers(1, 5), st.integers(1, 10**9))
     return st.lists(weight, min_size=size, max_size=size).filter(any)
 
 
 PAIRS = st.integers(1, 6).flatmap(lambda size: st.tuples(weights_of(size), weights_of(size)))
-# Apart by an eighth at least: of tokens that are equally likely but for rounding either may come first.
+# Logits differ by at least an eighth, because rounding would decide the order of equally likely tokens.
 LOGITS = st.lists(st.integers(-64, 64).map(lambda eighths: eighths / 8), min_size=1, max_size=8, unique=True)
 
 
@@ -56,13 +56,13 @@ def for_pairs_of_distributions(test):  # type: ignore[no-untyped-def]
 @for_pairs_of_distributions
 def test_an_accepted_or_replaced_token_has_the_targets_distribution(pair: tuple[list[int], list[int]]) -> None:
     p, q = to_distribution(pair[0]), to_distribution(pair[1])
-    kept = q * acceptance(p, q)
-    outcome = kept + (1 - kept.sum()) * residual(p, q)
+    accepted = q * acceptance(p, q)
+    outcome = accepted + (1 - accepted.sum()) * residual(p, q)
     assert (outcome - p).abs().max() <= ROUNDING
 
 
 @for_pairs_of_distributions
-def test_the_residual_is_a_law_that_only_gives_what_the_draft_gave_too_rarely(
+def test_the_residual_is_a_distribution_over_tokens_that_the_draft_gives_too_rarely(
     pair: tuple[list[int], list[int]],
 ) -> None:
     p, q = to_distribution(pair[0]), to_distribution(pair[1])
@@ -74,7 +74,7 @@ def test_the_residual_is_a_law_that_only_gives_what_the_draft_gave_too_rarely(
 
 
 @for_pairs_of_distributions
-def test_acceptance_is_a_probability_and_certain_where_the_draft_is_not_too_eager(
+def test_acceptance_is_a_probability_and_is_1_where_q_is_at_most_p(
     pair: tuple[list[int], list[int]],
 ) -> None:
     p, q = to_distribution(pair[0]), to_distribution(pair[1])
@@ -84,12 +84,12 @@ def test_acceptance_is_a_probability_and_certain_where_the_draft_is_not_too_eage
     assert (accepted[(p == 0) & (q > 0)] == 0).all()
 
 
-def test_the_residual_of_equal_laws_is_the_law_itself() -> None:
+def test_the_residual_of_equal_distributions_is_that_distribution() -> None:
     p = torch.tensor([0.25, 0.0, 0.75])
     assert torch.equal(residual(p, p), p)
 
 
-def test_acceptance_and_residual_take_distributions_of_many_positions_at_once() -> None:
+def test_acceptance_and_residual_take_distributions_of_many_positions() -> None:
     generator = torch.Generator().manual_seed(0)
     p, q = torch.rand(2, 3, 4, 5, generator=generator, dtype=torch.float64).softmax(-1)
     for index in [(0, 0), (2, 3)]:
@@ -98,9 +98,9 @@ def test_acceptance_and_residual_take_distributions_of_many_positions_at_once() 
 
 
 def outcome(p: Tensor, q: Tensor, token: int, accept_noise: float, resample_noise: float = 0.5) -> tuple[int, int]:
-    """How many of one drafted token are kept, and what follows."""
+    """Return how many tokens of a draft of one token are accepted, and the token that follows."""
     noise = torch.tensor([[resample_noise, resample_noise]], dtype=torch.float64)
-    num_kept, following = accept(
+    num_accepted, following = accept(
         torch.stack([p, p])[None],
         q[None, None],
         torch.tensor([[token]]),
@@ -108,22 +108,22 @@ def outcome(p: Tensor, q: Tensor, token: int, accept_noise: float, resample_nois
         torch.tensor([[accept_noise]], dtype=torch.float64),
         noise,
     )
-    return int(num_kept), int(following)
+    return int(num_accepted), int(following)
 
 
 @for_pairs_of_distributions
-def test_a_token_that_the_target_never_writes_is_not_accepted_even_by_the_smallest_number(
+def test_a_token_of_target_probability_0_is_not_accepted_even_with_noise_0(
     pair: tuple[list[int], list[int]],
 ) -> None:
     p, q = to_distribution(pair[0]), to_distribution(pair[1])
     for token in range(len(p)):
-        num_kept, following = outcome(p, q, token, 0.0)
-        assert num_kept == int(p[token] > 0)
+        num_accepted, following = outcome(p, q, token, 0.0)
+        assert num_accepted == int(p[token] > 0)
         assert p[following] > 0
 
 
 @for_pairs_of_distributions
-def test_a_drafted_token_is_kept_by_just_those_numbers_that_its_acceptance_says(
+def test_a_drafted_token_is_accepted_if_its_number_is_below_its_acceptance(
     pair: tuple[list[int], list[int]],
 ) -> None:
     p, q = to_distribution(pair[0]), to_distribution(pair[1])
@@ -134,12 +134,12 @@ def test_a_drafted_token_is_kept_by_just_those_numbers_that_its_acceptance_says(
 
 
 @for_pairs_of_distributions
-def test_a_rejected_token_is_replaced_by_one_of_the_residual(pair: tuple[list[int], list[int]]) -> None:
+def test_a_rejected_token_is_replaced_by_a_sample_of_the_residual(pair: tuple[list[int], list[int]]) -> None:
     p, q = to_distribution(pair[0]), to_distribution(pair[1])
     for token in [token for token in range(len(p)) if p[token] < q[token]]:
         for noise in (0.0, 0.3, 1 - 2**-53):
-            num_kept, following = outcome(p, q, token, 1 - 2**-53, noise)
-            assert (num_kept, following) == (
+            num_accepted, following = outcome(p, q, token, 1 - 2**-53, noise)
+            assert (num_accepted, following) == (
                 0,
                 int(draw(residual(p, q)[None], torch.tensor([noise], dtype=torch.float64))),
             )
@@ -148,8 +148,8 @@ def test_a_rejected_token_is_replaced_by_one_of_the_residual(pair: tuple[list[in
 @given(weights_of(5))
 @example([0, 1, 0, 0, 0])
 @example([10**9, 1, 0, 0, 1])
-def test_evenly_spread_numbers_draw_each_token_in_its_share(weights: list[int]) -> None:
-    """The distribution of a draw, exactly: no number is random here."""
+def test_evenly_spread_numbers_sample_each_token_by_its_probability(weights: list[int]) -> None:
+    """The evenly spaced numbers test the sampled distribution exactly, without randomness."""
     p, size = to_distribution(weights), 2000
     tokens = draw(p.expand(size, -1), (torch.arange(size, dtype=torch.float64) + 0.5) / size)
     counts = torch.bincount(tokens, minlength=len(p))
@@ -158,21 +158,21 @@ def test_evenly_spread_numbers_draw_each_token_in_its_share(weights: list[int]) 
 
 
 @given(weights_of(5), st.sampled_from([0.0, 0.5, 1 - 2**-53]))
-def test_no_number_draws_an_impossible_token(weights: list[int], noise: float) -> None:
+def test_no_number_samples_an_impossible_token(weights: list[int], noise: float) -> None:
     p = to_distribution(weights).float()
     assert p[draw(p[None], torch.tensor([noise], dtype=torch.float64))] > 0
 
 
 def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
-    """Temperature, top-k and top-p of a single position, one token at a time."""
+    """Apply temperature, top-k, top-p and min-p to a single position, one token at a time."""
     order = sorted(range(len(logits)), key=lambda token: -logits[token])
     if sampling.temperature == 0:
         return [float(token == order[0]) for token in range(len(logits))]
-    kept = order[: sampling.top_k] if sampling.top_k else order
-    weights = {token: math.exp((logits[token] - logits[order[0]]) / sampling.temperature) for token in kept}
+    candidates = order[: sampling.top_k] if sampling.top_k else order
+    weights = {token: math.exp((logits[token] - logits[order[0]]) / sampling.temperature) for token in candidates}
     total = sum(weights.values())
     nucleus, mass = [], 0.0
-    for token in kept:
+    for token in candidates:
         if mass >= sampling.top_p:
             break
         nucleus.append(token)
@@ -183,7 +183,7 @@ def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
 
 
 def distribution(logits: list[float] | Tensor, sampling: Sampling) -> Tensor:
-    """The distribution of one position, or of many."""
+    """Return the distributions of one position or of several."""
     rows = torch.as_tensor(logits).reshape(-1, 1, len(logits[-1]) if torch.as_tensor(logits).dim() > 1 else len(logits))
     how = samplers([sampling] * len(rows), rows.shape[-1], CPU)
     return distributions(edited(rows, how, None), how)[:, 0].reshape(torch.as_tensor(logits).shape)
@@ -201,9 +201,9 @@ SETTINGS = st.builds(
 @given(LOGITS, SETTINGS)
 @example([0.5, -1.0, 2.0], Sampling(1.0, 0.97, 1))
 @example([0.5, -1.0, 2.0], Sampling(0.0, 0.5, 2))
-def test_laws_agree_with_a_slow_reference(logits: list[float], sampling: Sampling) -> None:
+def test_distributions_agree_with_a_slow_reference(logits: list[float], sampling: Sampling) -> None:
     expected = torch.tensor(slow_distribution(logits, sampling))
-    # Where a sum or a quotient is at a bound but for rounding, the reference may err as well.
+    # If a sum or a quotient is within rounding of a bound, the reference may be wrong as well.
     assume(torch.allclose(expected, torch.tensor(slow_distribution(logits, nudged(sampling, 1e-5))), atol=1e-4))
     assume(torch.allclose(expected, torch.tensor(slow_distribution(logits, nudged(sampling, -1e-5))), atol=1e-4))
     assert torch.allclose(distribution(logits, sampling), expected, atol=2e-6)
@@ -215,14 +215,14 @@ def nudged(sampling: Sampling, amount: float) -> Sampling:
 
 
 @given(LOGITS)
-def test_the_greedy_law_is_one_hot_at_the_largest_logit(logits: list[float]) -> None:
+def test_the_greedy_distribution_is_one_hot_at_the_largest_logit(logits: list[float]) -> None:
     greedy = distribution(logits, Sampling(temperature=0))
     assert greedy.tolist() == [float(value == max(logits)) for value in logits]
 
 
-def test_rows_of_a_batch_draw_each_in_its_own_way() -> None:
+def test_rows_of_a_batch_have_their_own_sampling_settings() -> None:
     logits = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
-    ways = [
+    settings = [
         Sampling(),
         Sampling(0.7),
         Sampling(0.7, 0.8),
@@ -230,15 +230,15 @@ def test_rows_of_a_batch_draw_each_in_its_own_way() -> None:
         Sampling(1.0, min_p=0.4),
         Sampling(1.0, logit_bias=((2, 5.0),), allowed=frozenset({1, 2, 6})),
     ]
-    how = samplers(ways, 7, CPU)
+    how = samplers(settings, 7, CPU)
     together = distributions(edited(logits[:, None], how, None), how)[:, 0]
-    alone = torch.stack([distribution(row, way) for row, way in zip(logits, ways, strict=True)])
+    alone = torch.stack([distribution(row, each) for row, each in zip(logits, settings, strict=True)])
     assert torch.allclose(together, alone, atol=1e-6)
     assert (together[5] > 0).tolist() == [False, True, True, False, False, False, True]
 
 
-def test_a_penalty_makes_what_was_written_less_likely_and_looks_at_drafted_tokens_too() -> None:
-    """As `transformers` has it: a positive logit is divided, a negative one multiplied."""
+def test_a_penalty_applies_to_written_and_to_drafted_tokens() -> None:
+    """As in `transformers`, the penalty divides positive logits and multiplies negative ones."""
     how = samplers([Sampling(1.0, repetition_penalty=2.0)], 4, CPU)
     how = how._replace(seen=torch.tensor([[True, False, False, False]]))
     logits = torch.tensor([1.0, -1.0, 2.0, -2.0]).expand(1, 3, -1)
@@ -247,7 +247,7 @@ def test_a_penalty_makes_what_was_written_less_likely_and_looks_at_drafted_token
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5), st.integers(0, 3))
-def test_choices_are_accepted_as_one_hot_laws_are(pairs: list[tuple[int, int]], beyond: int) -> None:
+def test_choices_are_accepted_like_one_hot_distributions(pairs: list[tuple[int, int]], beyond: int) -> None:
     choices = torch.tensor([[choice for choice, _ in pairs] + [beyond]])
     drafted, counts = torch.tensor([[token for _, token in pairs]]), torch.tensor([len(pairs)])
     p, q = (torch.nn.functional.one_hot(tokens, 4).float() for tokens in (choices, drafted))
@@ -256,14 +256,14 @@ def test_choices_are_accepted_as_one_hot_laws_are(pairs: list[tuple[int, int]], 
     assert [each.tolist() for each in sampled] == [each.tolist() for each in accept_choices(choices, drafted, counts)]
 
 
-def test_of_rows_with_fewer_drafted_tokens_the_padding_is_never_accepted() -> None:
+def test_padding_of_shorter_drafts_is_never_accepted() -> None:
     choices = torch.tensor([[1, 2, 3], [1, 2, 3], [1, 2, 3]])
     drafted = torch.tensor([[1, 2], [1, 2], [1, 2]])
-    num_kept, following = accept_choices(choices, drafted, torch.tensor([0, 1, 2]))
-    assert (num_kept.tolist(), following.tolist()) == ([0, 1, 2], [1, 2, 3])
+    num_accepted, following = accept_choices(choices, drafted, torch.tensor([0, 1, 2]))
+    assert (num_accepted.tolist(), following.tolist()) == ([0, 1, 2], [1, 2, 3])
 
 
-def test_numbers_are_decided_by_seed_position_and_purpose_and_are_all_different() -> None:
+def test_numbers_depend_on_seed_position_and_purpose_and_are_all_different() -> None:
     keys = torch.tensor([seed_key(seed) for seed in range(20)])
     positions = torch.arange(50).expand(20, -1)
     numbers = torch.stack([uniform(keys, positions, purpose) for purpose in (DRAFT, ACCEPT, RESAMPLE)])
@@ -272,8 +272,8 @@ def test_numbers_are_decided_by_seed_position_and_purpose_and_are_all_different(
     assert ((numbers >= 0) & (numbers < 1)).all()
 
 
-def test_numbers_are_spread_evenly_and_neighbours_are_not_alike() -> None:
-    """A right generator fails for one seed in a million of each of the eight statistics."""
+def test_numbers_are_uniform_and_neighbors_are_uncorrelated() -> None:
+    """A correct generator fails each of the eight tests for one seed in a million."""
     numbers = uniform(torch.tensor([seed_key(0)]), torch.arange(100_000)[None], ACCEPT)[0]
     for size in (10, 100):
         for shifted in (numbers, (numbers * 1024) % 1):

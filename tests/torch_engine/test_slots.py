@@ -1,4 +1,4 @@
-"""The slot table: a call reads what its slot has not read, and slots are given away in the right order."""
+"""The slot table: a call reads only what its slot has not read, and slots are reused in the right order."""
 
 import gc
 
@@ -19,7 +19,7 @@ def table() -> SlotTable:
 
 @torch.inference_mode()
 def use(table: SlotTable, buffer: TokenBuffer, beyond: list[int] | None = None) -> tuple[Slot, list[int]]:
-    """One call: reads what is unread, then `beyond`; gives the slot back and says which ids it read."""
+    """Run one call that reads the unread ids and then `beyond`. Return its slot and the ids that it read."""
     slot = table.acquire(buffer)
     assert slot is not None
     read = table.unread(slot, buffer, len(buffer)) + (beyond or [])
@@ -39,14 +39,14 @@ def test_a_second_call_reads_the_last_id_and_what_is_new(table: SlotTable) -> No
     assert use(table, buffer)[1] == [5]
 
 
-def test_what_was_read_beyond_the_buffer_is_not_read_again_once_committed(table: SlotTable) -> None:
+def test_ids_read_beyond_the_buffer_are_not_read_again_once_committed(table: SlotTable) -> None:
     buffer = TokenBuffer([1, 2, 3])
     use(table, buffer, beyond=[4, 5, 6])
     buffer.append([4, 5, 6, 7])
     assert use(table, buffer)[1] == [7]
 
 
-def test_what_was_read_beyond_the_buffer_is_kept_as_far_as_it_was_committed(table: SlotTable) -> None:
+def test_ids_read_beyond_the_buffer_are_reused_as_far_as_they_are_committed(table: SlotTable) -> None:
     buffer = TokenBuffer([1, 2, 3])
     use(table, buffer, beyond=[4, 5, 6])
     buffer.append([4, 9, 6])
@@ -55,7 +55,7 @@ def test_what_was_read_beyond_the_buffer_is_kept_as_far_as_it_was_committed(tabl
     assert table.model.cache_length(slot.index) == 6
 
 
-def test_what_was_read_beyond_the_buffer_is_forgotten_when_rejected(table: SlotTable) -> None:
+def test_ids_read_beyond_the_buffer_are_dropped_when_rejected(table: SlotTable) -> None:
     buffer = TokenBuffer([1, 2, 3])
     use(table, buffer, beyond=[4, 5, 6])
     slot, read = use(table, buffer)
@@ -63,40 +63,40 @@ def test_what_was_read_beyond_the_buffer_is_forgotten_when_rejected(table: SlotT
     assert table.model.cache_length(slot.index) == 3
 
 
-def test_the_slot_used_longest_ago_is_given_away_first(table: SlotTable) -> None:
+def test_the_least_recently_used_slot_is_reused_first(table: SlotTable) -> None:
     first, second, third = (TokenBuffer(random_ids(5, seed)) for seed in range(3))
     use(table, first)
     use(table, second)
     use(table, first)
     slot, read = use(table, third)
     assert read == third.since(0)
-    assert use(table, first)[1] == first.since(4), "the slot used last is still its own"
+    assert use(table, first)[1] == first.since(4), "the first buffer lost its recently used slot"
     again, read = use(table, second)
     assert (again.index, read) == (slot.index, second.since(0))
 
 
-def test_what_is_held_of_texts_that_are_gone_stays_until_it_is_needed_and_goes_first(table: SlotTable) -> None:
+def test_slots_of_deleted_texts_are_reused_first(table: SlotTable) -> None:
     alive = TokenBuffer(random_ids(5, 9))
-    kept = use(table, alive)[0]
+    slot = use(table, alive)[0]
     used = [use(table, TokenBuffer(random_ids(5, seed)))[0].index for seed in range(3)]
     gc.collect()
-    assert used == [1 - kept.index] * 3
+    assert used == [1 - slot.index] * 3
     assert use(table, alive)[1] == alive.since(4)
 
 
-def test_a_new_text_goes_on_from_the_longest_prefix_that_any_slot_holds(table: SlotTable) -> None:
+def test_a_new_text_continues_from_the_longest_prefix_in_any_slot(table: SlotTable) -> None:
     prompt = random_ids(40)
     first = TokenBuffer(prompt)
     slot, _ = use(table, first, beyond=[1, 2, 3])
     second = TokenBuffer([*prompt, 1, 2, 9, 9])
     other, read = use(table, second)
-    assert other.index != slot.index, "the first text may still go on, so what it holds is copied"
+    assert other.index != slot.index, "the first text may continue, so its slot must be copied and not taken over"
     assert read == [9, 9]
     first.append([1, 2, 3, 4])
     assert use(table, first)[1] == [4]
 
 
-def test_what_a_text_that_is_gone_held_is_taken_over_and_not_copied(table: SlotTable) -> None:
+def test_the_slot_of_a_deleted_text_is_taken_over_and_not_copied(table: SlotTable) -> None:
     prompt = random_ids(40)
     slot, _ = use(table, TokenBuffer(prompt))
     gc.collect()
@@ -104,7 +104,7 @@ def test_what_a_text_that_is_gone_held_is_taken_over_and_not_copied(table: SlotT
     assert (other.index, read) == (slot.index, [47, 46])
 
 
-def test_a_copied_prefix_gives_the_logits_that_reading_it_gives(table: SlotTable) -> None:
+def test_a_copied_prefix_gives_the_same_logits_as_reading_it(table: SlotTable) -> None:
     prompt = random_ids(40)
     first, second = TokenBuffer(prompt), TokenBuffer([*prompt, 5])
     use(table, first)
@@ -118,19 +118,19 @@ def test_a_copied_prefix_gives_the_logits_that_reading_it_gives(table: SlotTable
     assert torch.allclose(copied[-1:], expected, atol=1e-5)
 
 
-def test_a_few_shared_ids_are_read_again(table: SlotTable) -> None:
+def test_a_short_shared_prefix_is_read_again(table: SlotTable) -> None:
     use(table, TokenBuffer([1, 2, 3, 4]))
     assert use(table, TokenBuffer([1, 2, 3, 5]))[1] == [1, 2, 3, 5]
 
 
-def test_a_busy_slot_is_never_given_away(table: SlotTable) -> None:
+def test_a_busy_slot_is_never_reused(table: SlotTable) -> None:
     buffers = [TokenBuffer([1]), TokenBuffer([2]), TokenBuffer([3])]
     slots = [table.acquire(buffer) for buffer in buffers]
     assert slots[2] is None
     assert slots[0] is not None
     assert slots[1] is not None
     table.release(slots[1])
-    assert table.acquire(buffers[0]) is slots[1], "the buffer's own slot is busy, so it gets another"
+    assert table.acquire(buffers[0]) is slots[1], "a buffer whose own slot is busy does not get the free slot"
 
 
 def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:
@@ -139,19 +139,19 @@ def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:
 
 
 @torch.inference_mode()
-def test_slots_are_put_side_by_side_and_keep_what_they_hold(table: SlotTable) -> None:
+def test_packed_slots_are_adjacent_and_keep_their_contents(table: SlotTable) -> None:
     table = SlotTable(table.model, max_slots=6)
     buffers = [TokenBuffer(random_ids(9 + index, seed=index)) for index in range(5)]
     slots = [use(table, buffer)[0] for buffer in buffers]
     for chosen in ([0, 1, 2], [0, 4, 2], [3, 1], [4], [2, 3, 0, 1, 4]):
         table.pack([slots[index] for index in chosen])
-        places = [slots[index].index for index in chosen]
-        assert places == list(range(places[0], places[0] + len(places)))
+        indices = [slots[index].index for index in chosen]
+        assert indices == list(range(indices[0], indices[0] + len(indices)))
         assert sorted(slot.index for slot in slots) == sorted({slot.index for slot in slots})
         table.model.cache.check()
         table.check()
     for buffer, slot in zip(buffers, slots, strict=True):
-        assert use(table, buffer) == (slot, buffer.since(len(buffer) - 1)), "nothing is read again"
+        assert use(table, buffer) == (slot, buffer.since(len(buffer) - 1)), "ids are read again"
         table.model.rollback(slot.index, len(buffer) - 1)
         logits = table.model.extend([slot.index], [buffer.since(len(buffer) - 1)])[0]
         expected = slow_logits(make_network(llama_config()), buffer.since(0))[-1:]
@@ -159,16 +159,16 @@ def test_slots_are_put_side_by_side_and_keep_what_they_hold(table: SlotTable) ->
 
 
 @torch.inference_mode()
-def test_one_slot_that_leaves_moves_one_other() -> None:
+def test_packing_after_one_row_ends_moves_one_slot() -> None:
     table = SlotTable(make_model(make_network(llama_config())), max_slots=8)
     slots = [use(table, TokenBuffer(random_ids(5, seed=index)))[0] for index in range(6)]
-    going = [slots[0], slots[5], slots[2], slots[3], slots[4]]  # the last took the place of the one that left
-    table.pack(going)
-    assert [slot.index for slot in going] == [0, 1, 2, 3, 4]
+    running = [slots[0], slots[5], slots[2], slots[3], slots[4]]  # the last row replaces the one that ended
+    table.pack(running)
+    assert [slot.index for slot in running] == [0, 1, 2, 3, 4]
     assert slots[1].index == 5
 
 
-def test_forgotten_slots_are_read_anew(table: SlotTable) -> None:
+def test_forgotten_slots_are_read_again(table: SlotTable) -> None:
     buffer = TokenBuffer(random_ids(30, seed=1))
     use(table, buffer)
     table.forget()

@@ -1,4 +1,4 @@
-"""Calls cancelled at random moments: nothing is lost, and nobody else notices."""
+"""Calls cancelled at random moments free their slots and do not affect other calls."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ DRAFTERS = ("none", "draft-model", "prompt-lookup", "suffix", "early-exit", "med
 
 
 async def some_call(engine: TorchEngine, rng: random.Random) -> None:
-    """A call of one of two kinds on one of the prompts; what it gives is right."""
+    """Make a random call on a random prompt, and check its result."""
     number = rng.randrange(len(PROMPTS))
     buffer, expected = TokenBuffer(PROMPTS[number]), EXPECTED[number]
     if rng.random() < 0.3:
@@ -33,7 +33,11 @@ async def some_call(engine: TorchEngine, rng: random.Random) -> None:
 
 
 async def cancel_at_random(num_calls: int, seed: int) -> tuple[int, int]:
-    """Bytes of the caches before and after; whatever a call gave was right, and in the end every slot is free."""
+    """Make calls and cancel some at random. Check all results, and that every slot is free at the end.
+
+    Returns:
+        Bytes of the caches before and after the calls.
+    """
     rng = random.Random(seed)
     model, drafter = make_model(NETWORK), make_model(noisy_copy(NETWORK, 0.1))
     async with serving(model, drafter, heads=make_heads(model, 3)) as engine:

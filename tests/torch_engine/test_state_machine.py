@@ -1,4 +1,4 @@
-"""Random histories of calls on a few texts, held against a model without a cache."""
+"""Random sequences of calls on a few texts, compared with a model without a cache."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,7 +20,7 @@ NETWORK = make_network(llama_config())
 DRAFT = noisy_copy(NETWORK, 0.1)
 SEEN: dict[tuple[int, ...], torch.Tensor] = {}
 
-IDS = st.integers(0, 5)  # few, so that texts have prefixes in common
+IDS = st.integers(0, 5)  # few ids, so that texts share prefixes
 DRAFTINGS = st.builds(
     Drafting,
     st.sampled_from(["none", "draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"]),
@@ -29,7 +29,7 @@ DRAFTINGS = st.builds(
 
 
 def logits_after(ids: list[int]) -> torch.Tensor:
-    """The network's own logits after a text, [V]; every text is read once."""
+    """Return the network's own logits after a text, [V]. Results are cached."""
     if tuple(ids) not in SEEN:
         for length, row in enumerate(slow_logits(NETWORK, ids), 1):
             SEEN[tuple(ids[:length])] = row
@@ -37,7 +37,7 @@ def logits_after(ids: list[int]) -> torch.Tensor:
 
 
 def greedy_after(ids: list[int], num_tokens: int) -> list[int]:
-    """What the network writes alone."""
+    """Return the greedy text of the network alone."""
     text = list(ids)
     for _ in range(num_tokens):
         text.append(int(logits_after(text).argmax()))
@@ -146,12 +146,12 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-# The same histories every time, so that a change that breaks one is the change that did it.
+# Every run has the same sequences of calls, so that only a code change can make the test fail.
 TestHistories.settings = settings(max_examples=500, stateful_step_count=12, deadline=None, derandomize=True)
 
 
 @pytest.mark.soak
 class TestMoreHistories(Histories.TestCase):
-    """Others every time, and longer."""
+    """Longer sequences, different in every run."""
 
     settings = settings(max_examples=5000, stateful_step_count=30, deadline=None)

@@ -1,4 +1,4 @@
-"""Acceptance that is not exact: typical acceptance."""
+"""Typical acceptance, which does not keep the exact distribution."""
 
 import pytest
 import torch
@@ -12,15 +12,15 @@ PROMPT = random_ids(12, seed=3)
 CPU = torch.device("cpu")
 
 
-def test_a_token_is_typical_by_its_probability_and_the_entropy_around_it() -> None:
-    """By hand: at tolerance 0.25 a token passes from min(0.25, 0.5 exp(-H)) on."""
+def test_typical_acceptance_depends_on_probability_and_entropy() -> None:
+    """At tolerance 0.25 a token needs a probability of at least min(0.25, 0.5 exp(-H))."""
     sure, even = torch.tensor([0.97, 0.01, 0.01, 0.01]).log(), torch.full((4,), 0.25).log()
-    logits = torch.stack([sure, even, even])[None]  # H of `even` is ln 4, so 0.5 / 4 is enough there
+    logits = torch.stack([sure, even, even])[None]  # H of `even` is ln 4, so its threshold is 0.5 / 4
     how = samplers([Sampling()], 4, CPU, [Drafting("draft-model", tolerance=0.25)])
     for drafted, expected in (([0, 3], [True, True]), ([1, 3], [False, True])):
-        kept = overrides(logits, torch.tensor([drafted]), how)
-        assert kept is not None
-        assert kept.tolist() == [expected]
+        accepted = overrides(logits, torch.tensor([drafted]), how)
+        assert accepted is not None
+        assert accepted.tolist() == [expected]
     exact = samplers([Sampling()], 4, CPU, [Drafting("draft-model")])
     assert overrides(logits, torch.tensor([[0, 3]]), exact) is None
 
@@ -44,6 +44,6 @@ async def test_with_a_tolerance_more_tokens_are_accepted(sampling: Sampling) -> 
     ],
     ids=str,
 )
-def test_values_out_of_range_are_refused(values: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_rejected(values: dict[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Drafting("draft-model", **values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Generation ends at the first place that a slow search through the text finds, with and without drafting."""
+"""Generation ends where a slow search through the text finds the first stop, with and without drafting."""
 
 import itertools
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 PROMPT = random_ids(9, 1)
 CAP = 30
-WAYS = [Drafting(), DRAFTED, Drafting("draft-model", 7)]
+DRAFTINGS = [Drafting(), DRAFTED, Drafting("draft-model", 7)]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,12 @@ def network() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def text(network: PreTrainedModel) -> list[int]:
-    """What the model writes when nothing stops it."""
+    """Return the greedy text without any stop."""
     return slow_greedy(network, PROMPT, CAP + 10)
 
 
 def slow_end(text: list[int], stop: Stop) -> tuple[list[int], str]:
-    """The text as far as it goes, and what ends it."""
+    """Return the text up to its first stop, and the reason for the end."""
     for count in range(1, stop.max_tokens + 1):
         written = "".join(map(piece, text[:count]))
         if text[count - 1] in stop.token_ids:
@@ -49,7 +49,7 @@ def slow_end(text: list[int], stop: Stop) -> tuple[list[int], str]:
 
 
 def all_stops(text: list[int]) -> list[Stop]:
-    """Ways to end the text at its first tokens: a delimiter is the token, is in it, or begins before it."""
+    """Return stops at the first tokens of the text: a delimiter equals a token, is part of it, or spans two tokens."""
     stops = [Stop(cap) for cap in (1, 2, 5, CAP)]
     for before, token in itertools.pairwise(text[:8]):
         stops += [
@@ -68,9 +68,9 @@ async def generate_until(engine: TorchEngine, buffer: TokenBuffer, stop: Stop, d
     return await collect(engine.generate(buffer, Sampling(), stop, drafting))
 
 
-@pytest.mark.parametrize("drafting", WAYS, ids=str)
+@pytest.mark.parametrize("drafting", DRAFTINGS, ids=str)
 @pytest.mark.parametrize("drafted_by", ["the target itself", "a noisy copy"])
-async def test_nothing_is_emitted_beyond_the_stop_and_the_next_call_goes_on_from_there(
+async def test_nothing_is_emitted_beyond_the_stop_and_the_next_call_continues_there(
     network: PreTrainedModel, text: list[int], drafting: Drafting, drafted_by: str
 ) -> None:
     drafter = make_model(network if drafted_by == "the target itself" else noisy_copy(network, 0.08))
@@ -84,7 +84,7 @@ async def test_nothing_is_emitted_beyond_the_stop_and_the_next_call_goes_on_from
             assert [*chunk.ids, *following.ids] == text[: len(chunk.ids) + 6]
 
 
-@pytest.mark.parametrize("drafting", WAYS, ids=str)
+@pytest.mark.parametrize("drafting", DRAFTINGS, ids=str)
 async def test_the_next_call_is_right_when_the_end_token_was_not_committed(
     network: PreTrainedModel, text: list[int], drafting: Drafting
 ) -> None:
@@ -97,8 +97,8 @@ async def test_the_next_call_is_right_when_the_end_token_was_not_committed(
     assert list(following.ids) == slow_greedy(network, [*PROMPT, *chunk.ids[:-1], *other], 8)
 
 
-@pytest.mark.parametrize("drafting", WAYS, ids=str)
-async def test_a_drafted_end_of_the_text_ends_it(network: PreTrainedModel, text: list[int], drafting: Drafting) -> None:
+@pytest.mark.parametrize("drafting", DRAFTINGS, ids=str)
+async def test_a_drafted_end_token_ends_the_text(network: PreTrainedModel, text: list[int], drafting: Drafting) -> None:
     ends = frozenset([text[7]])
     async with serving(make_model(network), make_model(network), ends) as engine:
         chunk = await generate_until(engine, TokenBuffer(PROMPT), Stop(CAP), drafting)
@@ -110,11 +110,11 @@ async def test_only_emitted_tokens_count_as_accepted(network: PreTrainedModel, t
         for stop in all_stops(text):
             chunk = await generate_until(engine, TokenBuffer(PROMPT), stop, DRAFTED)
             assert chunk.accepted <= chunk.drafted
-            # A round that ends inside what it accepted does not emit the token that would follow.
+            # A round that stops within its accepted tokens does not emit the token that follows them.
             assert chunk.passes + chunk.accepted - len(chunk.ids) in (0, 1)
 
 
-async def test_chunks_come_in_order_and_the_last_says_why(network: PreTrainedModel, text: list[int]) -> None:
+async def test_chunks_come_in_order_and_the_last_has_the_reason(network: PreTrainedModel, text: list[int]) -> None:
     network = make_network(llama_config(max_position_embeddings=4096))
     async with serving(make_model(network)) as engine:
         chunks = [chunk async for chunk in engine.generate(TokenBuffer(PROMPT), Sampling(), Stop(300))]

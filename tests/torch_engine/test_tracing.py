@@ -1,6 +1,6 @@
-"""A round's two halves are functions of tensors alone: traced whole, they neither look at a value nor break off.
+"""Both halves of a round are traced without graph breaks, so they depend on no tensor value on the host.
 
-That is what a device needs to run them without waiting for the host, and to replay them.
+A device can therefore run and replay them without waiting for the host.
 """
 
 from collections.abc import Callable
@@ -31,20 +31,21 @@ SAMPLINGS = {
 
 
 def filled(network: Any) -> CausalModel:
-    """A uses_graphs model that has read two texts but for their last tokens."""
+    """Return a `uses_graphs` model that has read two texts except for their last tokens."""
     model = make_model(network, uses_graphs=True)
     model.extend([0, 1], [random_ids(length - 1, seed=length) for length in LENGTHS], keep=[[], []])
     return model
 
 
 def how_for(name: str, vocab_size: int) -> Samplers:
+    """Return the sampling settings of two rows, by their name in `SAMPLINGS`."""
     draftings = [Drafting(tolerance=0.1 if name == "mixed" else 0.0), Drafting()]
     how = samplers(SAMPLINGS[name], vocab_size, torch.device("cpu"), draftings)
     return how if how.penalty is None else how._replace(seen=torch.zeros(2, vocab_size, dtype=torch.bool))
 
 
-def assert_traced_whole(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Traces a function without a break; the traced one gives the same. Returns what it gives."""
+def assert_traced_without_breaks(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Assert that a function can be traced without graph breaks and gives the same results. Return the results."""
     expected = function(*arguments)
     torch.compiler.reset()
     traced = torch.compile(function, fullgraph=True, backend="eager")(*arguments)
@@ -55,26 +56,26 @@ def assert_traced_whole(function: Callable[..., Any], *arguments: Any) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", SAMPLINGS)
 @torch.inference_mode()
-def test_the_draft_loop_and_verifying_are_traced_whole(family: str, name: str) -> None:
+def test_the_draft_loop_and_verification_are_traced_without_breaks(family: str, name: str) -> None:
     network = make_network(make_config(family))
     target, drafter = filled(network), filled(noisy_copy(network, 0.1))
     how = how_for(name, target.vocab_size)
     table = [(slot, length - 1, 5, 7) for slot, length in enumerate(LENGTHS)]
     positions, (before, last) = graph_inputs(drafter, table, NUM_TOKENS)
-    tokens, distributions = assert_traced_whole(
+    tokens, distributions = assert_traced_without_breaks(
         draft_loop, drafter, positions, before, last, NUM_TOKENS, how, target.vocab_size
     )
     positions, (_, last) = graph_inputs(target, table, NUM_TOKENS + 1)
     draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts = torch.tensor([NUM_TOKENS, 2])
-    assert_traced_whole(verify_and_accept, target, positions, last, counts, draft, how)
+    assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 @torch.inference_mode()
-def test_guesses_of_medusa_heads_are_traced_whole(name: str) -> None:
+def test_guesses_of_medusa_heads_are_traced_without_breaks(name: str) -> None:
     model = make_model(make_network(make_config("llama")))
     heads = make_heads(model, NUM_TOKENS)
     how = how_for(name, model.vocab_size)
     hidden = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
-    assert_traced_whole(guess, heads, hidden, torch.tensor(LENGTHS), NUM_TOKENS, how)
+    assert_traced_without_breaks(guess, heads, hidden, torch.tensor(LENGTHS), NUM_TOKENS, how)

@@ -1,4 +1,4 @@
-"""`verify` against plain passes of the model, and what it leaves behind for the next call."""
+"""`verify` equals plain passes of the model and leaves the cache right for the next call."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ def network(request: pytest.FixtureRequest) -> PreTrainedModel:
 def slow_verification(
     network: PreTrainedModel, prompt: Sequence[int], step: Sequence[int], probes: Sequence[Probe]
 ) -> Verification:
-    """One plain pass for the step and one for each probe."""
+    """Compute a verification with one plain pass for the step and one for each probe."""
     rows = slow_logits(network, [*prompt, *step])[len(prompt) - 1 :].log_softmax(-1)
     ends = [slow_logits(network, [*prompt, *step, *probe.ids])[-1].log_softmax(-1) for probe in probes]
     return Verification(
@@ -91,7 +91,7 @@ async def test_probes_together_equal_each_probe_alone(network: PreTrainedModel) 
             assert alone.probe_logprobs[0] == pytest.approx(together.probe_logprobs[index], abs=ROUNDING)
 
 
-async def test_an_empty_probe_reads_the_law_after_the_continuation(network: PreTrainedModel) -> None:
+async def test_an_empty_probe_gives_the_distribution_after_the_continuation(network: PreTrainedModel) -> None:
     probes = [PROBES[0], Probe((), (1, 2)), PROBES[1], Probe((), (3,))]
     async with serving(make_model(network)) as engine:
         actual = await engine.verify(TokenBuffer(PROMPT), STEP, probes)
@@ -109,7 +109,9 @@ async def test_an_accepted_step_is_not_read_again_by_a_verification(network: Pre
         following = random_ids(5, 6)
         with model.counted() as reads:
             actual = await engine.verify(buffer, following)
-        assert reads == [1 + len(following)], "the last id is read once more, for the distribution after it"
+        assert reads == [1 + len(following)], (
+            "the pass must read the new ids and, for the next distribution, the last id"
+        )
     assert_same(actual, slow_verification(network, PROMPT + STEP, following, []))
 
 
@@ -137,7 +139,7 @@ async def test_a_generated_step_is_not_read_again_by_a_verification(network: Pre
     assert_same(actual, slow_verification(network, [*PROMPT, *chunk.ids], STEP, []))
 
 
-async def test_a_rejected_step_is_forgotten_and_its_kept_prefix_is_not(network: PreTrainedModel) -> None:
+async def test_a_rejected_step_is_dropped_except_for_its_committed_prefix(network: PreTrainedModel) -> None:
     model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
     async with serving(model) as engine:
         await engine.verify(buffer, STEP, PROBES)
@@ -156,7 +158,7 @@ async def test_a_rejected_step_is_forgotten_and_its_kept_prefix_is_not(network: 
 
 
 async def test_a_long_text_of_steps_is_read_once(network: PreTrainedModel) -> None:
-    """The work of a call does not grow with the text: propose, verify, commit or drop, again and again."""
+    """The number of ids that a call reads does not grow with the text."""
     model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
     async with serving(model, make_model(noisy_copy(network, 0.1))) as engine:
         for number in range(12):
@@ -188,7 +190,7 @@ async def test_prompt_and_continuation_and_probes_must_fit_the_context() -> None
         assert len((await generate(engine, random_ids(CONTEXT - 1), 1)).ids) == 1
 
 
-async def test_an_empty_prompt_is_refused() -> None:
+async def test_an_empty_prompt_is_rejected() -> None:
     async with serving(make_model(make_network(make_config("llama")))) as engine:
         with pytest.raises(UsageError, match="prompt is empty"):
             await engine.verify(TokenBuffer([]), STEP)

@@ -1,4 +1,4 @@
-"""Random models of a few thousand weights, slow references beside them, and engines that serve them."""
+"""Random models with a few thousand weights, slow reference implementations, and engines that serve the models."""
 
 import asyncio
 import copy
@@ -35,7 +35,7 @@ VOCAB_SIZE = 48
 CONTEXT = 512
 DRAFTED = Drafting("draft-model", 4)
 
-# Wide enough that most choices are clear: logits that nearly tie are decided by rounding.
+# Large enough that most choices are clear. Rounding decides between logits that nearly tie.
 WEIGHT_SCALE = 0.3
 
 SHAPE = {
@@ -101,21 +101,20 @@ EXPERTS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
         },
     ),
 }
-"""Families whose layers choose among experts, with what their configurations have besides; DeepSeek-V3 has keys and
-values of different sizes too."""
+"""Mixture-of-experts families and the settings that they add. Keys and values of DeepSeek-V3 also differ in size."""
 
 FAMILIES = ["llama", "qwen3", "mistral", "gpt-neox"]
 
 
 def make_network(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """A random network; the global generator is left as it was."""
+    """Return a random network. The state of the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
 def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrainedModel:
-    """The network with that share of each weight's spread added as noise: a draft that is sometimes right."""
+    """Return a copy with noise of `share` standard deviations of each weight: a draft that is sometimes right."""
     copied = copy.deepcopy(network)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -126,9 +125,9 @@ def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrai
 
 
 def make_model(network: PreTrainedModel, name: str = "tiny", uses_graphs: bool = False) -> CausalModel:
-    """The model behind `extend`; the network itself keeps its own attention, for use as a reference.
+    """Return a model with `extend`. It copies the network, which stays usable as a reference.
 
-    `uses_graphs`: whether rounds have the shapes that they have where passes are captured.
+    `uses_graphs`: whether rounds have the fixed shapes that captured graphs need.
     """
     model = CausalModel(copy.deepcopy(network), name)
     model.uses_graphs = uses_graphs
@@ -137,14 +136,14 @@ def make_model(network: PreTrainedModel, name: str = "tiny", uses_graphs: bool =
 
 @torch.no_grad()
 def make_heads(model: CausalModel, num_heads: int) -> MedusaHeads:
-    """Medusa heads that guess what the target's own head does, which is sometimes right."""
+    """Return Medusa heads with the weights of the target's own head, which are sometimes right."""
     heads = MedusaHeads(num_heads, model.network.config.hidden_size, model.vocab_size)
     heads.heads.copy_(model.network.get_output_embeddings().weight.expand(num_heads, -1, -1))
     return heads
 
 
 def piece(token: int) -> str:
-    """Text of a token: three characters, the middle one its own."""
+    """Return the text of a token: three characters, of which the middle one is unique to it."""
     return f"({chr(0x100 + token)})"
 
 
@@ -161,7 +160,7 @@ async def serving(
     end_ids: frozenset[int] = frozenset(),
     heads: MedusaHeads | None = None,
 ) -> AsyncIterator[TorchEngine]:
-    """An engine for the length of a block; checks the caches when it is closed."""
+    """Yield an engine, close it after the block, and check the caches."""
     engine = TorchEngine(model, make_tokenizer(model.vocab_size, end_ids), drafter, heads=heads)
     try:
         yield engine
@@ -181,7 +180,7 @@ async def generate(
     drafting: Drafting = Drafting(),
     hint: Sequence[int] = (),
 ) -> Chunk:
-    """A whole `generate` call."""
+    """Run a complete `generate` call."""
     buffer = prompt if isinstance(prompt, TokenBuffer) else TokenBuffer(prompt)
     return await collect(engine.generate(buffer, sampling, Stop(num_tokens), drafting, hint))
 
@@ -189,7 +188,7 @@ async def generate(
 async def generate_all(
     engine: TorchEngine, prompts: Sequence[Sequence[int]], num_tokens: int, drafting: Drafting = Drafting()
 ) -> list[Chunk]:
-    """Concurrent greedy calls, one per prompt."""
+    """Run concurrent greedy calls, one per prompt."""
     return await asyncio.gather(*(generate(engine, prompt, num_tokens, drafting=drafting) for prompt in prompts))
 
 
@@ -199,13 +198,13 @@ def random_ids(count: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[
 
 @torch.inference_mode()
 def slow_logits(network: PreTrainedModel, ids: Sequence[int]) -> Tensor:
-    """The network's own logits after every id, without a cache; [T, V]."""
+    """Return the network's own logits after every id, computed without a cache; [T, V]."""
     return network(input_ids=torch.tensor([list(ids)], device=network.device), use_cache=False).logits[0]
 
 
 @torch.inference_mode()
 def slow_greedy(network: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers itself generates. The mask says that no id of the prompt is padding."""
+    """Return what transformers itself generates. The mask says that no id of the prompt is padding."""
     ids = torch.tensor([list(prompt)], device=network.device)
     options = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     output = network.generate(ids, attention_mask=torch.ones_like(ids), **options)
@@ -213,7 +212,7 @@ def slow_greedy(network: PreTrainedModel, prompt: Sequence[int], num_tokens: int
 
 
 class CountingModel(CausalModel):
-    """Notes how many ids each pass reads."""
+    """A model that records how many ids each pass reads."""
 
     num_read: list[int]
 
@@ -231,6 +230,6 @@ class CountingModel(CausalModel):
 
     @contextmanager
     def counted(self) -> Iterator[list[int]]:
-        """The passes made inside the block, as numbers of ids read."""
+        """Yield the number of ids that each pass inside the block reads."""
         self.num_read.clear()
         yield self.num_read

@@ -26,6 +26,12 @@ WORDS = {
     r"\bwrites? on alone\b": "a single writer",
     r"\basked of a model\b": "the engine interface",
     r"\bmended\b": "fixed",
+    r"(?<![.\w\"'])told\b": "emitted, an event, or a message",
+    r"\b[Pp]ieces\b": "chunks, or parts",
+    r"\b[Aa]t once\b(?!\")": "concurrently, or immediately",
+    r"\b[Ss]omebody\b": "a user, or who it is",
+    r"\b[Ww]hatever\b(?!_)": "any, or what it is",
+    r"\bPlaces\b|\bframed\b": "positions, graph inputs",
 }
 
 

@@ -24,7 +24,7 @@ def make_run(policies: Sequence[str] = POLICIES, **changed: object) -> RunRecord
         num_problems=40,
         prompt_id="boxed",
         prompt_version="aaaaaaaaaaaa",
-        policies={policy: PolicyRecord(text=policy, sha256=f"hash of {policy}") for policy in policies},
+        policies={policy: PolicyRecord(text=policy, sha256=f"hash of {policy}", kind="step") for policy in policies},
         engines={"target": EngineRecord(name="big", weights="1", dtype="float32", device="cpu"), "draft": None},
         pair="pair",
         temperature=0.0,
@@ -246,7 +246,7 @@ def test_differences_are_listed_by_name_with_hashes_cut_short() -> None:
         engines={"target": EngineRecord(name="big", weights="1", dtype="bfloat16", device="cpu"), "draft": None},
         started="2001-01-01T00:00:00+00:00",
     )
-    changed.policies["stepspec"] = PolicyRecord(text="other", sha256="f" * 64)
+    changed.policies["stepspec"] = PolicyRecord(text="other", sha256="f" * 64, kind="step")
     comparison = compare(make_run(), make_rows(), changed, make_rows())
     assert [(each.name, each.a, each.b) for each in comparison.differences] == [
         ("engines.target.dtype", "float32", "bfloat16"),

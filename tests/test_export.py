@@ -61,7 +61,7 @@ def make_run(num_repeats: int = 1) -> RunRecord:
         num_problems=len(PROBLEMS),
         prompt_id="boxed",
         prompt_version="abc",
-        policies={policy: PolicyRecord(text=f"# {policy}", sha256=policy) for policy in POLICIES},
+        policies={policy: PolicyRecord(text=f"# {policy}", sha256=policy, kind="step") for policy in POLICIES},
         engines={
             "target": EngineRecord(name="org/big model", weights="w", dtype="float32", device="cpu"),
             "draft": EngineRecord(name="small", weights=None, dtype=None, device=None),

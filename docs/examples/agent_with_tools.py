@@ -24,7 +24,7 @@ class Counted(BaseModel):
 
 @tool(args_schema=Counted)
 def count(owner: str, thing: str) -> int:
-    """Count what somebody has."""
+    """Count the things of a person."""
     return {"apples": 3, "cards": 12}[thing] + (4 if owner == "Ben" else 0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import reprlib
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -87,8 +88,8 @@ def answer_question(
         deadline_s=deadline_s,
         stop=stop or (),
         stop_token_ids=stop_token_id or (),
-        json_schema=None if json_schema is None else _read_json("--json-schema", json_schema),
-        tools=() if tools is None else _read_json("--tools", tools),
+        json_schema=None if json_schema is None else _read_json("--json-schema", json_schema, dict),
+        tools=() if tools is None else _read_json("--tools", tools, list),
         tool_choice=tool_choice,
         parallel_tool_calls=parallel_tool_calls,
     )
@@ -105,18 +106,22 @@ def answer_question(
     asyncio.run(answer())
 
 
-def _read_json(option: str, path: Path) -> Any:
+def _read_json(option: str, path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
     """Return the JSON value in a file.
 
     Raises:
-        UsageError: the file cannot be read, or it is not valid JSON.
+        UsageError: the file cannot be read, is not valid JSON, or holds a value of another type.
     """
     try:
-        return read_json(path.read_text("utf-8"))
+        value = read_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{option}: cannot read {str(path)!r}: {error.strerror}.") from error
     except ValueError as error:
         raise UsageError(f"{option}: {str(path)!r} is not valid JSON: {error}.") from error
+    if not isinstance(value, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise UsageError(f"{option}: {str(path)!r} must hold {expected}, got {reprlib.repr(value)}.")
+    return value
 
 
 def _read_question(question: str) -> str:

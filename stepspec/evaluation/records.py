@@ -41,8 +41,8 @@ class PolicyRecord(Record):
     sha256: str
     token_level_exact: bool = True
     """False for a policy with a tolerance."""
-    kind: PolicyKind | None = None
-    """The kind of the policy; None if unknown."""
+    kind: PolicyKind
+    """Who writes under the policy, see `stepspec.loop.policy.Policy.kind`."""
     drafter: str | None = None
     """The drafter that ran, after the engines resolved "auto"; None in runs from before this field existed."""
 

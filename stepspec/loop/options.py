@@ -79,6 +79,8 @@ class RequestOptions:
                 raise UsageError(f"{each.name} must be {each.metadata['words']}, got {reprlib.repr(value)}.")
         self._check_limits()
         self._check_stops()
+        for name in ("stop", "stop_token_ids", "tools"):  # lists could change after the checks
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @classmethod
     def of(cls, options: "RequestOptions | None", changes: Options) -> "RequestOptions":

@@ -159,6 +159,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 async def _answer(service: Service, chat_request: ChatRequest, request: Request) -> Response:
     name, session = service.session(chat_request)
+    note_chat(request.scope, name, chat_request.ignored)
     options = chat_request.options(thinks=session.thinks)
     answering = Answering(
         service.model,
@@ -167,7 +168,7 @@ async def _answer(service: Service, chat_request: ChatRequest, request: Request)
         include_reasoning=chat_request.include_reasoning is not False,
         ignored=chat_request.ignored,
     )
-    events = noted(session.stream(chat_request.messages, options), request.scope, name, chat_request.ignored)
+    events = noted(session.stream(chat_request.messages, options), request.scope)
     events = unquoted(events) if chat_request.form.choices else events
     if not chat_request.stream:
         return await _while_connected(request, _completion(events, answering))

@@ -54,13 +54,14 @@ class RequestLog:
             logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, cut_off)
 
 
-async def noted(
-    events: AsyncGenerator[Event, None], scope: Scope, policy: str, ignored: Sequence[str]
-) -> AsyncGenerator[Event, None]:
-    """Pass on the events of a chat. Store its tokens, policy and ignored fields for the log line."""
+def note_chat(scope: Scope, policy: str, ignored: Sequence[str]) -> None:
+    """Store the policy of a chat and its ignored fields for the log line."""
+    scope.setdefault(KEY, {}).update(policy=policy, ignored=ignored)
+
+
+async def noted(events: AsyncGenerator[Event, None], scope: Scope) -> AsyncGenerator[Event, None]:
+    """Pass on the events of a chat. Store its tokens for the log line."""
     about = scope.setdefault(KEY, {})
-    about["policy"] = policy
-    about["ignored"] = ignored
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Done):

@@ -191,12 +191,12 @@ INCORRECT = {
     ],
     "a wrong item": ["Ann has 8 pears.", "Gina has 4 boxes of 5 coins each."],
     "a wrong verb": ["Ann picked 8.", "Next, Ann picked 8. So 8 + 4 = 12, so Ben has 12."],
-    "somebody unknown": [
+    "an unknown person": [
         "Zoe has 8.",
         "Next, Zoe has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Zoe has 12.",
         "Next, Zoe has 8. So 8 + 4 = 12, so Ben has 12.",
     ],
-    "somebody else": [
+    "another person": [
         "Next, Cara has 4 more than Ann, and Ann has 8. So 8 + 4 = 12, so Cara has 12.",
         "Next, Ben has 4 more than Cara, and Cara has 6. So 6 + 4 = 10, so Ben has 10.",
         "Next, Dan has the sum of Ann and Ben, and Ann has 8 and Ben has 12. So 8 + 12 = 20, so Dan has 20.",

@@ -11,7 +11,7 @@ import torch
 from tiny_models import FAMILIES, make_config, make_heads, make_model, make_network, noisy_copy, random_ids
 
 from stepspec.engines.protocol import Drafting, Sampling
-from stepspec.engines.torch_engine.decode import verify_and_accept
+from stepspec.engines.torch_engine.decode import decide, verify_and_accept
 from stepspec.engines.torch_engine.drafters.base import Draft
 from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
 from stepspec.engines.torch_engine.drafters.medusa import guess
@@ -68,7 +68,7 @@ def test_the_draft_loop_and_verification_are_traced_without_breaks(family: str, 
     positions, (_, last) = graph_inputs(target, table, NUM_TOKENS + 1)
     draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts = torch.tensor([NUM_TOKENS, 2])
-    assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how)
+    assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how, decide)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)

@@ -26,8 +26,17 @@ from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, u
 from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 
 
+Decide = Callable[[Tensor, Draft, Tensor, Tensor, Samplers], tuple[Tensor, Tensor]]
+
+
 def verify_and_accept(
-    target: CausalModel, positions: Positions, last: Tensor, counts: Tensor, draft: Draft, how: Samplers
+    target: CausalModel,
+    positions: Positions,
+    last: Tensor,
+    counts: Tensor,
+    draft: Draft,
+    how: Samplers,
+    decide: Decide,
 ) -> tuple[Tensor, Tensor]:
     """Run one pass of the target over each row's last token and its drafted tokens, and accept or reject these.
 
@@ -38,6 +47,7 @@ def verify_and_accept(
         counts: `draft.counts`, [B].
         draft: up to K tokens per row.
         how: sampling settings of the rows.
+        decide: the function `decide`, or the hook of a benchmark. A captured graph belongs to one of them.
 
     Returns:
         The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
@@ -143,7 +153,7 @@ class Rounds:
         positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
             device_draft = draft._replace(counts=(), passes=0)  # both vary by round; a captured pass must not see them
-            outcome, hidden = self._verify(target, positions, last, counts, device_draft, how)
+            outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide)
             outcomes = outcome.tolist()
         self._watch.settle()
         if pacer is not None:

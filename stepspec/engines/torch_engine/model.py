@@ -24,8 +24,8 @@ CALL_BYTES = 120_000
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """By dtype: how far logits over the slot cache may deviate from the model's own, as a share of their spread."""
 
-NUM_TRIALS = 8
-"""Maximum number of texts that a network in 16 bits is checked on."""
+NUM_TRIALS, NUM_AGREEING = 8, 3
+"""Number of trial texts for a network in 16 bits, and how many of them it must reproduce if not the first one."""
 
 PREFILL_CHUNK = 512
 """Prompt ids that one pass reads. A step to be judged is always read in one pass."""
@@ -94,15 +94,15 @@ class CausalModel:
         reached = network.config._attn_implementation == attention.NAME
         try:
             self._body, self.logits = make_body(network), make_head(network)
-            for ids, reference in zip(trials, references, strict=True):
-                deviation = min(deviation, self._deviation(ids, reference[-1]))
-                if deviation <= TOLERANCE[network.dtype]:
-                    break
+            deviation = self._deviation(trials[0], references[0][-1])
+            if deviation > TOLERANCE[network.dtype] and len(trials) > 1:
+                pairs = zip(trials, references, strict=True)
+                deviation = sorted(self._deviation(ids, own[-1]) for ids, own in pairs)[NUM_AGREEING - 1]
         except Exception as error:
             failure = error
         if not reached or deviation > TOLERANCE[network.dtype]:
             network.set_attn_implementation(own_attention)
-            reason = _difference(network, trials[0], references[0], reached) or _failure(failure, deviation)
+            reason = _difference(network, trials, references, reached) or _failure(failure, deviation)
             raise ModelError(
                 f"The torch engine does not reproduce {self.name}: {reason}. "
                 "Serve it with vLLM or another server instead."
@@ -256,17 +256,21 @@ class CausalModel:
         return float(((ends - reference).norm(dim=-1) / spread).nan_to_num(torch.inf).max())
 
 
-def _difference(network: PreTrainedModel, ids: list[int], reference: Tensor, reached: bool) -> str | None:
+def _difference(
+    network: PreTrainedModel, trials: Sequence[Sequence[int]], references: Sequence[Tensor], reached: bool
+) -> str | None:
     """Return why the engine does not reproduce a network; None if the cause is unknown.
 
     Args:
         network: the network with its own attention.
-        ids: ids of a trial text.
-        reference: what `_own_logits` returned for these ids, [T, V].
+        trials: the ids of each trial text.
+        references: what `_own_logits` returned for them, [T, V] each.
         reached: whether the network accepted the engine's attention implementation.
     """
-    shorter = _own_logits(network, ids[:-3])
-    if (shorter[-1] - reference[-4]).norm() > TOLERANCE[network.dtype] * reference[-4].norm():
+    shorter = [_own_logits(network, ids[:-3])[-1] for ids in trials]
+    whole = [reference[-4] for reference in references]
+    bound = TOLERANCE[network.dtype]
+    if all((short - own).norm() > bound * own.norm() for short, own in zip(shorter, whole, strict=True)):
         return "its logits for a token depend on later tokens"
     if not reached:
         return "it does not use transformers' attention interface"
@@ -315,10 +319,10 @@ def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[int]], w
 
 
 def _trials(network: PreTrainedModel) -> list[list[int]]:
-    """Return short texts to check a network on. The check passes if the logits agree on one of them.
+    """Return short texts to check a network on.
 
-    On some texts, such as tokens never seen in training, rounding to 16 bits alone changes a network's logits a lot. An
-    error in the layers shows on every text.
+    On some texts, such as tokens never seen in training, rounding to 16 bits alone changes a network's logits a lot. So
+    in 16 bits it is enough to reproduce the first text, or `NUM_AGREEING` of all.
     """
     vocab_size = int(network.config.get_text_config().vocab_size)
     num_texts = 1 if network.dtype == torch.float32 else NUM_TRIALS

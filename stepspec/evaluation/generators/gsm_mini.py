@@ -230,7 +230,7 @@ class _Story:
                 return Relation(kind, name, (ref, self.other(ref)))
 
     def other(self, *taken: str) -> str:
-        """Return another person: somebody in the story, or sometimes a new person."""
+        """Return another person: one in the story, or sometimes a new person."""
         others = [name for name in self.values if name not in taken]
         return self.rng.choice(others) if others and self.rng.random() < 0.8 else self.give()
 

@@ -43,8 +43,9 @@ async def answered(engine: TorchEngine, number: int, asked: str) -> dict[str, ob
 
 
 def load_samples(path: Path) -> list[dict[str, Any]]:
-    """Load the rows of a file; an empty list if it does not exist."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+    """Load the rows of a file in the order of their numbers; an empty list if it does not exist."""
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return sorted(map(json.loads, lines), key=lambda row: row["number"])
 
 
 async def write_rows(path: Path, count: int, make: Callable[[int], Awaitable[Mapping[str, object]]]) -> None:
@@ -57,6 +58,9 @@ async def write_rows(path: Path, count: int, make: Callable[[int], Awaitable[Map
         count: the total number of rows.
         make: returns the row of a number.
     """
+    if path.exists():
+        content = path.read_bytes()
+        path.write_bytes(content[: content.rfind(b"\n") + 1])  # a killed run may have left a part of a line
     missing = iter(sorted({*range(count)} - {row["number"] for row in load_samples(path)}))
     with path.open("a", encoding="utf-8") as output:
 

@@ -106,7 +106,7 @@ PROPOSALS_FILE = "proposals.jsonl"
 
 def load_proposals(path: Path) -> list[Proposed]:
     """Load the file that `python -m stepspec.mini.smol.proposals` writes."""
-    rows = map(json.loads, path.read_text("utf-8").splitlines())
+    rows = sorted(map(json.loads, path.read_text("utf-8").splitlines()), key=lambda row: row["number"])
     return [Proposed(row["kind"], row["number"], tuple(map(tuple, row["steps"]))) for row in rows]
 
 

@@ -26,7 +26,7 @@ from stepspec.serve.answers import Answering
 from stepspec.serve.bodies import TooLargeError, read_chat
 from stepspec.serve.choices import unquoted
 from stepspec.serve.document import CHAT_BODY, CHAT_RESPONSES, MODEL_RESPONSES, RESPONSES, documented
-from stepspec.serve.log import RequestLog, noted
+from stepspec.serve.log import RequestLog, note_chat, noted
 from stepspec.serve.requests import ChatRequest, RefusedError
 from stepspec.serve.schemas import ModelCard, ModelList
 

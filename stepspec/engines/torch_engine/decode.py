@@ -25,7 +25,6 @@ from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
 from stepspec.engines.torch_engine.stopwatch import Stopwatch, Timing
 
-
 Decide = Callable[[Tensor, Draft, Tensor, Tensor, Samplers], tuple[Tensor, Tensor]]
 
 

@@ -48,6 +48,13 @@ def load_samples(path: Path) -> list[dict[str, Any]]:
     return sorted(map(json.loads, lines), key=lambda row: row["number"])
 
 
+def _drop_partial_line(path: Path) -> None:
+    """Remove the part of a line that a killed run may have left at the end of a file."""
+    if path.exists():
+        content = path.read_bytes()
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
 async def write_rows(path: Path, count: int, make: Callable[[int], Awaitable[Mapping[str, object]]]) -> None:
     """Append the missing rows with numbers below `count` to a file, at most `CONCURRENCY` at a time.
 
@@ -58,9 +65,7 @@ async def write_rows(path: Path, count: int, make: Callable[[int], Awaitable[Map
         count: the total number of rows.
         make: returns the row of a number.
     """
-    if path.exists():
-        content = path.read_bytes()
-        path.write_bytes(content[: content.rfind(b"\n") + 1])  # a killed run may have left a part of a line
+    _drop_partial_line(path)
     missing = iter(sorted({*range(count)} - {row["number"] for row in load_samples(path)}))
     with path.open("a", encoding="utf-8") as output:
 

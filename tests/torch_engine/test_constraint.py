@@ -186,7 +186,7 @@ HOSTILE: dict[str, tuple[Any, Callable[[Any], bool]]] = {
 
 
 async def test_a_finished_text_conforms_to_its_schema(pair: Pair) -> None:
-    """Otherwise the schema is rejected, the text is cut off, or the call fails, regardless of what the model prefers."""
+    """Otherwise the schema is rejected, the text is cut off, or the call fails, regardless of what the model likes."""
     likes_a = tuple((id, 30.0) for id in range(200) if pair.target.tokenizer.piece(id) in ("a", '"a', "aa"))
 
     async def outcome(kind: str, drafter: DrafterName, sampling: Sampling) -> str:

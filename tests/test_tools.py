@@ -31,6 +31,14 @@ def test_a_list_s_schema_names_the_tools() -> None:
     assert Toolbox.checked([ADD], "required", parallel=False).schema()["maxItems"] == 1
 
 
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": True}, {"patternProperties": {"x": {}}}], ids=str)
+def test_a_tool_has_no_other_parameters_unless_its_schema_says_so(more: dict[str, object]) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, **more}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+    found = Toolbox.checked(tools, "add", parallel=True).schema()["items"]["properties"]["arguments"]
+    assert found == (parameters if more else {**parameters, "additionalProperties": False})
+
+
 def test_a_schema_beside_tools_keeps_its_definitions_at_the_top() -> None:
     own = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}
     combined = json.loads(schema_text(own, Toolbox.checked([ADD])))

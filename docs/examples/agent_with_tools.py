@@ -1,34 +1,24 @@
 """Call a tool through LangChain: the model writes the call, the program runs it, and the model answers with the result.
 
 The embedded pair has not learned to use tools. `tool_choice` forces a call here, and its arguments follow the tool's
-schema. Name models of your own with `model=` and `draft=`, and let them choose.
+schema, but the answer makes no sense. Name models of your own with `model=` and `draft=`, and let them choose.
 """
 
 from typing import Literal
 
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from pydantic import BaseModel, ConfigDict
 
 from stepspec.langchain import ChatStepSpec
 
 
-class Counted(BaseModel):
-    """Arguments of the tool. Without `extra="forbid"` its schema allows further ones."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    owner: Literal["Ann", "Ben"]
-    thing: Literal["apples", "cards"]
-
-
-@tool(args_schema=Counted)
-def count(owner: str, thing: str) -> int:
+@tool
+def count(owner: Literal["Ann", "Ben"], thing: Literal["apples", "cards"]) -> int:
     """Count the things of a person."""
     return {"apples": 3, "cards": 12}[thing] + (4 if owner == "Ben" else 0)
 
 
-model = ChatStepSpec(max_tokens=400, max_thinking_tokens=60)
+model = ChatStepSpec(max_tokens=400, max_thinking_tokens=30)
 question = HumanMessage("How many apples does Ben have?")
 
 call = model.bind_tools([count], tool_choice="count").invoke([question])
@@ -39,6 +29,6 @@ results = [count.invoke(each) for each in call.tool_calls]  # messages with the 
 for each in results:
     print(f"result: {each.content}")
 
-answer = model.invoke([question, call, *results])
+answer = model.invoke([question, call, *results], max_tokens=60)
 print(f"answer: {answer.content}")
 print(f"tokens: {answer.usage_metadata}")

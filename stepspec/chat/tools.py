@@ -24,6 +24,12 @@ MODES = ("auto", "none", "required")
 
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 
+OPEN_KEYS = {
+    *("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"),
+    *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"),
+}
+"""Keys of an object's schema that say more about its properties than `properties` does."""
+
 
 class Function(BaseModel):
     """The function of a tool. Further fields are passed on to the model."""
@@ -97,9 +103,12 @@ class Toolbox:
     def _parameters(self, name: str, definitions: dict[str, Any]) -> Mapping[str, Any]:
         """Return a tool's parameters. Move their `$defs` into `definitions`, prefixed with the tool's name.
 
-        References resolve from the top of the schema, so the definitions must be there.
+        References resolve from the top of the schema, so the definitions must be there. A tool has no other parameters
+        than those that it lists, as in OpenAI's strict mode, unless its schema says so.
         """
         form = self.tools[name]["function"].get("parameters") or ANYTHING
+        if "properties" in form and not OPEN_KEYS & form.keys():
+            form = {**form, "additionalProperties": False}
         if not isinstance(form.get("$defs"), dict):
             return form
         form = json.loads(json.dumps(form).replace('"#/$defs/', f'"#/$defs/{name}.'))

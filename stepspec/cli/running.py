@@ -113,12 +113,12 @@ def _read_json(option: str, path: Path, kind: type[dict[str, Any]] | type[list[A
         UsageError: the file cannot be read, is not valid JSON, or holds a value of another type.
     """
     try:
-        value = read_json(path.read_bytes())
+        value: Any = read_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{option}: cannot read {str(path)!r}: {error.strerror}.") from error
     except ValueError as error:
         raise UsageError(f"{option}: {str(path)!r} is not valid JSON: {error}.") from error
-    if not isinstance(value, kind):
+    if type(value) is not kind:
         expected = "an object" if kind is dict else "a list"
         raise UsageError(f"{option}: {str(path)!r} must hold {expected}, got {reprlib.repr(value)}.")
     return value

@@ -76,15 +76,22 @@ def test_rows_depend_only_on_their_seed_and_contain_every_kind(maker: TreeMaker)
         assert part in text, part
 
 
-def test_sums_are_right_and_of_every_kind() -> None:
-    rng, gsm8k = random.Random(0), [("Q?", ("One.",), "1")]
-    found = [texts.draw(rng, gsm8k) for _ in range(300)]
-    sums = [each for each in found if len(plain.equations(str(each.messages[0]["content"]).rstrip(".?") + " = 0")) >= 1]
-    steps = [piece.text for each in sums for piece in each.thinking if piece.learned]
-    equations = [equation for step in steps for equation in plain.equations(step)]
+@pytest.mark.parametrize("kind", ["sums", "drill"])
+def test_sums_are_right_and_of_every_kind(kind: str) -> None:
+    rng = random.Random(0)
+    found = [texts.draw(rng, [], shares={kind: 1.0}) for _ in range(30)]
+    text = "\n".join("".join(part.text + part.end for part in each.thinking) for each in found)
+    equations = plain.equations(text)
     assert len(equations) > 100
     assert all(each.value == each.result for each in equations)
     assert {operator for each in equations for operator in each.operators} == {"+", "-", "*", "/"}
+
+
+def test_of_a_drill_only_the_results_are_learned(maker: TreeMaker) -> None:
+    tree = maker.tree(texts.draw(random.Random(0), [], shares={"drill": 1.0}))
+    learned = [id for id, each in zip(tree.ids, tree.learned, strict=True) if each]
+    assert "=" not in maker.tokenizer.decode(learned)
+    assert len(learned) < 0.5 * len(tree.ids)
 
 
 def test_corrupted_steps_are_wrong_and_chats_are_short() -> None:
@@ -260,7 +267,7 @@ def test_the_draft_learns_from_target_samples_and_drafts_within_its_vocabulary(
 ) -> None:
     """Uses the embedded target in place of the target of `smol`."""
     monkeypatch.setattr(draft, "COUNTED", 40)
-    monkeypatch.setattr(draft, "VOCABULARY_SIZE", 300)
+    monkeypatch.setattr(draft, "VOCABULARY_SIZE", 200)
     monkeypatch.setattr(draft, "WARM_UP", 2)
     monkeypatch.setattr(draft, "OWN_SHARE", 1.0)
     target = WEIGHTS / "target"
@@ -280,7 +287,7 @@ def test_the_draft_learns_from_target_samples_and_drafts_within_its_vocabulary(
     shutil.copyfile(tmp_path / FILE, folder / FILE)
     vocabulary = load_draft_vocabulary(folder, 1024)
     assert vocabulary is not None
-    assert len(vocabulary) == 300
+    assert len(vocabulary) == 200
     engine = TorchEngine.load(str(folder))
     assert set(engine.tokenizer.encode("0123456789")) <= set(vocabulary)
     chunk = asyncio.run(collect(engine.generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40))))

@@ -331,9 +331,9 @@ def _trials(network: PreTrainedModel) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _own_logits(network: PreTrainedModel, ids: list[int]) -> Tensor:
+def _own_logits(network: PreTrainedModel, ids: Sequence[int]) -> Tensor:
     """Return the model's own logits after each of T ids, [T, V], without the slot cache."""
-    return network(input_ids=torch.tensor([ids], device=network.device), use_cache=False).logits[0].float()
+    return network(input_ids=torch.tensor([list(ids)], device=network.device), use_cache=False).logits[0].float()
 
 
 def refuse_unsupported(config: Any, name: str) -> None:

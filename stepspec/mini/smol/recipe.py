@@ -1,7 +1,7 @@
 """Train the complete pair `smol` from its base model: `python -m stepspec.mini.smol.recipe --work FOLDER`.
 
 Each part is a separate command that resumes after it was killed. This command resumes with the first unfinished part.
-The files that ship with stepspec are written to `FOLDER/weights`. The second adapter learns to judge steps of the first
+The files that ship with stepspec are written to `FOLDER/weights`. The later adapters learn to judge steps of the first
 target, which makes its own mistakes. The draft trains on texts of the finished target.
 """
 
@@ -18,9 +18,10 @@ from stepspec.mini.smol.base import find_base, load_tokenizer
 from stepspec.mini.smol.build import merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
-FIRST_TOKENS, SECOND_TOKENS = 2_000_000, 1_100_000
+FIRST_TOKENS, SECOND_TOKENS, THIRD_TOKENS = 2_000_000, 1_100_000, 900_000
 DRAFT_TOKENS = 20_000_000
-SECOND_RATE = 6e-4
+LATER_RATE, THIRD_RANK = 6e-4, 16
+"""Learning rate of the second and third adapter, and a rank that keeps all weights below 40 MB."""
 NUM_SAMPLES, NUM_PROPOSALS = 3_000, 800
 
 
@@ -37,16 +38,18 @@ class Recipe:
 
     def run(self) -> None:
         """Run all unfinished parts."""
-        adapters = [self.weights / f"adapter-{number}.safetensors" for number in (1, 2)]
-        self._part(adapters[0], lambda: self._train("first", FIRST_TOKENS, adapters[0], seed=0))
+        adapters = [self.weights / f"adapter-{number}.safetensors" for number in (1, 2, 3)]
+        self._part(adapters[0], lambda: self._train(adapters[:1], FIRST_TOKENS))
         first = self._target("first-target", adapters[:1])
         self._part(self.work / "proposals.done", lambda: self._proposals(first))
-        on = ["--on", str(adapters[0]), "--rate", str(SECOND_RATE)]
-        self._part(adapters[1], lambda: self._train("second", SECOND_TOKENS, adapters[1], *on, seed=1))
-        second = self._target("target", adapters)
-        self._part(self.work / "samples.done", lambda: self._samples(second))
-        self._part(self.weights / "draft.safetensors", lambda: self._draft(second))
-        self._part(self.weights / reward.FILE, lambda: self._reward(second))
+        later = ["--rate", str(LATER_RATE)]
+        self._part(adapters[1], lambda: self._train(adapters[:2], SECOND_TOKENS, *later))
+        rank = ["--rank", str(THIRD_RANK)]
+        self._part(adapters[2], lambda: self._train(adapters, THIRD_TOKENS, *later, *rank))
+        target = self._target("target", adapters)
+        self._part(self.work / "samples.done", lambda: self._samples(target))
+        self._part(self.weights / "draft.safetensors", lambda: self._draft(target))
+        self._part(self.weights / reward.FILE, lambda: self._reward(target))
 
     def _part(self, result: Path, make: Callable[[], None]) -> None:
         if not result.exists():
@@ -57,14 +60,17 @@ class Recipe:
         command = [sys.executable, "-m", f"stepspec.mini.smol.{name}", *map(str, arguments)]
         subprocess.run(command, check=True)
 
-    def _train(self, folder: str, tokens: int, result: Path, *arguments: str, seed: int) -> None:
-        work = self.work / folder
+    def _train(self, adapters: Sequence[Path], tokens: int, *arguments: str) -> None:
+        """Train the last of these adapters on top of the others."""
+        work = self.work / adapters[-1].stem
         work.mkdir(exist_ok=True)
         proposals = self.work / PROPOSALS_FILE
         if proposals.exists():
             shutil.copyfile(proposals, work / PROPOSALS_FILE)
-        self._command("train", "--work", work, "--tokens", str(tokens), "--seed", str(seed), *arguments)
-        shutil.copyfile(work / "adapter.safetensors", result)
+        on = [argument for adapter in adapters[:-1] for argument in ("--on", str(adapter))]
+        seed = str(len(adapters) - 1)
+        self._command("train", "--work", work, "--tokens", str(tokens), "--seed", seed, *on, *arguments)
+        shutil.copyfile(work / "adapter.safetensors", adapters[-1])
 
     def _target(self, folder: str, adapters: Sequence[Path]) -> Path:
         path, base = self.work / folder, find_base()

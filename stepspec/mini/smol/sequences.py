@@ -92,7 +92,7 @@ class TreeMaker:
         tree.add(self.encode(opening), learned=False)
         ends = [len(tree.ids)]
         for part in conversation.thinking:
-            tree.add(self.encode(f"{part.text}\n\n"), learned=part.learned)
+            tree.add(self.encode(f"{part.text}{part.end}"), learned=part.learned)
             ends.append(len(tree.ids))
         tree.add(self.encode(f"{THINK_END}\n\n{conversation.answer}<|im_end|>"), learned=True)
         for each in conversation.judgements:

@@ -22,17 +22,21 @@ from stepspec.mini.corrupt import corrupt_step
 from stepspec.mini.oracle import same_content
 
 SHARES: Mapping[str, float] = {
-    "plain": 0.36,
-    "sums": 0.28,
+    "plain": 0.38,
+    "drill": 0.26,
+    "sums": 0.04,
     "mini": 0.1,
-    "gsm8k": 0.14,
+    "gsm8k": 0.11,
     "chat": 0.04,
-    "tools": 0.07,
+    "tools": 0.06,
     "long": 0.01,
 }
-"""Share of each kind of conversation. The first adapter was trained without sums and got sums wrong."""
+"""Share of each kind of conversation. The first adapter was trained without sums, and the second without drills; both
+got sums wrong."""
 SUMS = (4, 10)
 """Minimum and maximum number of sums in a conversation."""
+DRILL = 32
+"""Number of sums in a drill, of which only the results are learned."""
 MINI_LEVELS = (3, 5, 10)
 PROPOSED_SHARE = 0.12
 """Share of conversations that judge a model's steps (`proposals`), if there are any."""
@@ -62,6 +66,8 @@ class Piece:
 
     text: str
     learned: bool = True
+    end: str = "\n\n"
+    """What follows the text."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,8 @@ def draw(
             return Conversation([_user(prompt)], [], answer)
         case "sums":
             return _sums(rng)
+        case "drill":
+            return _drill(rng)
         case "tools":
             return _with_tool(rng)
         case "long":
@@ -276,6 +284,15 @@ def _sums(rng: random.Random) -> Conversation:
     return _reasoned(rng, question, [f"{each.text}." for each in found], plain.show(found[-1].result))
 
 
+def _drill(rng: random.Random) -> Conversation:
+    """Return many sums in few tokens, since a sum in a problem takes ten times as many."""
+    parts: list[Piece] = []
+    for _ in range(DRILL):
+        asked, _, result = _equation(rng).text.rpartition(" ")
+        parts += [Piece(asked, learned=False, end=""), Piece(f" {result}.")]
+    return Conversation([_user("Practice arithmetic.")], parts, "Done.")
+
+
 def _equation(rng: random.Random) -> plain.Equation:
     """Sample an equation of a training problem, or one with random numbers of one to three digits."""
     if rng.random() < 0.5:
@@ -284,7 +301,7 @@ def _equation(rng: random.Random) -> plain.Equation:
     if operator in "*/":
         a, b = rng.randint(2, 99), rng.randint(2, 12)
     else:
-        a, b = (rng.randint(2, 10 ** rng.randint(1, 3) - 1) for _ in range(2))
+        a, b = (rng.randint(2, 10 ** rng.choice((1, 2, 2, 2, 3)) - 1) for _ in range(2))
     if operator == "-":
         a, b = a + b, min(a, b)
     if operator == "/":

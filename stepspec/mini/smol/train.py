@@ -30,7 +30,15 @@ SAVE_SECONDS = 120
 class Trainer:
     """A trainer with a token budget, which includes the prompts."""
 
-    def __init__(self, work: Path, seed: int, budget: int, parts: Sequence[Path] = (), rate: float = RATE) -> None:
+    def __init__(
+        self,
+        work: Path,
+        seed: int,
+        budget: int,
+        parts: Sequence[Path] = (),
+        rate: float = RATE,
+        rank: int = RANK,
+    ) -> None:
         torch.manual_seed(seed)
         path = find_base()
         self.work, self.seed, self.budget, self.rate = work, seed, budget, rate
@@ -41,7 +49,7 @@ class Trainer:
         model = load_base(path)
         for part in parts:
             merge_file(part, model, tag_ids)
-        self.adapter = Adapter(model, RANK, tag_ids)
+        self.adapter = Adapter(model, rank, tag_ids)
         self.trunk = Trunk(model, self.adapter)
         self.optimizer = torch.optim.AdamW(self.adapter.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.0)
         self.step, self.tokens, self.pool, self.row, self.seconds = 0, 0, 0, 0, 0.0
@@ -123,6 +131,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="Use this folder for the checkpoint and the log.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=4_000_000, help="Number of training tokens, including prompts.")
+    parser.add_argument("--rank", type=int, default=RANK, help="Rank of the adapter.")
     parser.add_argument("--rate", type=float, default=RATE, help="Peak learning rate.")
     parser.add_argument(
         "--on",
@@ -134,7 +143,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    Trainer(arguments.work, arguments.seed, arguments.tokens, arguments.on, arguments.rate).run()
+    Trainer(arguments.work, arguments.seed, arguments.tokens, arguments.on, arguments.rate, arguments.rank).run()
 
 
 if __name__ == "__main__":

@@ -438,7 +438,7 @@ def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> N
     found = make_candidates(scripted_pair(), [])
     assert list(found.policies) == ["target", "specreason"]
     assert "log-probabilities" in found.left_out["stepspec"]
-    assert "from here" in found.left_out["token-level"]
+    assert "stepspec cannot change it" in found.left_out["token-level"]
 
 
 def test_with_nothing_to_compare_there_is_no_advice() -> None:

@@ -297,7 +297,8 @@ def test_the_command_prints_differences_then_figures_then_conclusions(
     compare_runs(a, b, json_file=tmp_path / "comparison.json")
     printed = capsys.readouterr().out
     positions = [
-        printed.index(text) for text in ("A is ", "temperature", "[x]: 40 problems", "accuracy", "chance only")
+        printed.index(text)
+        for text in ("A is ", "temperature", "[x]: 40 problems", "accuracy", "Apart from chance, only")
     ]
     assert positions == sorted(positions)
     stored = Comparison.model_validate_json((tmp_path / "comparison.json").read_bytes())
@@ -326,7 +327,7 @@ def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no problem that both"):
         compare_runs(run, tmp_path / "b")
     (tmp_path / "b" / "rows.jsonl").write_text("{}\n", "utf-8")
-    with pytest.raises(UsageError, match="line 1 is not a row"):
+    with pytest.raises(UsageError, match="line 1 is not a valid ResultRow"):
         compare_runs(run, tmp_path / "b")
 
 

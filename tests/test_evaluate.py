@@ -232,7 +232,7 @@ def test_a_policy_that_always_fails_stops_the_run_even_if_others_succeed(tmp_pat
             raise EngineError("It broke.")
         return answer_right(policy, question)
 
-    with pytest.raises(EngineError, match="under stepspec failed"):
+    with pytest.raises(EngineError, match="failed under stepspec"):
         play(tmp_path, Script(fail), make_problems(20))
 
 
@@ -338,7 +338,7 @@ def files_up_to(num_bytes: int) -> Generator[None]:
 def test_a_full_disk_is_an_error_in_one_sentence_and_rows_stay_complete(tmp_path: Path, concurrency: int) -> None:
     problems = make_problems(20)
     run = make_run(problems, concurrency=concurrency)
-    with files_up_to(4_000), pytest.raises(StepSpecError, match=r"What is finished there stays valid"):
+    with files_up_to(4_000), pytest.raises(StepSpecError, match=r"Finished rows stay valid"):
         play(tmp_path / "run", Script(answer_right), problems, run)
     assert 0 < len(rows_of(tmp_path / "run")) < 20
     assert play(tmp_path / "run", Script(answer_right), problems, run).n == 20
@@ -357,7 +357,7 @@ def test_a_damaged_row_is_named(tmp_path: Path) -> None:
     file = tmp_path / "run" / "rows.jsonl"
     lines = file.read_text("utf-8").splitlines()
     file.write_text("\n".join([lines[0], lines[1][:20], lines[2]]) + "\n", "utf-8")
-    with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a row"):
+    with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a valid ResultRow"):
         play(tmp_path / "run", Script(answer_right), make_problems(1))
 
 

@@ -104,7 +104,7 @@ def test_the_message_about_a_damaged_line_says_how_to_continue(tmp_path: Path, d
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     write_lines(tmp_path / "rows.jsonl", row("a"), end='\n{"half": \n')
-    with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a row") as caught:
+    with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a valid ResultRow") as caught:
         list(iter_rows(tmp_path))
     assert f"--output {tmp_path}" in str(caught.value)
 

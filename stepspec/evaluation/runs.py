@@ -196,7 +196,7 @@ def _parse(line: Line, model: type[R]) -> R:
     except ValidationError as error:
         without = shlex.join(["sed", "-i", f"{line.number}d", str(line.file)])
         raise UsageError(
-            f"{line.file}, line {line.number} is not a {model.__name__.lower()} ({_first(error)}); the file is "
+            f"{line.file}, line {line.number} is not a valid {model.__name__} ({_first(error)}); the file is "
             f"damaged. Delete the line ({without}) and resume the run{_resumed_by(line.file)}; missing "
             "rows run again."
         ) from error

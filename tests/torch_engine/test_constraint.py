@@ -228,7 +228,7 @@ async def test_an_invalid_schema_is_rejected_before_the_reasoning(pair: Pair) ->
 
 async def test_a_schema_that_is_not_json_is_rejected(pair: Pair) -> None:
     buffer = TokenBuffer(pair.target.tokenizer.encode(PROMPT))
-    with pytest.raises(UsageError, match="no JSON"):
+    with pytest.raises(UsageError, match="not valid JSON"):
         await collect(pair.target.generate(buffer, Sampling(), STOP, json_schema="{"))
 
 

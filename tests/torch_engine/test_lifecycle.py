@@ -1,6 +1,8 @@
 """Calls that are cancelled, passes that fail, and engines that are closed."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -310,3 +312,26 @@ async def test_a_named_archive_survives_forget_and_is_used_only_by_its_name(netw
         await engine.forget()
         assert await accepted("") == cold
         assert await accepted("mine") > cold
+
+
+EXITS = """
+import threading, time
+from stepspec import SyncStepSpec
+
+spec = SyncStepSpec(policy="target")
+begun = threading.Event()
+
+def answer():
+    for _ in spec.stream("How many?", max_tokens=2000):
+        begun.set()
+
+threading.Thread(target=answer, daemon=True).start()
+begun.wait(60)
+"""
+
+
+def test_a_program_may_exit_while_its_engine_is_working() -> None:
+    """Otherwise PyTorch aborts the process, because Python unwinds the stack of daemon threads."""
+    for _ in range(2):
+        process = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=120)
+        assert process.returncode == 0, process.stderr

@@ -9,6 +9,7 @@ import concurrent.futures
 import queue
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,9 @@ from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.errors import EngineError, ModelError
 
 MAX_SLOTS = 64
+
+EXIT_S = 10.0
+"""Longest wait for the engine's thread when the program exits, in seconds."""
 
 Task = Call | Callable[[Scheduler], None]
 """Input of the engine's thread: a call to serve, or a function to run between two turns."""
@@ -96,6 +100,7 @@ class TorchEngine:
         self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"torch engine {self.name}", daemon=True)
         self._thread.start()
+        weakref.finalize(self, _end_thread, self._tasks, self._thread)
 
     @classmethod
     def load(
@@ -317,6 +322,16 @@ class TorchEngine:
             if task is None:
                 return False
             _dispatch(task, scheduler)
+
+
+def _end_thread(tasks: "queue.SimpleQueue[Task | None]", thread: threading.Thread) -> None:
+    """End an engine's thread when the program exits.
+
+    Python ends daemon threads by unwinding their stack, and PyTorch aborts the process if that happens inside of it.
+    """
+    tasks.put(None)
+    if thread is not threading.current_thread():
+        thread.join(EXIT_S)
 
 
 def _dispatch(task: Task, scheduler: Scheduler) -> None:

@@ -32,7 +32,7 @@ VOCABULARY_SIZE = 4_000
 COUNTED = 20_000
 """Number of reference texts in which ids are counted."""
 
-MATRIX_RATE, RATE = 0.01, 1e-3
+MATRIX_RATE, RATE = 0.05, 1e-3
 """Learning rates of the layers' matrices (Muon) and of everything else (AdamW)."""
 
 DIGIT_WEIGHT = 5.0

@@ -93,11 +93,11 @@ class Trainer:
         rows = load_samples(work / SAMPLES_FILE)
         self.samples = [sample_tree(self.maker, row) for row in rows if row["ended"]]
         self.draft = cut_draft(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), LAYERS)
-        self.vocabulary = torch.tensor(self._vocabulary())
+        digits = [self.maker.encode(str(digit))[0] for digit in range(10)]
+        self.vocabulary = torch.tensor(self._vocabulary([*self.tokenizer.all_special_ids, *digits]))
         self.places = torch.full((self.draft.config.vocab_size,), -100)
         self.places[self.vocabulary] = torch.arange(len(self.vocabulary))
         self.head = self.draft.model.embed_tokens.weight[self.vocabulary].detach().to(torch.bfloat16)
-        digits = [self.maker.encode(str(digit))[0] for digit in range(10)]
         self.weights = torch.ones(len(self.vocabulary))
         self.weights[self.places[digits]] = DIGIT_WEIGHT
         trained = [parameter for parameter in self.draft.parameters() if parameter.requires_grad]
@@ -114,11 +114,10 @@ class Trainer:
         if self.checkpoint.exists():
             self._restore()
 
-    def _vocabulary(self) -> list[int]:
-        """Return the vocabulary of the samples and `COUNTED` references, always with digits and special tokens."""
+    def _vocabulary(self, always: Sequence[int]) -> list[int]:
+        """Return the vocabulary of the samples and `COUNTED` references, with the ids that always belong to it."""
         rng = random.Random(self.seed)
         references = (self.maker.draw(rng) for _ in range(COUNTED))
-        always = [*self.tokenizer.all_special_ids, *(self.maker.encode(str(digit))[0] for digit in range(10))]
         return draft_vocabulary(iter([*self.samples, *references]), always, VOCABULARY_SIZE)
 
     def run(self) -> None:

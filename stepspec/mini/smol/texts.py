@@ -285,7 +285,7 @@ def _sums(rng: random.Random) -> Conversation:
 
 
 def _drill(rng: random.Random) -> Conversation:
-    """Return many sums in few tokens, since a sum in a problem takes ten times as many."""
+    """Return many sums in few tokens, since a sum in a problem takes several times as many."""
     parts: list[Piece] = []
     for _ in range(DRILL):
         asked, _, result = _equation(rng).text.rpartition(" ")

@@ -1,8 +1,9 @@
 """Llama forward pass for training on a CPU, in 0.7 times the time of the model's own pass under bfloat16 autocast.
 
-Activations are bfloat16 and the residual stream is float32. Norm, rotation, gate and attention have custom backward
-passes that save only the tensors they need. Attention processes queries in blocks and skips the keys that are masked
-for a complete block. Gradients are as close to float32 gradients as those of autocast (`tests/mini/test_forward.py`).
+Activations are `COMPUTE_DTYPE` and the residual stream is float32. Norm, rotation, gate and attention have custom
+backward passes that save only the tensors they need. Attention processes queries in blocks and skips the keys that are
+masked for a complete block. Gradients are as close to float32 gradients as those of autocast
+(`tests/mini/test_forward.py`).
 """
 
 from collections.abc import Collection
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 BLOCKS = 4
-_LOW = torch.bfloat16
+COMPUTE_DTYPE = torch.bfloat16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else torch.float32
+"""Type of activations. Without AVX-512, products in bfloat16 take several times as long as in float32."""
 
 
 class Read(NamedTuple):
     """The outputs of a forward pass."""
 
-    hidden: Tensor  # input of the output head, [B, T, width] in bfloat16
+    hidden: Tensor  # input of the output head, [B, T, width]
     scores: dict[int, Tensor]  # scores of the first attention head by watched layer, [B, T, T] in float32
     tapped: dict[int, Tensor]  # normalized residual stream by tapped layer, [B, T, width] in float32
 
@@ -47,14 +49,14 @@ def forward_hidden(
     epsilon = config.rms_norm_eps
     cosine, sine = rotation(positions, size, config.rope_parameters["rope_theta"])
     x = torch.nn.functional.embedding(ids, model.model.embed_tokens.weight).view(batch * length, -1)
-    mask = mask.to(_LOW)[:, :, None]
+    mask = mask.to(COMPUTE_DTYPE)[:, :, None]
     scores: dict[int, Tensor] = {}
     taps: dict[int, Tensor] = {}
     for index, layer in enumerate(model.model.layers):
         attention, mlp = layer.self_attn, layer.mlp
         h = Norm.apply(x, layer.input_layernorm.weight, epsilon)
         scaled = attention.q_proj.weight * size**-0.5
-        weight = torch.cat([scaled, attention.k_proj.weight, attention.v_proj.weight]).to(_LOW)
+        weight = torch.cat([scaled, attention.k_proj.weight, attention.v_proj.weight]).to(COMPUTE_DTYPE)
         qkv = (h @ weight.t()).view(batch, length, heads + 2 * kv_heads, size)
         qk, v = qkv.split([heads + kv_heads, kv_heads], 2)
         q, k = Rotate.apply(qk, cosine, sine).split([heads, kv_heads], 2)
@@ -65,10 +67,10 @@ def forward_hidden(
             scores[index] = torch.bmm(first_q, first_k.transpose(1, 2)).float() + mask[:, 0, 0]
         o = Attend.apply(q, k, v, mask).view(batch, kv_heads, -1, length, size)
         o = o.permute(0, 3, 1, 2, 4).reshape(batch * length, heads * size)
-        x = x + o @ attention.o_proj.weight.to(_LOW).t()
+        x = x + o @ attention.o_proj.weight.to(COMPUTE_DTYPE).t()
         h = Norm.apply(x, layer.post_attention_layernorm.weight, epsilon)
-        gate, up = (h @ each.weight.to(_LOW).t() for each in (mlp.gate_proj, mlp.up_proj))
-        x = x + Gate.apply(gate, up) @ mlp.down_proj.weight.to(_LOW).t()
+        gate, up = (h @ each.weight.to(COMPUTE_DTYPE).t() for each in (mlp.gate_proj, mlp.up_proj))
+        x = x + Gate.apply(gate, up) @ mlp.down_proj.weight.to(COMPUTE_DTYPE).t()
         if index in tapped:
             taps[index] = torch.nn.functional.rms_norm(x, x.shape[-1:]).view(batch, length, -1)
     return Read(Norm.apply(x, model.model.norm.weight, epsilon).view(batch, length, -1), scores, taps)
@@ -79,18 +81,18 @@ def rotation(positions: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor
     frequencies = theta ** (-torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size)
     angles = (positions[..., None].float() * frequencies)[:, :, None]
     cosine, sine = angles.cos(), angles.sin()
-    return torch.cat([cosine, cosine], -1).to(_LOW), torch.cat([-sine, sine], -1).to(_LOW)
+    return torch.cat([cosine, cosine], -1).to(COMPUTE_DTYPE), torch.cat([-sine, sine], -1).to(COMPUTE_DTYPE)
 
 
 class Norm(torch.autograd.Function):
-    """RMSNorm of x [N, W] in float32, with bfloat16 output."""
+    """RMSNorm of x [N, W] in float32, with output in `COMPUTE_DTYPE`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         scale = square.div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight).to(_LOW)
+        return (x * scale).mul_(weight).to(COMPUTE_DTYPE)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -161,8 +163,8 @@ class Attend(torch.autograd.Function):
             end = min(length, start + ctx.step)
             incoming, block = (each[:, :, start:end].reshape(rows, -1, size) for each in (grad, q))
             probs_grad = torch.bmm(incoming, values[:, :, :end])
-            score_grad = torch._softmax_backward_data(probs_grad, probs, -1, _LOW)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            score_grad = torch._softmax_backward_data(probs_grad, probs, -1, COMPUTE_DTYPE)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             v_grad[:, :end] += torch.bmm(probs.transpose(1, 2), incoming)
             k_grad[:, :end] += torch.bmm(score_grad.transpose(1, 2), block)
             q_grad[:, :, start:end] = torch.bmm(score_grad, k[:, :end]).view(rows, groups, -1, size)
-        return q_grad, k_grad.to(_LOW), v_grad.to(_LOW), None
+        return q_grad, k_grad.to(COMPUTE_DTYPE), v_grad.to(COMPUTE_DTYPE), None

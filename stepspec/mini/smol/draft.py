@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from stepspec.chat.prompts import checked_messages
 from stepspec.engines.draft_vocabulary import FILE as VOCABULARY_FILE
-from stepspec.mini.forward import forward_hidden
+from stepspec.mini.forward import COMPUTE_DTYPE, forward_hidden
 from stepspec.mini.smol.samples import FILE as SAMPLES_FILE
 from stepspec.mini.smol.samples import load_samples
 from stepspec.mini.smol.sequences import ROW, Tree, TreeMaker, collate
@@ -97,7 +97,7 @@ class Trainer:
         self.vocabulary = torch.tensor(self._vocabulary([*self.tokenizer.all_special_ids, *digits]))
         self.places = torch.full((self.draft.config.vocab_size,), -100)
         self.places[self.vocabulary] = torch.arange(len(self.vocabulary))
-        self.head = self.draft.model.embed_tokens.weight[self.vocabulary].detach().to(torch.bfloat16)
+        self.head = self.draft.model.embed_tokens.weight[self.vocabulary].detach().to(COMPUTE_DTYPE)
         self.weights = torch.ones(len(self.vocabulary))
         self.weights[self.places[digits]] = DIGIT_WEIGHT
         trained = [parameter for parameter in self.draft.parameters() if parameter.requires_grad]

@@ -2,7 +2,7 @@
 
 Each projection of a layer gets a product of two low-rank matrices (arXiv:2106.09685). Query, key and value share one
 product, and so do gate and up, because one product is faster than three. The embedding rows of the two think tags are
-trained too. Activations are bfloat16 and the residual stream is float32. Base weights have no gradients.
+trained too. Activations are `COMPUTE_DTYPE` and the residual stream is float32. Base weights have no gradients.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from stepspec.mini.forward import Attend, Gate, Norm, Rotate, rotation
+from stepspec.mini.forward import COMPUTE_DTYPE, Attend, Gate, Norm, Rotate, rotation
 
-LOW = torch.bfloat16
 HEAD_BLOCK = 512
 """Number of tokens whose logits are in memory at the same time."""
 
@@ -59,7 +58,7 @@ class Adapter(torch.nn.Module):
 
         A product is a sum of outer products. The two vectors of each are stored in 8 bits with a scale.
         """
-        tensors = {"tags": self.tags.detach().to(LOW)}
+        tensors = {"tags": self.tags.detach().to(torch.bfloat16)}
         for name in self.downs:
             for side, rows in (("down", self.downs[name]), ("up", self.ups[name].t())):
                 scale = rows.detach().abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
@@ -99,7 +98,7 @@ def projections(layer: Any) -> dict[str, list[Tensor]]:
 
 
 class Trunk:
-    """The base's weights in bfloat16, arranged for the forward pass, and the adapter."""
+    """The base's weights in `COMPUTE_DTYPE`, arranged for the forward pass, and the adapter."""
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
         config = model.config
@@ -108,7 +107,7 @@ class Trunk:
         self.theta = config.rope_parameters["rope_theta"]
         self.adapter = adapter
         self.weights = [
-            {name: torch.cat(weights).detach().to(LOW) for name, weights in projections(layer).items()}
+            {name: torch.cat(weights).detach().to(COMPUTE_DTYPE) for name, weights in projections(layer).items()}
             for layer in model.model.layers
         ]
         self.norms = [
@@ -116,10 +115,10 @@ class Trunk:
             for layer in model.model.layers
         ]
         self.last_norm = model.model.norm.weight.detach()
-        self.embedding = model.model.embed_tokens.weight.detach().to(LOW)
+        self.embedding = model.model.embed_tokens.weight.detach().to(COMPUTE_DTYPE)
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """Return the input of the output head, [B, T, width] in bfloat16.
+        """Return the input of the output head, [B, T, width].
 
         Args:
             ids: token ids, [B, T].
@@ -130,7 +129,7 @@ class Trunk:
         heads, kv_heads, size = self.heads, self.kv_heads, self.size
         cosine, sine = rotation(positions, size, self.theta)
         x = self._embedded(ids).view(batch * length, -1)
-        mask = mask.to(LOW)[:, :, None]
+        mask = mask.to(COMPUTE_DTYPE)[:, :, None]
         for index, (first, second) in enumerate(self.norms):
             h = Norm.apply(x, first, self.epsilon)
             qkv = self._project(index, "qkv", h).view(batch, length, heads + 2 * kv_heads, size)
@@ -162,7 +161,8 @@ class Trunk:
 
     def _project(self, index: int, name: str, h: Tensor) -> Tensor:
         down, up = self.adapter.downs[f"{index}_{name}"], self.adapter.ups[f"{index}_{name}"]
-        return torch.addmm(h @ self.weights[index][name].t(), h @ down.to(LOW).t(), up.to(LOW).t())
+        down, up = down.to(COMPUTE_DTYPE).t(), up.to(COMPUTE_DTYPE).t()
+        return torch.addmm(h @ self.weights[index][name].t(), h @ down, up)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -173,17 +173,17 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any, hidden: Tensor, tags: Tensor, embedding: Tensor, tag_ids: list[int], targets: Tensor
     ) -> Tensor:
         logits = (hidden @ embedding.t()).float()
-        logits[:, tag_ids] = (hidden @ tags.to(LOW).t()).float()
+        logits[:, tag_ids] = (hidden @ tags.to(COMPUTE_DTYPE).t()).float()
         loss = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
         grad = logits.softmax(-1)
         grad[torch.arange(len(targets)), targets] -= 1
-        low = grad.to(LOW)
+        low = grad.to(COMPUTE_DTYPE)
         tag_grad = low[:, tag_ids]
         low[:, tag_ids] = 0
-        ctx.save_for_backward(low @ embedding + tag_grad @ tags.to(LOW), tag_grad.t() @ hidden)
+        ctx.save_for_backward(low @ embedding + tag_grad @ tags.to(COMPUTE_DTYPE), tag_grad.t() @ hidden)
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, tags = ctx.saved_tensors
-        return hidden * grad.to(LOW), tags.float() * grad, None, None, None
+        return hidden * grad.to(COMPUTE_DTYPE), tags.float() * grad, None, None, None

@@ -9,11 +9,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
-import torch
-
 from stepspec.chat.prompts import encode_request, think_end_id
 from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
+from stepspec.mini.forward import COMPUTE_DTYPE
 from stepspec.mini.measure import SOURCES
 from stepspec.mini.smol.samples import write_rows
 from stepspec.mini.smol.texts import PROPOSALS_FILE, Proposed, problem_of
@@ -63,7 +62,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="Load the model from this folder.")
     parser.add_argument("--count", type=int, default=800, help="Total number of problems.")
     arguments = parser.parse_args()
-    engine = TorchEngine.load(str(arguments.model), dtype=torch.bfloat16)
+    engine = TorchEngine.load(str(arguments.model), dtype=COMPUTE_DTYPE)
     write_proposals(engine, arguments.work / PROPOSALS_FILE, arguments.count)
     asyncio.run(engine.aclose())
 

@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from stepspec.chat.prompts import checked_messages, encode_messages
 from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
+from stepspec.mini.forward import COMPUTE_DTYPE
 from stepspec.mini.smol import texts
 
 SHARES = {"gsm8k": 0.7, "chat": 0.15, "plain": 0.15}
@@ -90,7 +89,7 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
     parser.add_argument("--count", type=int, default=3_000, help="Total number of texts.")
     arguments = parser.parse_args()
-    engine = TorchEngine.load(str(arguments.target), dtype=torch.bfloat16)
+    engine = TorchEngine.load(str(arguments.target), dtype=COMPUTE_DTYPE)
     write_samples(engine, arguments.work / FILE, arguments.count)
     asyncio.run(engine.aclose())
 

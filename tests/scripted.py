@@ -35,7 +35,6 @@ from stepspec.engines.protocol import (
 from stepspec.engines.stops import StopWatch
 from stepspec.errors import ContextError, StepSpecError, UsageError
 from stepspec.loop.controller import Controller
-from stepspec.loop.judges import Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Done, Event, Result, StepCommitted
@@ -396,7 +395,7 @@ class Stage:
             policy=self.policy,
             target=self.target,
             draft=self.draft,
-            panel=Panel(self.policy.judges, self.tokenizer),
+            panel=self.policy.panel(self.tokenizer),
             think_end=think_end_id(self.tokenizer),
             sampling=Sampling(temperature=self.temperature, seed=7),
             ledger=Ledger(self.max_tokens),

@@ -245,6 +245,35 @@ async def test_the_judge_is_asked_after_the_step_and_its_question_is_never_commi
     assert (second.prompt, second.continuation) == (PROMPT + ONE, TWO)
 
 
+async def test_a_step_that_is_accepted_without_the_target_s_pass_causes_none() -> None:
+    stage = Stage(score({"kind": "always"}), [ONE, TWO, END], [END], [ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("draft", TWO)]
+    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [""]
+    assert play.counted["target_passes"] == 1 + 5
+
+
+async def test_the_draft_s_end_after_a_step_without_a_pass_waits_for_the_target() -> None:
+    stage = Stage(score({"kind": "always"}), ["One." + END, END], [END], [ANSWER])
+    play = await stage.play()
+    assert play.steps == [("draft", "One.", 2, 2, "cap")]
+    assert (play.counted["accepted"], play.counted["rejected"]) == (2 + 1, 1)
+
+
+@pytest.mark.parametrize("salvages", [False, True])
+async def test_a_step_rejected_without_a_pass_gets_one_only_for_its_salvage(salvages: bool) -> None:
+    judges = ({"kind": "arithmetic"}, {"kind": "always"})
+    policy = score(*judges, judging="cascade", salvage=KEEP if salvages else None)
+    verified = ["3 + 4 = 7", END] if salvages else [END]
+    replies = ["\n\n", ANSWER] if salvages else [TWO, ANSWER]
+    stage = Stage(policy, ["3 + 4 = 8\n\n", END], verified, replies)
+    play = await stage.play()
+    assert play.steps == [
+        ("salvaged", "3 + 4 = 7\n\n", 10, 8, "delimiter") if salvages else ("target", TWO, 5, 0, "delimiter")
+    ]
+    assert play.result.steps[0].scores == {"arithmetic": 0.0}
+
+
 # Empty and repeated steps
 
 

@@ -1,6 +1,12 @@
-"""The judges: the scores that they read from one pass, and the rejection of steps without a score."""
+"""The judges: what they read from the target's pass and from the step, and how a panel asks several of them."""
 
+import asyncio
 import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,12 +15,26 @@ from scripted import WordTokenizer
 
 from stepspec.engines.protocol import Verification
 from stepspec.errors import ModelError
-from stepspec.loop.judges import Panel
-from stepspec.loop.judges.likelihood import LikelihoodJudge
-from stepspec.loop.judges.rating import RatingJudge, expected_digit
-from stepspec.loop.policy import LikelihoodSpec, RatingSpec
+from stepspec.loop.judges.arithmetic import false_equalities
+from stepspec.loop.judges.rating import expected_digit
+from stepspec.loop.judging import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import Verdict
 
 TOKENIZER = WordTokenizer()
+ROOT = Path(__file__).parents[1]
+
+
+def judge(kind: str, **settings: object) -> Judge:
+    return find_judge(kind).model_validate({"kind": kind} | settings)
+
+
+def rating(**settings: object) -> Judge:
+    return judge("rating", **settings)
+
+
+def likelihood(threshold: float, **settings: object) -> Judge:
+    return judge("likelihood", threshold=threshold, **settings)
 
 
 def verification(
@@ -33,108 +53,299 @@ def verification(
     )
 
 
-def rating(**spec: object) -> RatingJudge:
-    return RatingJudge(RatingSpec.model_validate({"kind": "rating"} | spec), TOKENIZER)
+def ask(
+    *judges: Judge,
+    seen: Verification | None = None,
+    step: str = "A step.",
+    cascade: bool = False,
+    deadline_s: float = 5,
+) -> Verdict:
+    """Return a panel's verdict. Without `seen`, the judges must not ask for the target's pass."""
+    async def look() -> Verification:
+        assert seen is not None
+        return seen
+
+    panel = Panel(judges, TOKENIZER, cascade=cascade, deadline_s=deadline_s)
+    return asyncio.run(panel.judge(Evidence("A question?", [], step), look))
+
+
+def score(one: Judge, seen: Verification) -> float | None:
+    return ask(one, seen=seen).scores[one.name]
 
 
 @pytest.mark.parametrize("digit", range(10))
 def test_the_greedy_rating_is_the_digit_that_was_chosen(digit: int) -> None:
-    assert rating().score(verification(choices=(str(digit),), distributions=({},)), 0) == digit
+    assert score(rating(), verification(choices=(str(digit),), distributions=({},))) == digit
 
 
 @pytest.mark.parametrize("choice", ["ten", " ", "</think>", "<|end|>"])
 def test_a_choice_that_is_no_digit_is_not_a_rating_and_rejects(choice: str) -> None:
     without_digit = verification(-0.1, choices=(choice,), distributions=({9: 0.4},))
-    assert rating().score(without_digit, 0) is None
-    verdict = Panel([RatingSpec(kind="rating", threshold=0.0)], TOKENIZER).judge(without_digit)
-    assert not verdict.accepted
-    assert verdict.scores == {"rating.short": None}
+    assert ask(rating(threshold=0), seen=without_digit) == Verdict(False, {"rating.short": None})
 
 
-@pytest.mark.parametrize(("score", "accepted"), [(7.0, True), (6.999, False), (9.0, True), (0.0, False)])
-def test_a_step_is_accepted_from_the_threshold_on(score: float, accepted: bool) -> None:
-    assert rating(threshold=7).accepts(score) is accepted
+@pytest.mark.parametrize(("value", "accepted"), [(7.0, True), (6.999, False), (9.0, True), (0.0, False)])
+def test_a_step_is_accepted_from_the_threshold_on(value: float, accepted: bool) -> None:
+    assert (rating(threshold=7).decide(value) == "accept") is accepted
 
 
 def test_the_expected_rating_renormalises_over_the_digits() -> None:
-    judge = rating(readout="expected")
-    assert judge.score(verification(choices=("ten",), distributions=({9: 0.3, 6: 0.1},)), 0) == pytest.approx(8.25)
+    seen = verification(choices=("ten",), distributions=({9: 0.3, 6: 0.1},))
+    assert score(rating(readout="expected"), seen) == pytest.approx(8.25)
 
 
 @given(st.lists(st.floats(0, 1), min_size=10, max_size=10))
 def test_the_expected_rating_lies_between_the_digits_and_needs_some_probability(distribution: list[float]) -> None:
-    score = expected_digit(tuple(math.log(p) if p else -math.inf for p in distribution))
+    found = expected_digit(tuple(math.log(p) if p else -math.inf for p in distribution))
     if sum(distribution) < 0.9e-6:
-        assert score is None
+        assert found is None
     elif sum(distribution) > 1.1e-6:
-        assert score == pytest.approx(sum(d * p for d, p in enumerate(distribution)) / sum(distribution))
-        assert score is not None
-        assert 0 <= score <= 9.0000001
+        assert found == pytest.approx(sum(d * p for d, p in enumerate(distribution)) / sum(distribution))
+        assert found is not None
+        assert 0 <= found <= 9.0000001
 
 
 def test_a_rating_without_any_digit_in_the_distribution_rejects() -> None:
-    spec = RatingSpec(kind="rating", readout="expected", threshold=0.0)
-    verdict = Panel([spec], TOKENIZER).judge(verification(-0.1, choices=("ten",), distributions=({},)))
-    assert (verdict.accepted, verdict.scores) == (False, {"rating.short": None})
+    seen = verification(-0.1, choices=("ten",), distributions=({},))
+    assert ask(rating(readout="expected", threshold=0), seen=seen) == Verdict(False, {"rating.short": None})
 
 
 def test_the_rating_s_labels_are_the_ten_digits() -> None:
-    judge = rating()
-    assert [TOKENIZER.decode([label]) for label in judge.probe.labels] == list("0123456789")
+    probe = rating().probe(TOKENIZER)
+    assert probe is not None
+    assert [TOKENIZER.decode([label]) for label in probe.labels] == list("0123456789")
 
 
 class MergingTokenizer(WordTokenizer):
-    """Has one token for all digits."""
+    """Has one token for all digits, and one for yes and no."""
 
     def encode(self, text: str) -> list[int]:
+        text = re.sub("yes|no", "maybe", text)
         return super().encode("".join("#" if char.isdigit() else char for char in text))
 
 
-def test_a_tokenizer_without_a_token_for_each_digit_cannot_rate() -> None:
-    with pytest.raises(ModelError, match="does not give each digit its own token"):
-        RatingJudge(RatingSpec(kind="rating"), MergingTokenizer())
+@pytest.mark.parametrize(("one", "message"), [(rating(), "each digit its own token"), (judge("yes-no"), "yes and no")])
+def test_a_tokenizer_that_merges_the_answers_is_refused(one: Judge, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Panel([one], MergingTokenizer())
 
 
-def likelihood(threshold: float) -> LikelihoodJudge:
-    return LikelihoodJudge(LikelihoodSpec(kind="likelihood", threshold=threshold))
+@pytest.mark.parametrize(
+    ("yes", "no", "expected"), [(0.6, 0.2, 0.75), (0.0, 0.5, 0.0), (0.3, 0.0, 1.0), (0.0, 0.0, None), (1e-9, 0.0, None)]
+)
+def test_yes_is_weighed_against_no(yes: float, no: float, expected: float | None) -> None:
+    seen = verification(-0.1, choices=("ten",), distributions=({0: yes, 1: no},))
+    two = Verification(seen.logprobs, seen.choices, 0, (seen.probe_logprobs[0][:2],), seen.probe_choices)
+    found = score(judge("yes-no"), two)
+    assert found is None if expected is None else found == pytest.approx(expected)
 
 
-def test_the_likelihood_is_that_of_the_least_probable_token() -> None:
-    assert likelihood(-3).score(verification(-0.1, -2.5, -0.2), 0) == -2.5
-
-
-@pytest.mark.parametrize(("score", "accepted"), [(-3.0, True), (-3.01, False), (0.0, True)])
-def test_a_step_is_accepted_down_to_the_bound(score: float, accepted: bool) -> None:
-    assert likelihood(-3).accepts(score) is accepted
-
-
-@pytest.mark.parametrize(("mean", "accepted"), [(-1.0, True), (-0.9, False)])
-def test_the_mean_and_the_minimum_may_both_have_thresholds(mean: float, accepted: bool) -> None:
-    minimum = LikelihoodSpec(kind="likelihood", threshold=-3.0)
-    verdict = Panel([minimum, LikelihoodSpec(kind="likelihood", statistic="mean", threshold=mean)], TOKENIZER).judge(
-        verification(-0.5, -1.5)
-    )
-    assert verdict.accepted is accepted
-    assert verdict.scores == {"likelihood.min": -1.5, "likelihood.mean": -1.0}
+@pytest.mark.parametrize(
+    ("settings", "name", "expected"),
+    [
+        ({"statistic": "min"}, "likelihood.min", -4.0),
+        ({"statistic": "mean"}, "likelihood.mean", -2.0),
+        ({"statistic": "quantile", "quantile": 0.0}, "likelihood.quantile-0", -4.0),
+        ({"statistic": "quantile", "quantile": 0.5}, "likelihood.quantile-0.5", -2.0),
+        ({"statistic": "quantile", "quantile": 1.0}, "likelihood.quantile-1", 0.0),
+    ],
+)
+def test_the_likelihood_is_a_statistic_of_the_step_s_tokens(
+    settings: dict[str, Any], name: str, expected: float
+) -> None:
+    seen = verification(-2.0, -4.0, 0.0, -1.0, -3.0)
+    assert ask(likelihood(-9, **settings), seen=seen).scores == {name: expected}
 
 
 def test_a_step_of_no_tokens_has_no_likelihood_and_is_rejected() -> None:
-    assert likelihood(-3).score(verification(), 0) is None
-    assert not Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).judge(verification()).accepted
-
-
-def test_the_likelihood_judge_needs_no_probe() -> None:
-    assert Panel([LikelihoodSpec(kind="likelihood", threshold=-3.0)], TOKENIZER).probes == ()
+    assert ask(likelihood(-3), seen=verification()) == Verdict(False, {"likelihood.min": None})
 
 
 def test_each_judge_reads_its_own_probe() -> None:
-    greedy = RatingSpec(kind="rating", prompt="short", threshold=7.0)
-    expected = RatingSpec(kind="rating", prompt="specreason", readout="expected", threshold=3.0)
-    between = LikelihoodSpec(kind="likelihood", threshold=-3.0)
-    panel = Panel([greedy, between, expected], TOKENIZER)
+    judges = (rating(threshold=7), likelihood(-3), rating(prompt="specreason", readout="expected", threshold=3))
+    panel = Panel(judges, TOKENIZER)
     assert len(panel.probes) == 2
     assert panel.probes[0] != panel.probes[1]
     distributions: tuple[dict[int, float], ...] = ({2: 1.0}, {4: 1.0})
-    assert panel.judge(verification(-1.0, choices=("8", "1"), distributions=distributions)).accepted
-    assert not panel.judge(verification(-1.0, choices=("6", "9"), distributions=distributions)).accepted
-    assert not panel.judge(verification(-1.0, choices=("8", "9"), distributions=({9: 1.0}, {2: 1.0}))).accepted
+    for choices, digit, accepted in ((("8", "1"), 4, True), (("6", "9"), 4, False), (("8", "9"), 2, False)):
+        seen = verification(-1.0, choices=choices, distributions=(distributions[0], {digit: 1.0}))
+        assert ask(*judges, seen=seen).accepted is accepted
+
+
+@pytest.mark.parametrize(
+    ("minimum", "mean", "accepted"), [(-3.0, -1.0, True), (-3.0, -0.9, False), (-1.4, -1.0, False)]
+)
+def test_a_step_is_accepted_if_no_judge_rejects_it(minimum: float, mean: float, accepted: bool) -> None:
+    verdict = ask(likelihood(minimum), likelihood(mean, statistic="mean"), seen=verification(-0.5, -1.5))
+    assert verdict == Verdict(accepted, {"likelihood.min": -1.5, "likelihood.mean": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("logprob", "digit", "accepted", "asked"),
+    [(-1.0, "0", True, 1), (-9.0, "9", False, 1), (-4.0, "9", True, 2), (-4.0, "0", False, 2)],
+)
+def test_a_cascade_asks_the_next_judge_only_while_undecided(
+    logprob: float, digit: str, accepted: bool, asked: int
+) -> None:
+    judges = (likelihood(-2, reject_below=-6), rating(threshold=7))
+    verdict = ask(*judges, seen=verification(logprob, choices=(digit,), distributions=({},)), cascade=True)
+    assert (verdict.accepted, len(verdict.scores)) == (accepted, asked)
+
+
+def test_a_cascade_in_which_no_judge_decides_rejects() -> None:
+    assert not ask(likelihood(-2, reject_below=-6), seen=verification(-4.0), cascade=True).accepted
+
+
+def test_judges_that_need_no_pass_cause_none() -> None:
+    assert ask(judge("arithmetic"), judge("always"), step="3 + 4 = 7").accepted
+    assert not ask(judge("arithmetic"), judge("always"), step="3 + 4 = 8").accepted
+    assert not ask(judge("never")).accepted
+
+
+def test_a_random_judge_accepts_its_share_and_repeats_itself() -> None:
+    steps = [f"Step {number}." for number in range(400)]
+    first, second = ([ask(judge("random", share=0.3), step=step).accepted for step in steps] for _ in range(2))
+    assert first == second
+    assert 90 <= sum(first) <= 150
+    assert first != [ask(judge("random", share=0.3, seed=1), step=step).accepted for step in steps]
+
+
+class Failing(Judge):
+    """Behaves badly in the way that its setting says."""
+
+    asks_target = False
+    kind: str
+    how: str
+
+    async def score(self, evidence: Evidence) -> float | None:
+        if self.how == "raises":
+            raise RuntimeError("out of order")
+        if self.how == "hangs":
+            await asyncio.sleep(60)
+        return math.nan if self.how == "nan" else "seven"  # pyright: ignore[reportReturnType]
+
+    def decide(self, score: float) -> Any:
+        return "accept"
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs", "nan", "text"])
+def test_a_judge_that_fails_hangs_or_answers_nonsense_rejects(how: str) -> None:
+    verdict = ask(Failing(kind="failing", how=how), judge("always"), deadline_s=0.05)
+    assert verdict == Verdict(False, {"failing": None, "always": 1.0})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 + 4 = 8",
+        "So 12 * 3 = 35 apples.",
+        "He pays 3 x $2 = $7.",
+        "2 + 3 * 4 = 20",
+        "5 − 2 = 4",
+        "10 / 4 = 2.4",
+        "1,200 + 300 = 1,400",
+        "That is 2 + 2 = 4 + 1.",
+        "1 / 0 = 3",
+        "10 / 3 = 3",
+    ],
+)
+def test_a_false_equality_is_found(text: str) -> None:
+    assert len(false_equalities(text)) == 1, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 + 4 = 7, and 7 - 2 = 5.",
+        "2 + 3 * 4 = 14",
+        "10 / 3 = 3.33",
+        "2 / 3 = 0.667",
+        "He pays 3 x $2 = $6.00 today",
+        "1,200 + 300 = 1,500",
+        "3 * 4 = 12 = 6 + 6",
+        "-3 + 5 = 2",
+        # What it cannot read is left alone.
+        "x + 3 = 7",
+        "x - 3 = 5",
+        "y -3 = 5",
+        "2 * (3 + 4) = 14",
+        "(2 + 3) * 4 = 20",
+        "2^3 = 8",
+        "100 - 20% = 80",
+        "20% of 50 + 3 = 13",
+        "5 apples + 2 = 7",
+        "Step 3 = 5 apples",
+        "1/5 = 20%",
+        "3 + 4 = 7x",
+        "version 1.2.3 = 4",
+        "",
+    ],
+)
+def test_a_true_or_unreadable_equality_is_left_alone(text: str) -> None:
+    assert false_equalities(text) == [], text
+
+
+@given(st.integers(0, 999), st.integers(1, 99), st.sampled_from("+-*"), st.integers(-3, 3))
+def test_an_equality_is_false_unless_its_result_is_right(a: int, b: int, operator: str, off: int) -> None:
+    value = {"+": a + b, "-": a - b, "*": a * b}[operator] + off
+    assert bool(false_equalities(f"So {a} {operator} {b} = {value}.")) is (off != 0)
+
+
+def test_a_long_step_is_read_in_time() -> None:
+    assert false_equalities("1 + " * 4000 + "= " + "9" * 4000) == []
+
+
+def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy() -> None:
+    assert {"likelihood", "rating", "yes-no", "arithmetic", "random", "always", "never"} <= {*shipped_judges()}
+    needed: dict[str, dict[str, object]] = {"likelihood": {"threshold": -3.0}, "random": {"share": 0.5}}
+    tables = [{"kind": kind} | needed.get(kind, {}) for kind in shipped_judges()]
+    policy = Policy.model_validate({"version": 1, "summary": "all", "family": "score", "judges": tables})
+    assert [each.kind for each in policy.judges] == shipped_judges()
+    assert len({each.name for each in policy.judges}) == len(tables)
+
+
+PYPROJECT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "my-judges"
+version = "1.0"
+"""
+
+
+def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> None:
+    """Installs the package that docs/policies.md shows, and runs a question with its judge."""
+    page = (ROOT / "docs" / "policies.md").read_text("utf-8").partition("### Write a judge")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (entry,) = re.findall(r'```toml title="pyproject.toml"\n(.*?)```', page, re.S)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "my_judges.py").write_text(code, "utf-8")
+    (source / "pyproject.toml").write_text(PYPROJECT + entry, "utf-8")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*install, tmp_path / "site", source], check=True, capture_output=True)
+    policy = tmp_path / "mine.toml"
+    policy.write_text('version = 1\nsummary = "short steps"\nfamily = "score"\n[[judges]]\nkind = "short"\n', "utf-8")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from stepspec import SyncStepSpec\n"
+        "with SyncStepSpec(policy=sys.argv[2]) as spec:\n"
+        "    result = spec.generate('Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?')\n"
+        "assert result.counts.steps_accepted > 0, result\n"
+        "assert all(score < 0 for step in result.steps for score in step.scores.values()), result.steps\n"
+    )
+    subprocess.run([sys.executable, "-c", program, tmp_path / "site", policy], check=True)
+
+
+def test_an_installed_package_that_names_no_judge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        name = "broken"
+
+        def load(self) -> Any:
+            return int
+
+    monkeypatch.setattr("stepspec.loop.judging._installed", lambda: {"broken": Point()})
+    assert "broken" in judge_kinds()
+    with pytest.raises(ValueError, match=r"the judge broken cannot be loaded: TypeError: .* is not a subclass of"):
+        Policy.model_validate({"version": 1, "summary": "x", "family": "score", "judges": [{"kind": "broken"}]})

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import list_data_files
 from stepspec.chat.prompts import rating_prompt
 from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.report.prices import Prices
-from stepspec.loop.policy import FileModel, Policy, RatingSpec, load_policy
+from stepspec.loop.judges.rating import RatingJudge
+from stepspec.loop.policy import Policy, load_policy
 
 NAMES = list(list_data_files("policies"))
 EMULATED = {"specreason": "arXiv:2504.07891", "token": "arXiv:2211.17192"}
@@ -58,7 +60,7 @@ def test_a_policy_that_emulates_a_paper_names_it_as_a_value_and_in_its_comment(n
 
 def test_specreason_has_the_published_defaults() -> None:
     policy, _ = load_policy("specreason")
-    judge = RatingSpec(kind="rating", prompt="specreason", readout="greedy", threshold=7.0)
+    judge = RatingJudge(kind="rating", prompt="specreason", readout="greedy", threshold=7.0)
     assert policy.family == "score"
     assert policy.judges == (judge,)
     assert (policy.step.delimiter, policy.step.max_step_tokens) == ("\n\n", 512)
@@ -110,7 +112,7 @@ def test_an_unknown_key_is_refused_with_the_closest_one(
 
 def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: Path) -> None:
     message = refusal(tmp_path, HEAD + RATING + "min_logprob = -3")
-    assert "Known: kind, prompt, readout, threshold." in message
+    assert "Known: kind, prompt, readout, reject_below, threshold." in message
 
 
 @pytest.mark.parametrize(
@@ -118,13 +120,22 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
     [
         (
             HEAD + '[[judges]]\nkind = "ratin"',
-            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'rating', 'likelihood'.",
+            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'always', 'arithmetic', 'likelihood', ",
         ),
-        (HEAD + "[[judges]]\nthreshold = 3", 'judges.0 needs kind = "rating" or "likelihood".'),
+        (HEAD + "[[judges]]\nthreshold = 3", "judges.0 needs a kind. Known: 'always', 'arithmetic', 'likelihood', "),
         (HEAD + RATING + 'prompt = "shrt"', "no rating prompt 'shrt'. Did you mean 'short'?"),
         (
             HEAD + RATING + 'readout = "average"',
             "judges.0.rating.readout 'average' is unknown. Known: 'greedy', 'expected'.",
+        ),
+        (
+            HEAD + RATING + "reject_below = 7",
+            "judges.0.rating: reject_below must be below the threshold, 7.",
+        ),
+        (HEAD + '[[judges]]\nkind = "arithmetic"', "the judges arithmetic only reject"),
+        (
+            HEAD + '[[judges]]\nkind = "likelihood"\nstatistic = "quantile"\nthreshold = -1',
+            'judges.0.likelihood: statistic = "quantile" needs a quantile',
         ),
         (HEAD, "family 'score' needs at least one [[judges]] table"),
         (HEAD.replace("score", "target") + RATING, "the other families take none"),
@@ -221,7 +232,7 @@ def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(HEAD + RATING + "threshold = 3", "utf-8")
     (judge,) = load_policy(str(file))[0].judges
-    assert judge == RatingSpec(kind="rating", threshold=3.0)
+    assert judge == RatingJudge(kind="rating", threshold=3.0)
 
 
 @pytest.mark.parametrize(

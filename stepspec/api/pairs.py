@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from stepspec.base.file_model import FileModel, Version
 from stepspec.base.files import package_folder
 from stepspec.errors import ModelError, UsageError, unknown_name
-from stepspec.loop.policy import FileModel, Version
 
 EMBEDDED_NAME = "embedded"
 """The default pair."""

@@ -7,8 +7,8 @@ the answer, so it delays no token. Other models have no such file.
 
 from pathlib import Path
 
+from stepspec.base.file_model import FileModel, Version
 from stepspec.engines.protocol import Engine, TokenBuffer
-from stepspec.loop.policy import FileModel, Version
 
 FILE = "pair.json"
 

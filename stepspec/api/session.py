@@ -29,11 +29,10 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
-from stepspec.engines.protocol import DrafterName, Engine, TokenBuffer, check_range, side_by_side
+from stepspec.engines.protocol import Ability, DrafterName, Engine, TokenBuffer, check_range, side_by_side
 from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.controller import Controller, Demands
-from stepspec.loop.judges import Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.policy import Policy, load_policy
@@ -51,6 +50,12 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
     "https": REMOTE,
 }
 """Engine kinds: module, class, and the extra that installs the required packages."""
+
+RETURNED: Mapping[Ability, str] = {
+    "scores": "log-probabilities of proposed tokens",
+    "label logprobs": "log-probabilities of a judge's answers",
+}
+"""What the target returns, by ability."""
 
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
@@ -233,16 +238,16 @@ def _why_no_draft_model(pair: Pair) -> str:
 
 def _check_judging(policy: Policy, target: Engine) -> None:
     """Reject a policy whose judges or salvage need log-probabilities that the target does not return."""
-    if policy.family == "score" and policy.needs_scores and "scores" not in target.abilities:
-        raise UsageError(
-            f"The policy judges or salvages by log-probabilities of proposed tokens, which {target.name} does not "
-            "return. Choose a policy with only a rating judge, such as 'specreason', or serve the target with vLLM."
-        )
-    if policy.needs_label_logprobs and "label logprobs" not in target.abilities:
-        raise UsageError(
-            f"The policy rates by the expected digit, but {target.name} returns no log-probabilities. "
-            'Set readout = "greedy" in its rating judge.'
-        )
+    wanted = {f"The judge {judge.name}": judge.needs for judge in policy.judges}
+    if policy.salvage is not None:
+        wanted["Salvage"] = frozenset({"scores"})
+    for what, needs in wanted.items():
+        if missing := needs - target.abilities:
+            values = " and ".join(sorted(RETURNED.get(ability, ability) for ability in missing))
+            raise UsageError(
+                f"{what} needs {values}, which {target.name} does not return. Choose a policy without it, such as "
+                "'specreason', whose judge takes the most likely digit, or serve the target with vLLM."
+            )
 
 
 def _check_drafting(policy: Policy, pair: Pair) -> None:
@@ -277,6 +282,8 @@ class _Prepared:
     demands: Demands
     ids: list[int]
     draft: Engine | None
+    question: str
+    """Text of the last user turn."""
 
 
 class StepSpec:
@@ -320,7 +327,7 @@ class StepSpec:
             raise
         if note is not None:
             logger.warning("%s", note)
-        self._panel = Panel(self.policy.judges, self.pair.target.tokenizer)
+        self._panel = self.policy.panel(self.pair.target.tokenizer)
 
     async def __aenter__(self) -> "StepSpec":
         return self
@@ -413,6 +420,7 @@ class StepSpec:
             think_end=think_end_id(target.tokenizer),
             sampling=options.sampling,
             ledger=ledger,
+            question=prepared.question,
             breaker=self.pair.breaker,
             demands=demands,
             answer=AnswerReader(
@@ -483,7 +491,8 @@ class StepSpec:
         if draft is not None and not self.pair.one_vocabulary:
             draft_ids = encode_messages(draft.tokenizer, messages, tools)
             draft = TranslatedDraft(draft, draft_ids, target.tokenizer, len(ids))
-        return _Prepared(toolbox, demands, ids, draft)
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        return _Prepared(toolbox, demands, ids, draft, asked[-1] if asked else "")
 
     @property
     def _answering(self) -> Engine:

@@ -1,6 +1,7 @@
 """Error messages for TOML files: one sentence in TOML terms from pydantic's errors."""
 
 import difflib
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +95,7 @@ SENTENCES: Mapping[str, Callable[[Problem, str, Table], str]] = {
     "literal_error": _unknown_value,
     "union_tag_invalid": _unknown_tag,
     "union_tag_not_found": _missing_tag,
+    "kind_missing": lambda problem, where, model: f"{where} {problem['msg']}.",
     "missing": lambda problem, where, model: f"{where} is missing.",
     "string_too_short": lambda problem, where, model: f"{where} must not be empty.",
     "too_short": lambda problem, where, model: f"{where} must not be empty.",
@@ -143,12 +145,18 @@ def _tables_at(location: Location, model: Table) -> list[Table]:
         if any(part in table.model_fields for table in tables):
             fields = [table.model_fields[part] for table in tables if part in table.model_fields]
             tables = [inner for field in fields for inner in _tables_in(field.annotation)]
-        elif isinstance(part, str):  # the kind of a judge
+        elif isinstance(part, str):  # the kind of a table
             tables = [table for table in tables if get_args(table.model_fields["kind"].annotation) == (part,)]
     return tables
 
 
 def _tables_in(annotation: Any) -> list[Table]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
+        return _subclasses(annotation) if inspect.isabstract(annotation) else [annotation]
     return [table for part in get_args(annotation) for table in _tables_in(part)]
+
+
+def _subclasses(table: Table) -> list[Table]:
+    """Return the concrete subclasses that are loaded."""
+    found = [each for direct in table.__subclasses__() for each in (direct, *_subclasses(direct))]
+    return [each for each in found if not inspect.isabstract(each)]

@@ -31,7 +31,6 @@ from stepspec.engines.protocol import (
     Verification,
 )
 from stepspec.loop.controller import Controller
-from stepspec.loop.judges import Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
 from stepspec.loop.step import Done, Result
@@ -154,7 +153,7 @@ async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list
     draft = InstantEngine(tokenizer)
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
     policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
-    panel = Panel(policy.judges, tokenizer)
+    panel = policy.panel(tokenizer)
     prompt = _prompt(target, context)
 
     async def request() -> Result:

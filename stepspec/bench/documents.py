@@ -9,23 +9,25 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.report import headline, read_results, readme_block, with_block
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.loop import policy
+from stepspec.loop.judging import find_judge, shipped_judges
 
-TABLES: Mapping[str, type[policy.FileModel]] = {
+TABLES: Mapping[str, type[FileModel]] = {
     "At the top of the file": policy.Policy,
     "`[step]`": policy.StepTable,
     "`[token]`": policy.TokenTable,
     "`[salvage]`": policy.SalvageTable,
-    '`[[judges]]` with `kind = "likelihood"`': policy.LikelihoodSpec,
-    '`[[judges]]` with `kind = "rating"`': policy.RatingSpec,
+    **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }
 
 
@@ -60,11 +62,11 @@ def keys_block() -> str:
     return "\n\n".join(parts)
 
 
-def _keys(model: type[policy.FileModel]) -> Iterator[tuple[str, str, str, str]]:
+def _keys(model: type[FileModel]) -> Iterator[tuple[str, str, str, str]]:
     schema: dict[str, Any] = model.model_json_schema()
     effects = field_docs(model)
     for name, about in schema["properties"].items():
-        is_table = "$ref" in json.dumps(about)
+        is_table = "$ref" in json.dumps(about) or about.get("items", {}).get("type") == "object"
         default = "required" if name in schema.get("required", ()) else f"`{json.dumps(about.get('default'))}`"
         if is_table or default == "`null`":
             default = ""
@@ -82,14 +84,15 @@ def _type_in_words(about: Mapping[str, Any]) -> str:
     return f"{about['type']} {bounds}".strip()
 
 
-def field_docs(model: type[policy.FileModel]) -> dict[str, str]:
-    """Return the docstring of each field of a class, joined to one line."""
-    (definition,) = ast.parse(inspect.getsource(model)).body
-    assert isinstance(definition, ast.ClassDef)
+def field_docs(model: type[FileModel]) -> dict[str, str]:
+    """Return the docstring of each field of a class and its bases, joined to one line."""
     found: dict[str, str] = {}
-    for statement, after in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
-            found[ast.unparse(statement.target)] = " ".join(str(ast.literal_eval(after.value)).split())
+    for each in reversed([base for base in model.__mro__ if issubclass(base, FileModel)]):
+        (definition,) = ast.parse(inspect.getsource(each)).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, after in pairwise(definition.body):
+            if isinstance(statement, ast.AnnAssign) and isinstance(after, ast.Expr):
+                found[ast.unparse(statement.target)] = " ".join(str(ast.literal_eval(after.value)).split())
     return found
 
 

@@ -14,7 +14,6 @@ from stepspec.chat.prompts import encode_request, think_end_id
 from stepspec.engines.protocol import Sampling, Tokenizer
 from stepspec.langchain.chat import ChatStepSpec
 from stepspec.loop.controller import Controller
-from stepspec.loop.judges import Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
 
@@ -30,7 +29,7 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
     target = InstantEngine(tokenizer, num_steps=draft.num_steps)
     chat = ChatStepSpec(pair=Pair(target, draft), policy=POLICY, temperature=0.0, seed=0)
     policy, _ = fit_policy(load_policy(POLICY)[0], Pair(target, draft))
-    panel = Panel(policy.judges, tokenizer)
+    panel = policy.panel(tokenizer)
     ids = encode_request(tokenizer, QUESTION)
 
     async def bare() -> int:

@@ -21,8 +21,9 @@ def list_policies(
     ] = None,
 ) -> None:
     """List the policies that ship with stepspec, or print one: its text, and its path on stderr."""
+    from stepspec.base.file_model import load_toml
     from stepspec.base.files import find_data_file, list_data_files
-    from stepspec.loop.policy import Policy, load_policy, load_toml
+    from stepspec.loop.policy import Policy, load_policy
 
     if name is not None:
         print(load_policy(name)[1], end="")
@@ -48,9 +49,9 @@ def show_docs() -> None:
 
 def list_benchmarks() -> None:
     """List the benchmarks that come with stepspec: their size, their source and a summary."""
+    from stepspec.base.file_model import load_toml
     from stepspec.base.files import list_data_files
     from stepspec.evaluation.benchmark import Benchmark
-    from stepspec.loop.policy import load_toml
 
     loaded = {name: load_toml(path, Benchmark)[0] for name, path in list_data_files("evals").items()}
     _print((name, _size(each), _source(each), each.summary) for name, each in loaded.items())

@@ -65,10 +65,10 @@ def _require_extras() -> None:
 
 
 def _read(folder: Path, prices: Path | None, traces: bool) -> "list[Source]":
+    from stepspec.base.file_model import load_toml
     from stepspec.evaluation.report.prices import Prices
     from stepspec.evaluation.report.source import read_source
     from stepspec.evaluation.runs import find_runs
-    from stepspec.loop.policy import load_toml
 
     table = None if prices is None else load_toml(prices, Prices)[0]
     summaries = {run: _summary_of(run) for run in find_runs(folder)}

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict, StringConstraints, field_validator
 
+from stepspec.base.file_model import FileModel, Version
 from stepspec.chat.prompts import PROBLEM_PROMPTS, problem_prompt, prompt_version
 from stepspec.errors import unknown_name
-from stepspec.loop.policy import FileModel, Version
 
 GraderKind = Literal["integer", "number", "math"]
 AnswerFrom = Literal["whole", "hashes", "boxed"]

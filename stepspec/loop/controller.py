@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stepspec.chat.answer import AnswerReader
-from stepspec.engines.protocol import Chunk, Drafting, Engine, Sampling, Stop, Verification, collect
+from stepspec.engines.protocol import Chunk, Drafting, Engine, Probe, Sampling, Stop, Verification, collect
 from stepspec.errors import ContextError, EngineError, TargetError, UnknownIdError
 from stepspec.loop.breaker import Breaker
-from stepspec.loop.judges import Panel
+from stepspec.loop.judging import Evidence, Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Done, Event, FinishReason, Limit, Proposal, Result, StepJudged, StepProposed, Verdict
@@ -62,6 +62,8 @@ class Controller:
     think_end: int | None
     sampling: Sampling
     ledger: Ledger
+    question: str = ""
+    """Text of the last user turn, for the judges."""
     breaker: Breaker = field(default_factory=Breaker)
     """The draft's circuit breaker, shared by all requests."""
     demands: Demands = Demands()
@@ -224,7 +226,7 @@ class Controller:
                 yield event
             if self.opens_call(self.transcript.steps[-1].text if self.transcript.steps else ""):
                 return  # only the target writes tool calls
-            self.end_where_the_target_would(proposal, verification, verdict)
+            self.end_where_the_target_would(verification, verdict)
 
     async def propose(self, draft: Engine) -> Proposal | None:
         """Return the draft's next step. None if the draft failed or was too slow; the target then continues alone."""
@@ -254,39 +256,62 @@ class Controller:
         opener = self.demands.call_opener
         return opener is not None and opener.search(text) is not None
 
-    async def judge(self, proposal: Proposal) -> tuple[Verification, Verdict]:
-        """Judge a step with one pass of the target. Empty steps, repeated steps and tool calls are rejected without
-        asking the judges."""
+    async def judge(self, proposal: Proposal) -> tuple[Verification | None, Verdict]:
+        """Judge a step, with at most one pass of the target. Empty steps, repeated steps and tool calls are rejected
+        without asking the judges.
+
+        Returns:
+            The target's pass, None if no judge and no salvage needed it, and the verdict.
+        """
         steps = self.transcript.steps
         repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
-        rejected = repeated or not proposal.text.strip() or self.opens_call(proposal.text)
+        if repeated or not proposal.text.strip() or self.opens_call(proposal.text):
+            verification = await self.verify(proposal, ())
+            only_ends = not proposal.num_written and verification.next_choice == proposal.tag
+            return verification, Verdict(only_ends, {})
+        seen: Verification | None = None
+
+        async def look() -> Verification:
+            nonlocal seen
+            if seen is None:
+                seen = await self.verify(proposal, self.panel.probes)
+            return seen
+
+        with self.ledger.time("judge"):
+            verdict = await self.panel.judge(Evidence(self.question, steps, proposal.text), look)
+        self.ledger.add(steps_judged=1)
+        if self.policy.salvage is not None and not verdict.accepted:
+            await look()
+        return seen, verdict
+
+    async def verify(self, proposal: Proposal, probes: Sequence[Probe]) -> Verification:
+        """Return the target's pass over a step."""
         with self.ledger.time("judge"):
             verification = await self.target.verify(
                 self.transcript.buffer,
                 proposal.ids[: proposal.num_written],
-                () if rejected else self.panel.probes,
+                probes,
                 scores=self.policy.needs_scores,
             )
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
-        if not rejected:
-            self.ledger.add(steps_judged=1)
-            return verification, self.panel.judge(verification)
-        only_ends = not proposal.num_written and verification.next_choice == proposal.tag
-        return verification, Verdict(only_ends, {})
+        return verification
 
-    def accept(self, proposal: Proposal, verification: Verification) -> None:
+    def accept(self, proposal: Proposal, verification: Verification | None) -> None:
         """Append the draft's step. An end tag is included only if the target chooses it too."""
-        confirmed = proposal.tag is not None and proposal.tag == verification.next_choice
+        chosen = None if verification is None else verification.next_choice
+        confirmed = proposal.tag is not None and proposal.tag == chosen
         accepted = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
         self.ledger.judged(accepted=len(accepted), rejected=len(proposal.ids) - len(accepted))
         if proposal.num_written:
             self.ledger.add(steps_accepted=1)
         self.transcript.extend(accepted)
 
-    def salvage(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> tuple[int, tuple[int, ...]]:
-        """Keep the prefix of a rejected step that the target agrees with.
+    def salvage(
+        self, proposal: Proposal, verification: Verification | None, verdict: Verdict
+    ) -> tuple[int, tuple[int, ...]]:
+        """Keep the prefix of a rejected step that the target agrees with, if the policy salvages.
 
         The verifying pass also shows the target's own choice after that prefix. At temperature 0 that choice is the
         next token, so it needs no extra pass. If no judge scored the step, only the target's own choices are kept;
@@ -298,11 +323,11 @@ class Controller:
         """
         table = None if self.opens_call(proposal.text) else self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
-        num_kept = agreed_prefix(proposal, verification, bound) if table else 0
+        num_kept = agreed_prefix(proposal, verification, bound) if table and verification is not None else 0
         self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=len(proposal.ids) - num_kept)
         self.transcript.extend(proposal.ids[:num_kept])
         free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
-        if free and verification.choices is not None and self.ledger.remaining > 0:
+        if free and verification is not None and verification.choices is not None and self.ledger.remaining > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.generated(1)
             self.ledger.wrote("regenerated", 1)
@@ -338,9 +363,9 @@ class Controller:
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)
 
-    def end_where_the_target_would(self, proposal: Proposal, verification: Verification, verdict: Verdict) -> None:
+    def end_where_the_target_would(self, verification: Verification | None, verdict: Verdict) -> None:
         """End the thinking after an accepted step if the target's next choice in the verifying pass ends it."""
-        if self.ledger.remaining <= 0 or not self.transcript.thinking:
+        if verification is None or self.ledger.remaining <= 0 or not self.transcript.thinking:
             return
         if verdict.accepted and verification.next_choice in self.ends:
             self.ledger.generated(1)

@@ -1,90 +1,16 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
-import tomllib
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    Strict,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Strict, field_validator, model_validator
 
-from stepspec.base.file_problems import first_problem
+from stepspec.base.file_model import FileModel, Version, load_toml
 from stepspec.base.files import find_data_file
-from stepspec.chat.prompts import RATING_PROMPTS
-from stepspec.engines.protocol import MAX_DRAFTED, DrafterName, Drafting
-from stepspec.errors import UsageError, unknown_name
-
-
-class FileModel(BaseModel):
-    """A table of a TOML file with strict validation. Unknown keys are errors, and "7", true and nan are not numbers."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def _whole_number(value: object) -> object:
-    if type(value) is not int:  # true and 1.0 equal 1
-        raise PydanticCustomError("int_type", "Input should be a valid integer")
-    return value
-
-
-Version = Annotated[Literal[1], BeforeValidator(_whole_number)]
-"""Version of a file format."""
+from stepspec.engines.protocol import MAX_DRAFTED, DrafterName, Drafting, Tokenizer
+from stepspec.loop.judging import AnyJudge, Panel
 
 PolicyKind = Literal["target", "token", "draft", "step"]
 """The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
-
-M = TypeVar("M", bound=FileModel)
-
-
-class RatingSpec(FileModel):
-    """The target rates the step with a digit from 0 to 9."""
-
-    kind: Literal["rating"]
-    """Selects this judge."""
-    prompt: str = "short"
-    """The question to the target: a name in `stepspec.chat.prompts.RATING_PROMPTS`."""
-    readout: Literal["greedy", "expected"] = "greedy"
-    """`greedy` takes the most likely token if it is a digit. `expected` takes the mean over the ten digits."""
-    threshold: float = Field(default=7.0, ge=0, le=9)
-    """Lowest rating that accepts a step."""
-
-    @property
-    def name(self) -> str:
-        """Key of this judge's scores in results."""
-        return f"rating.{self.prompt}"
-
-    @model_validator(mode="after")
-    def _known_prompt(self) -> "RatingSpec":
-        if self.prompt not in RATING_PROMPTS:
-            raise ValueError(unknown_name("rating prompt", self.prompt, RATING_PROMPTS))
-        return self
-
-
-class LikelihoodSpec(FileModel):
-    """The target's log-probability of the step's tokens, in nats."""
-
-    kind: Literal["likelihood"]
-    """Selects this judge."""
-    statistic: Literal["min", "mean"] = "min"
-    """The score of a step: its least probable token, or the mean over its tokens."""
-    threshold: float = Field(le=0)
-    """Lowest score that accepts a step."""
-
-    @property
-    def name(self) -> str:
-        """Key of this judge's scores in results."""
-        return f"likelihood.{self.statistic}"
-
-
-JudgeSpec = Annotated[RatingSpec | LikelihoodSpec, Field(discriminator="kind")]
 
 
 class StepTable(FileModel):
@@ -96,6 +22,8 @@ class StepTable(FileModel):
     """Longest step, in tokens."""
     draft_deadline_s: float = Field(default=60.0, gt=0)
     """Seconds for the draft to write a step. A slower draft is not used for the rest of the request."""
+    judge_deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds for a judge to score a step, besides the target's pass. A slower judge rejects the step."""
 
 
 class TokenTable(FileModel):
@@ -161,8 +89,11 @@ class Policy(FileModel):
     """Where a step ends."""
     token: TokenTable = TokenTable()
     """Token-level speculation inside what the target writes."""
-    judges: Annotated[tuple[JudgeSpec, ...], Strict(False)] = ()
-    """All judges must accept a step. They share one pass of the target."""
+    judging: Literal["all", "cascade"] = "all"
+    """`all` asks every judge: a step needs an acceptance and no rejection. `cascade` asks the judges in order, and the
+    first one that accepts or rejects decides."""
+    judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
+    """The judges of a step. Those that ask the target share one pass of it."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
@@ -171,6 +102,8 @@ class Policy(FileModel):
         names = [judge.name for judge in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"two of the judges {', '.join(names)} are the same")
+        if self.judges and not any(judge.can_accept for judge in self.judges):
+            raise ValueError(f"the judges {', '.join(names)} only reject, so every step would be rejected")
         return self
 
     @property
@@ -191,15 +124,18 @@ class Policy(FileModel):
         """Whether the policy uses the draft model."""
         return self.family != "target" or self.token.drafter == "draft-model"
 
+    def panel(self, tokenizer: Tokenizer) -> Panel:
+        """Return the judges, ready to be asked.
+
+        Raises:
+            ModelError: a judge does not work with the target's tokenizer.
+        """
+        return Panel(self.judges, tokenizer, cascade=self.judging == "cascade", deadline_s=self.step.judge_deadline_s)
+
     @property
     def needs_scores(self) -> bool:
         """Whether the policy needs the target's log-probs of a proposed step's tokens."""
-        return self.salvage is not None or any(judge.kind == "likelihood" for judge in self.judges)
-
-    @property
-    def needs_label_logprobs(self) -> bool:
-        """Whether the policy needs the log-probs of a probe's labels, not only the target's choice."""
-        return any(judge.kind == "rating" and judge.readout == "expected" for judge in self.judges)
+        return self.salvage is not None or any("scores" in judge.needs for judge in self.judges)
 
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:
@@ -210,22 +146,3 @@ def load_policy(name_or_file: str) -> tuple[Policy, str]:
     """
     path = find_data_file("policies", name_or_file)
     return load_toml(path, Policy)
-
-
-def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
-    """Load a TOML file into a model. Return the model with the file's text.
-
-    Raises:
-        UsageError: the file cannot be read, is not valid TOML, or has a key or value that the model rejects.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        return model.model_validate(tomllib.loads(text)), text
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {path}: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from error
-    except RecursionError as error:
-        raise UsageError(f"{path} is nested too deeply.") from error
-    except ValidationError as error:
-        raise UsageError(f"{path}: {first_problem(error, model)}") from error

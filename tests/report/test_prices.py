@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from stepspec.base.file_model import load_toml
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Usage
 from stepspec.evaluation.report.prices import Cost, Prices, cost_figure, costs
-from stepspec.loop.policy import load_toml
 
 TABLE = """
 currency = "EUR"

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from pydantic import Field, model_validator
 
+from stepspec.base.file_model import FileModel
 from stepspec.evaluation.records import Block, Usage
 from stepspec.evaluation.report.cells import UNKNOWN, Cell, percent, significant
 from stepspec.evaluation.report.figures import Extra
-from stepspec.loop.policy import FileModel
 
 
 class TokenPrices(FileModel):

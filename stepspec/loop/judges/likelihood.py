@@ -4,26 +4,49 @@ A wrong number is improbable under a capable target. Wording that the target wou
 less so. The threshold on the least probable token separates the two.
 """
 
-from stepspec.engines.protocol import Probe, Verification
-from stepspec.loop.policy import LikelihoodSpec
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from stepspec.engines.protocol import Ability
+from stepspec.loop.judging import Evidence, ThresholdJudge
 
 
-class LikelihoodJudge:
-    """Scores a step by the minimum or the mean log-probability of its tokens under the target, in nats."""
+class LikelihoodJudge(ThresholdJudge):
+    """The target's log-probability of the step's tokens, in nats."""
 
-    probe: Probe | None = None
+    kind: Literal["likelihood"]
+    """Selects this judge."""
+    statistic: Literal["min", "mean", "quantile"] = "min"
+    """The score of a step: its least probable token, the mean over its tokens, or a quantile of them."""
+    quantile: float | None = Field(default=None, ge=0, le=1)
+    """For `statistic = "quantile"`: 0 is the least probable token, 0.5 the median."""
+    threshold: float = Field(le=0)
+    """Lowest score that accepts a step."""
 
-    def __init__(self, spec: LikelihoodSpec) -> None:
-        self.name = spec.name
-        self._spec = spec
+    @model_validator(mode="after")
+    def _quantile_of_quantile(self) -> "LikelihoodJudge":
+        if (self.statistic == "quantile") != (self.quantile is not None):
+            raise ValueError('statistic = "quantile" needs a quantile, and the other statistics take none')
+        return self
 
-    def score(self, verification: Verification, probe_index: int) -> float | None:
+    @property
+    def name(self) -> str:
+        """Key of this judge's scores in results."""
+        number = "" if self.quantile is None else f"-{self.quantile:g}"
+        return f"likelihood.{self.statistic}{number}"
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """Abilities that the target needs for this judge."""
+        return frozenset({"scores"})
+
+    async def score(self, evidence: Evidence) -> float | None:
         """Return the statistic over the step's tokens; None for a step without tokens."""
-        logprobs = verification.logprobs
-        assert logprobs is not None, "the policy is rejected if the target returns no log-probs"
+        assert evidence.verification is not None
+        logprobs = evidence.verification.logprobs
         if not logprobs:
             return None
-        return min(logprobs) if self._spec.statistic == "min" else sum(logprobs) / len(logprobs)
-
-    def accepts(self, score: float) -> bool:
-        return score >= self._spec.threshold
+        if self.statistic == "mean":
+            return sum(logprobs) / len(logprobs)
+        return sorted(logprobs)[int((self.quantile or 0.0) * (len(logprobs) - 1))]

@@ -5,34 +5,67 @@ supported because published systems use it.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Literal
 
-from stepspec.chat.prompts import rating_prompt, render_probe
-from stepspec.engines.protocol import Probe, Tokenizer, Verification
-from stepspec.errors import ModelError
-from stepspec.loop.policy import RatingSpec
+from pydantic import Field, field_validator
+
+from stepspec.chat.prompts import RATING_PROMPTS, rating_prompt, render_probe
+from stepspec.engines.protocol import Ability, Probe, Tokenizer
+from stepspec.errors import ModelError, unknown_name
+from stepspec.loop.judging import Evidence, ThresholdJudge
 
 
-class RatingJudge:
-    """Reads the digit that follows the rating prompt's prefill."""
+class RatingJudge(ThresholdJudge):
+    """The target rates the step with a digit from 0 to 9."""
 
-    def __init__(self, spec: RatingSpec, tokenizer: Tokenizer) -> None:
-        self.name = spec.name
-        self._spec = spec
-        ids = tokenizer.encode(render_probe(tokenizer, rating_prompt(spec.prompt)))
-        self.probe = Probe(tuple(ids), _digit_ids(tokenizer))
+    kind: Literal["rating"]
+    """Selects this judge."""
+    prompt: str = "short"
+    """The question to the target: a name in `stepspec.chat.prompts.RATING_PROMPTS`."""
+    readout: Literal["greedy", "expected"] = "greedy"
+    """`greedy` takes the most likely token if it is a digit. `expected` takes the mean over the ten digits."""
+    threshold: float = Field(default=7.0, ge=0, le=9)
+    """Lowest rating that accepts a step."""
 
-    def score(self, verification: Verification, probe_index: int) -> float | None:
+    @field_validator("prompt")
+    @classmethod
+    def _known(cls, prompt: str) -> str:
+        if prompt not in RATING_PROMPTS:
+            raise ValueError(unknown_name("rating prompt", prompt, RATING_PROMPTS))
+        return prompt
+
+    @property
+    def name(self) -> str:
+        """Key of this judge's scores in results."""
+        return f"rating.{self.prompt}"
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """Abilities that the target needs for this judge."""
+        return frozenset({"label logprobs"}) if self.readout == "expected" else frozenset()
+
+    def probe(self, tokenizer: Tokenizer) -> Probe:
+        """Return the rating prompt. Its labels are the ten digits.
+
+        Raises:
+            ModelError: the tokenizer does not give each digit its own token.
+        """
+        digits = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
+        if len(set(digits)) < 10:
+            raise ModelError("The target's tokenizer does not give each digit its own token, so it cannot rate steps.")
+        return Probe(tuple(tokenizer.encode(render_probe(tokenizer, rating_prompt(self.prompt)))), digits)
+
+    async def score(self, evidence: Evidence) -> float | None:
         """Return the chosen digit, or the expected digit; None if the target does not answer with a digit."""
-        if self._spec.readout == "greedy":
-            choice = verification.probe_choices[probe_index]
-            return float(self.probe.labels.index(choice)) if choice in self.probe.labels else None
-        return expected_digit(verification.probe_logprobs[probe_index])
-
-    def accepts(self, score: float) -> bool:
-        return score >= self._spec.threshold
+        if self.readout == "expected":
+            return expected_digit(evidence.label_logprobs)
+        assert evidence.probe is not None
+        digits = evidence.probe.labels
+        return float(digits.index(evidence.choice)) if evidence.choice in digits else None
 
 
-def expected_digit(logprobs: tuple[float, ...]) -> float | None:
+def expected_digit(logprobs: Sequence[float]) -> float | None:
     """Return the expected digit, 0 to 9, with probabilities renormalized over the ten digits.
 
     None if the ten digits together have a probability of at most 1e-6.
@@ -40,10 +73,3 @@ def expected_digit(logprobs: tuple[float, ...]) -> float | None:
     weights = [math.exp(logprob) for logprob in logprobs]
     mass = sum(weights)
     return sum(digit * weight for digit, weight in enumerate(weights)) / mass if mass > 1e-6 else None
-
-
-def _digit_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    ids = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
-    if len(set(ids)) < 10:
-        raise ModelError("The target's tokenizer does not give each digit its own token, so it cannot rate steps.")
-    return ids

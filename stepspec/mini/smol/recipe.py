@@ -18,7 +18,7 @@ from stepspec.mini.smol.base import find_base, load_tokenizer
 from stepspec.mini.smol.build import merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
-FIRST_TOKENS, SECOND_TOKENS, THIRD_TOKENS = 2_000_000, 1_100_000, 900_000
+FIRST_TOKENS, SECOND_TOKENS, THIRD_TOKENS = 2_000_000, 1_100_000, 600_000
 DRAFT_TOKENS = 20_000_000
 LATER_RATE, THIRD_RANK = 6e-4, 16
 """Learning rate of the second and third adapter, and a rank that keeps all weights below 40 MB."""

@@ -1,0 +1,41 @@
+"""The yes-no judge: the target says whether the step is correct, and the two answers are weighed against each other."""
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from stepspec.chat.prompts import YES_NO_PROMPT, render_probe
+from stepspec.engines.protocol import Ability, Probe, Tokenizer
+from stepspec.errors import ModelError
+from stepspec.loop.judging import Evidence, ThresholdJudge
+
+
+class YesNoJudge(ThresholdJudge):
+    """The target's probability of "yes" as its answer to whether the step is correct, against "no"."""
+
+    kind: Literal["yes-no"]
+    """Selects this judge."""
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    """Lowest score that accepts a step."""
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """Abilities that the target needs for this judge."""
+        return frozenset({"label logprobs"})
+
+    def probe(self, tokenizer: Tokenizer) -> Probe:
+        """Return the question. Its labels are the last tokens of " yes" and " no".
+
+        Raises:
+            ModelError: both answers end with the same token.
+        """
+        labels = tuple(tokenizer.encode(f" {answer}")[-1] for answer in ("yes", "no"))
+        if labels[0] == labels[1]:
+            raise ModelError("The target's tokenizer ends yes and no with the same token, so it cannot answer.")
+        return Probe(tuple(tokenizer.encode(render_probe(tokenizer, YES_NO_PROMPT))), labels)
+
+    async def score(self, evidence: Evidence) -> float | None:
+        """Return p(yes) / (p(yes) + p(no)); None if the target gives neither a probability above 1e-6."""
+        yes, no = map(math.exp, evidence.label_logprobs)
+        return yes / (yes + no) if yes + no > 1e-6 else None

@@ -1,0 +1,242 @@
+"""Judges: what each of them sees and decides, where they are found, and how a policy asks them.
+
+A judge is one class in one module of `stepspec.loop.judges`, or of an installed package that names it in the entry
+point group `stepspec.judges`. Its fields are its settings in a policy file.
+"""
+
+import asyncio
+import importlib
+import logging
+import math
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import PlainValidator, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from stepspec.base.file_model import FileModel
+from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
+from stepspec.loop import judges
+from stepspec.loop.step import Step, Verdict
+
+logger = logging.getLogger(__name__)
+
+Decision = Literal["accept", "reject", "undecided"]
+GROUP = "stepspec.judges"
+"""Entry point group in which an installed package names its judges."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a judge sees of a proposed step.
+
+    Attributes:
+        question: text of the last user turn.
+        committed: the steps before it, in order.
+        step: text of the step.
+        verification: the target's pass over the step, with the log-probs of its tokens if the judge needs `scores`;
+            None for a judge with `asks_target` false.
+        choice: the target's most likely token after the judge's probe; None without a probe.
+        probe: the judge's probe.
+        label_logprobs: log-probs of the probe's labels.
+    """
+
+    question: str
+    committed: Sequence[Step]
+    step: str
+    verification: Verification | None = None
+    probe: Probe | None = None
+    choice: int | None = None
+    label_logprobs: tuple[float, ...] = ()
+
+
+class Judge(FileModel, ABC):
+    """A judge of proposed steps, with its settings."""
+
+    asks_target: ClassVar[bool] = True
+    """Whether the judge needs the target's pass over the step."""
+    can_accept: ClassVar[bool] = True
+    """Whether the judge can accept a step, or only reject it."""
+
+    kind: Any
+    """Selects this judge. A subclass narrows it to one literal."""
+
+    @property
+    def name(self) -> str:
+        """Key of this judge's scores in results. Two judges of one policy have different names."""
+        return self.kind
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """Abilities that the target needs for this judge."""
+        return frozenset()
+
+    def probe(self, tokenizer: Tokenizer) -> Probe | None:
+        """Return what the target is asked after the step; None if the judge asks nothing.
+
+        Raises:
+            ModelError: the judge does not work with this tokenizer.
+        """
+        return None
+
+    @abstractmethod
+    async def score(self, evidence: Evidence) -> float | None:
+        """Return the step's score, higher is better; None if there is none. An exception counts as None."""
+
+    @abstractmethod
+    def decide(self, score: float) -> Decision:
+        """Return the decision for a score."""
+
+
+class ThresholdJudge(Judge):
+    """A judge that accepts from a threshold on."""
+
+    threshold: float
+    """Lowest score that accepts a step."""
+    reject_below: float | None = None
+    """Scores from here up to the threshold are undecided, so the next judge of a cascade decides. By default the
+    threshold, so that the judge always decides."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ThresholdJudge":
+        if self.reject_below is not None and self.reject_below >= self.threshold:
+            raise ValueError(f"reject_below must be below the threshold, {self.threshold:g}")
+        return self
+
+    def decide(self, score: float) -> Decision:
+        if score >= self.threshold:
+            return "accept"
+        return "undecided" if self.reject_below is not None and score >= self.reject_below else "reject"
+
+
+def judge_kinds() -> list[str]:
+    """Return the kinds of all judges: of stepspec, then of installed packages."""
+    return [*shipped_judges(), *_installed()]
+
+
+def find_judge(kind: str) -> type[Judge]:
+    """Load the judge of a kind. The judges of stepspec come first.
+
+    Raises:
+        KeyError: there is no such judge.
+        ImportError: its module cannot be imported.
+        TypeError: an installed package names something else than a judge.
+    """
+    if kind not in shipped_judges():
+        found = _installed()[kind].load()
+        if not (isinstance(found, type) and issubclass(found, Judge)):
+            raise TypeError(f"{found!r} is not a subclass of stepspec.loop.judging.Judge")
+        return found
+    module = importlib.import_module(f"{judges.__name__}.{kind.replace('-', '_')}")
+    classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Judge))
+    return next(each for each in classes if each.__module__ == module.__name__)
+
+
+@cache
+def shipped_judges() -> Sequence[str]:
+    """Return the kinds of the judges that ship with stepspec."""
+    return [module.name.replace("_", "-") for module in pkgutil.iter_modules(judges.__path__)]
+
+
+@cache
+def _installed() -> Mapping[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _as_judge(value: Any) -> Judge:
+    """Validate one `[[judges]]` table by the class of its kind."""
+    if isinstance(value, Judge):
+        return value
+    if not isinstance(value, Mapping):
+        raise PydanticKnownError("model_type", {"class_name": "Judge"})
+    table = cast("Mapping[str, Any]", value)
+    known, kind = ", ".join(map(repr, judge_kinds())), table.get("kind")
+    if kind is None:
+        raise PydanticCustomError("kind_missing", "needs a kind. Known: {known}", {"known": known})
+    if kind not in judge_kinds():
+        context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
+        raise PydanticKnownError("union_tag_invalid", context)
+    try:
+        judge = find_judge(kind)
+    except Exception as error:  # of an installed package
+        reason = {"kind": kind, "error": f"{type(error).__name__}: {error}"}
+        raise PydanticCustomError("judge_load", "the judge {kind} cannot be loaded: {error}", reason) from error
+    try:
+        return judge.model_validate(table)
+    except ValidationError as error:  # errors in a union of tables have the kind in their location
+        problems: list[Any] = error.errors()
+        located: list[Any] = [problem | {"loc": (kind, *problem["loc"])} for problem in problems]
+        raise ValidationError.from_exception_data(error.title, located) from None
+
+
+AnyJudge = Annotated[Judge, PlainValidator(_as_judge, json_schema_input_type=dict[str, Any])]
+"""A judge in a policy file: a table whose `kind` selects the class."""
+
+
+class Panel:
+    """The judges of a policy, ready to be asked.
+
+    Args:
+        judges: the judges in the order of the policy.
+        tokenizer: the target's.
+        cascade: whether the first decision ends the judging.
+        deadline_s: seconds for each judge, besides the target's pass.
+
+    Raises:
+        ModelError: a judge does not work with the tokenizer.
+    """
+
+    def __init__(
+        self, judges: Sequence[Judge], tokenizer: Tokenizer, *, cascade: bool = False, deadline_s: float = 10.0
+    ) -> None:
+        self._cascade, self._deadline_s = cascade, deadline_s
+        asked = [(judge, judge.probe(tokenizer)) for judge in judges]
+        self.probes = tuple(probe for _, probe in asked if probe is not None)
+        numbers = iter(range(len(self.probes)))
+        self._judges = [(judge, None if probe is None else next(numbers)) for judge, probe in asked]
+
+    async def judge(self, evidence: Evidence, look: Callable[[], Awaitable[Verification]]) -> Verdict:
+        """Return the verdict on a step. A step needs an acceptance; a rejection, or a judge without a score, rejects.
+
+        Args:
+            evidence: the step, without the target's pass.
+            look: returns the target's pass with the panel's probes. It is called when a judge first needs it.
+        """
+        scores: dict[str, float | None] = {}
+        decisions: list[Decision] = []
+        for judge, index in self._judges:
+            seen = await look() if judge.asks_target else None
+            scores[judge.name], decision = await self._ask(judge, self._with_pass(evidence, seen, index))
+            decisions.append(decision)
+            if self._cascade and decisions[-1] != "undecided":
+                break
+        return Verdict("accept" in decisions and "reject" not in decisions, scores)
+
+    def _with_pass(self, evidence: Evidence, seen: Verification | None, index: int | None) -> Evidence:
+        if seen is None or index is None:
+            return replace(evidence, verification=seen)
+        labels = seen.probe_logprobs[index] if seen.probe_logprobs else ()
+        return replace(
+            evidence,
+            verification=seen,
+            probe=self.probes[index],
+            choice=seen.probe_choices[index],
+            label_logprobs=labels,
+        )
+
+    async def _ask(self, judge: Judge, evidence: Evidence) -> tuple[float | None, Decision]:
+        """Return a judge's score and decision. It rejects if it fails, is too slow or returns no number."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                score = await judge.score(evidence)
+            if score is None or math.isnan(score):
+                return None, "reject"
+            return float(score), judge.decide(score)
+        except Exception as error:  # a judge may be somebody else's code
+            logger.warning("The judge %s failed, which rejects the step: %r", judge.name, error)
+            return None, "reject"

@@ -26,11 +26,13 @@ from stepspec.engines.protocol import (
     Chunk,
     DrafterName,
     Drafting,
+    Generate,
     Probe,
     Sampling,
     Stop,
     TokenBuffer,
     Verification,
+    Verify,
 )
 from stepspec.engines.stops import StopWatch
 from stepspec.errors import ContextError, StepSpecError, UsageError
@@ -140,6 +142,8 @@ class Reply:
     chunk_size: int = 1_000_000
     token_drafted: int = 0
     token_accepted: int = 0
+    logprobs: Mapping[int, float] | None = None
+    """Log-probs by position, for a call that asks for them; -0.1 elsewhere. Entropies are twice as high, negated."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +178,7 @@ class Call:
     probes: tuple[str, ...] = ()
     hint: str = ""
     json_schema: str | None = None
-
-
-NO_DRAFTING = Drafting()
+    logprobs: bool = False
 
 
 class ScriptedEngine:
@@ -208,19 +210,16 @@ class ScriptedEngine:
         self._opinions = iter(opinions)
         self._seen: WeakKeyDictionary[TokenBuffer, list[int]] = WeakKeyDictionary()
 
-    async def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = NO_DRAFTING,
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        prompt, stop = call.prompt, call.stop
         self._check_room(len(prompt) + 1)
         text = self._read(prompt)
-        options = {"stop": stop, "sampling": sampling, "drafting": drafting, "hint": self.tokenizer.decode(hint)}
-        options["json_schema"] = json_schema
+        options = {"stop": stop, "sampling": call.sampling, "drafting": call.drafting}
+        options |= {
+            "hint": self.tokenizer.decode(call.hint),
+            "json_schema": call.json_schema,
+            "logprobs": call.logprobs,
+        }
         self.calls.append(Call("generate", text, **options))
         reply = self._reply_to(self.calls[-1])
         reply = Reply(reply) if isinstance(reply, str) else reply
@@ -230,18 +229,26 @@ class ScriptedEngine:
         try:
             await asyncio.sleep(reply.delay_s)
             ids: list[int] = []
+            logprobs: list[float] = []
+
+            def chunk() -> Chunk:
+                if not call.logprobs:
+                    return Chunk(tuple(ids))
+                return Chunk(tuple(ids), logprobs=tuple(logprobs), entropies=tuple(-2 * each for each in logprobs))
+
             for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
                 ids.append(id)
+                logprobs.append((reply.logprobs or {}).get(num_passes - 1, -0.1))
                 end = watch.feed(id)
                 if end is not None:
-                    costs = (reply.queue_s, num_passes, reply.token_drafted, reply.token_accepted)
-                    yield Chunk(tuple(ids), end, *costs)
+                    costs = {"queue_s": reply.queue_s, "passes": num_passes}
+                    yield replace(chunk(), end=end, drafted=reply.token_drafted, accepted=reply.token_accepted, **costs)
                     return
                 if len(ids) == reply.chunk_size:
-                    yield Chunk(tuple(ids))
-                    ids = []
+                    yield chunk()
+                    ids, logprobs = [], []
             if ids:
-                yield Chunk(tuple(ids))
+                yield chunk()
             if reply.hangs:
                 await self._hang()
             assert reply.fails is not None, f"no stop matched in {reply.text!r}, generated after {text!r}"
@@ -262,9 +269,8 @@ class ScriptedEngine:
     async def check_schema(self, json_schema: str) -> None:
         """Accept every schema: the script decides what is generated."""
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
+    async def verify(self, call: Verify) -> Verification:
+        prompt, continuation, probes = call.prompt, call.continuation, call.probes
         self._check_room(len(prompt) + len(continuation) + sum(len(probe.ids) for probe in probes))
         text, decode = self._read(prompt), self.tokenizer.decode
         self.calls.append(

@@ -274,6 +274,33 @@ async def test_a_step_rejected_without_a_pass_gets_one_only_for_its_salvage(salv
     assert play.result.steps[0].scores == {"arithmetic": 0.0}
 
 
+@pytest.mark.parametrize(("signal", "score_of_step"), [("min-logprob", -2.0), ("first-entropy", -0.2)])
+async def test_a_judge_sees_what_the_draft_thought_of_its_step_without_the_tag(
+    signal: str, score_of_step: float
+) -> None:
+    """The fourth token is the tag."""
+    policy = score({"kind": "draft-confidence", "signal": signal, "threshold": -3.0})
+    stage = Stage(policy, [Reply("One two." + END, logprobs={1: -2.0, 3: -9.0}), END], [END], [ANSWER])
+    play = await stage.play()
+    assert play.result.steps[0].scores == {f"draft-confidence.{signal}": score_of_step}
+    assert play.steps == [("draft", "One two.", 3, 3, "cap")]
+
+
+async def test_the_log_ratio_compares_the_target_with_the_draft() -> None:
+    policy = score({"kind": "likelihood", "statistic": "log-ratio", "threshold": -0.5})
+    steps = [Reply(ONE, logprobs={1: -2.0}), Reply(TWO), END]
+    stage = Stage(policy, steps, [Opinion(ONE), Opinion("Six", logprobs={0: -5.0}), END], [THREE, ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", THREE)]
+    assert play.result.steps[0].scores == {"likelihood.log-ratio": pytest.approx((2.0 - 0.1) / 4)}
+
+
+async def test_the_draft_returns_log_probs_only_for_a_judge_that_needs_them() -> None:
+    stage = Stage(score(), [ONE, END], [ONE, END], [ANSWER])
+    await stage.play()
+    assert not any(call.logprobs for call in stage.draft.calls)
+
+
 # Empty and repeated steps
 
 

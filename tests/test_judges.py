@@ -61,6 +61,7 @@ def ask(
     deadline_s: float = 5,
 ) -> Verdict:
     """Return a panel's verdict. Without `seen`, the judges must not ask for the target's pass."""
+
     async def look() -> Verification:
         assert seen is not None
         return seen
@@ -297,7 +298,8 @@ def test_a_long_step_is_read_in_time() -> None:
 
 def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy() -> None:
     assert {"likelihood", "rating", "yes-no", "arithmetic", "random", "always", "never"} <= {*shipped_judges()}
-    needed: dict[str, dict[str, object]] = {"likelihood": {"threshold": -3.0}, "random": {"share": 0.5}}
+    needed: dict[str, dict[str, object]] = {"random": {"share": 0.5}}
+    needed |= {kind: {"threshold": -3.0} for kind in ("likelihood", "draft-confidence")}
     tables = [{"kind": kind} | needed.get(kind, {}) for kind in shipped_judges()]
     policy = Policy.model_validate({"version": 1, "summary": "all", "family": "score", "judges": tables})
     assert [each.kind for each in policy.judges] == shipped_judges()

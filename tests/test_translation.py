@@ -7,7 +7,7 @@ import pytest
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, StepSpec
-from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.errors import UsageError
 from stepspec.loop.step import Result
 from stepspec.loop.translation import TranslatedDraft
@@ -85,7 +85,7 @@ async def test_the_end_of_a_draft_that_does_not_think_is_the_end_of_thinking() -
     plain = WordTokenizer(tags=False)
     draft = ScriptedEngine(plain, [Reply(ONE + "<|end|>")], name="draft")
     translated = TranslatedDraft(draft, plain.encode("Question"), tokenizer, 1)
-    chunk = await collect(translated.generate(TokenBuffer(tokenizer.encode("Q")), Sampling(), Stop(50)))
+    chunk = await collect(translated.generate(Generate(TokenBuffer(tokenizer.encode("Q")), Sampling(), Stop(50))))
     assert tokenizer.decode(chunk.ids) == ONE + "</think>"
     assert chunk.end == "token"
 
@@ -96,7 +96,9 @@ async def test_a_step_has_no_more_target_tokens_than_requested() -> None:
     splitting = LetterTokenizer()
     draft = ScriptedEngine(plain, [ONE], name="draft")
     translated = TranslatedDraft(draft, plain.encode("Question"), splitting, 1)
-    chunk = await collect(translated.generate(TokenBuffer(splitting.encode("Q")), Sampling(), Stop(5, ("\n\n",))))
+    chunk = await collect(
+        translated.generate(Generate(TokenBuffer(splitting.encode("Q")), Sampling(), Stop(5, ("\n\n",))))
+    )
     assert splitting.decode(chunk.ids) == "One t"
     assert chunk.end == "length"
 
@@ -105,9 +107,9 @@ async def test_requests_that_use_the_target_s_ids_are_refused() -> None:
     tokenizer = WordTokenizer()
     translated = TranslatedDraft(ScriptedEngine(tokenizer, [ONE], name="draft"), [0], tokenizer, 1)
     with pytest.raises(UsageError, match="other token ids"):
-        await collect(translated.generate(TokenBuffer([0]), Sampling(allowed=frozenset({1})), Stop(5)))
+        await collect(translated.generate(Generate(TokenBuffer([0]), Sampling(allowed=frozenset({1})), Stop(5))))
     with pytest.raises(UsageError, match="another vocabulary"):
-        await translated.verify(TokenBuffer([0]), [1])
+        await translated.verify(Verify(TokenBuffer([0]), [1]))
 
 
 def test_token_level_drafting_needs_one_vocabulary_and_says_so() -> None:

@@ -8,7 +8,7 @@ the answer, so it delays no token. Other models have no such file.
 from pathlib import Path
 
 from stepspec.base.file_model import FileModel, Version
-from stepspec.engines.protocol import Engine, TokenBuffer
+from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 
 FILE = "pair.json"
 
@@ -48,5 +48,5 @@ async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
     ids = prompt.since(0)
     if len(ids) < 2 or "scores" not in target.abilities:
         return None
-    logprobs = (await target.verify(TokenBuffer(ids[:1]), ids[1:])).logprobs
+    logprobs = (await target.verify(Verify(TokenBuffer(ids[:1]), ids[1:]))).logprobs
     return sum(logprobs) / len(logprobs) if logprobs else None

@@ -54,8 +54,10 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
 RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
     "label logprobs": "log-probabilities of a judge's answers",
+    "logprobs": "log-probabilities of the tokens that it writes",
+    "entropies": "entropies of its distributions",
 }
-"""What the target returns, by ability."""
+"""What models return, by ability."""
 
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
@@ -212,7 +214,7 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
     if policy.token.drafter == "auto":
         drafter, note = _best_drafter(pair)
         policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
-    _check_judging(policy, pair.target)
+    _check_judging(policy, pair)
     _check_drafting(policy, pair)
     return policy, note
 
@@ -236,17 +238,19 @@ def _why_no_draft_model(pair: Pair) -> str:
     return f": the draft {why} the target"
 
 
-def _check_judging(policy: Policy, target: Engine) -> None:
-    """Reject a policy whose judges or salvage need log-probabilities that the target does not return."""
-    wanted = {f"The judge {judge.name}": judge.needs for judge in policy.judges}
+def _check_judging(policy: Policy, pair: Pair) -> None:
+    """Reject a policy whose judges or salvage need log-probabilities that a model does not return."""
+    wanted = [(f"The judge {judge.name}", pair.target, judge.needs) for judge in policy.judges]
+    wanted += [(f"The judge {judge.name}", pair.draft, judge.draft_needs) for judge in policy.judges]
     if policy.salvage is not None:
-        wanted["Salvage"] = frozenset({"scores"})
-    for what, needs in wanted.items():
-        if missing := needs - target.abilities:
+        wanted.append(("Salvage", pair.target, frozenset({"scores"})))
+    for what, engine, needs in wanted:
+        missing = needs - engine.abilities if engine is not None else frozenset[Ability]()
+        if engine is not None and missing:
             values = " and ".join(sorted(RETURNED.get(ability, ability) for ability in missing))
             raise UsageError(
-                f"{what} needs {values}, which {target.name} does not return. Choose a policy without it, such as "
-                "'specreason', whose judge takes the most likely digit, or serve the target with vLLM."
+                f"{what} needs {values}, which {engine.name} does not return. Choose a policy without it, such as "
+                "'specreason', whose judge takes the most likely digit, or serve the model with vLLM."
             )
 
 

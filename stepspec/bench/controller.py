@@ -8,7 +8,7 @@ import asyncio
 import statistics
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from weakref import WeakKeyDictionary
@@ -22,13 +22,12 @@ from stepspec.engines.protocol import (
     Ability,
     Chunk,
     DrafterName,
-    Drafting,
-    Probe,
+    Generate,
     Sampling,
-    Stop,
     TokenBuffer,
     Tokenizer,
     Verification,
+    Verify,
 )
 from stepspec.loop.controller import Controller
 from stepspec.loop.ledger import Ledger
@@ -52,7 +51,7 @@ class InstantEngine:
     tokenizer: Tokenizer
     name: str = "instant"
     max_context: int = 1 << 30
-    abilities: frozenset[Ability] = EVERYTHING
+    abilities: frozenset[Ability] = EVERYTHING - {"logprobs", "entropies"}
     drafters: tuple[DrafterName, ...] = ("draft-model",)
     own_speculation: str | None = "none"
     num_steps: WeakKeyDictionary[TokenBuffer, int] = field(default_factory=WeakKeyDictionary[TokenBuffer, int])
@@ -64,24 +63,16 @@ class InstantEngine:
         tag = think_end_id(self.tokenizer)
         self._end = next(iter(self.tokenizer.end_ids)) if tag is None else tag
 
-    async def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = Drafting(),
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`: yields the next step, the rest of a rejected step, or an end token."""
         await asyncio.sleep(0)
-        index = self.num_steps.get(prompt, 0)
-        if not stop.delimiters:
+        index = self.num_steps.get(call.prompt, 0)
+        if not call.stop.delimiters:
             yield Chunk((next(iter(self.tokenizer.end_ids)),), "token", passes=1)
-        elif hint:
-            yield Chunk(tuple(hint), "delimiter", passes=1)
+        elif call.hint:
+            yield Chunk(tuple(call.hint), "delimiter", passes=1)
         elif index < STEPS:
-            self.num_steps[prompt] = index + 1
+            self.num_steps[call.prompt] = index + 1
             yield Chunk(self.steps[index], "delimiter", passes=1)
         else:
             yield Chunk((self._end,), "token", passes=1)
@@ -89,14 +80,12 @@ class InstantEngine:
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`: accepts any schema."""
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
+    async def verify(self, call: Verify) -> Verification:
         """See `Engine.verify`: in every fourth step, the argmax token in the middle differs from the proposed token."""
         await asyncio.sleep(0)
-        ids = tuple(continuation)
+        ids = tuple(call.continuation)
         choices, logprobs = list(ids), [-0.1] * len(ids)
-        index = self.num_steps.get(prompt, 0)
+        index = self.num_steps.get(call.prompt, 0)
         if ids and index % REFUSED_EVERY == 0:
             middle = len(ids) // 2
             choices[middle], logprobs[middle] = self.steps[0][0], -9.0

@@ -23,7 +23,16 @@ from transformers import PreTrainedModel
 from stepspec.bench.hooks import blind_engine, synthetic_acceptance
 from stepspec.bench.shapes import random_network, without_text
 from stepspec.engines.metrics import Metrics
-from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    DrafterName,
+    Drafting,
+    Generate,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.evaluation.advise.formula import expected_tokens
@@ -80,7 +89,9 @@ def ours(engine: TorchEngine, drafting: Drafting, max_tokens: int) -> Work:
 
         async def answer(ids: list[int]) -> list[int]:
             async with slots:
-                return list((await collect(engine.generate(TokenBuffer(ids), Sampling(), stop, drafting))).ids)
+                return list(
+                    (await collect(engine.generate(Generate(TokenBuffer(ids), Sampling(), stop, drafting)))).ids
+                )
 
         return await asyncio.gather(*map(answer, prompts))
 
@@ -370,15 +381,15 @@ async def by_context(subject: Subject, lengths: Sequence[int], turns: int) -> li
             ids = [rng.randrange(subject.network.config.vocab_size) for _ in range(length + turns * STEP_LENGTH)]
             texts = {each: TokenBuffer(ids[:length]) for each in (engine, blind)}
             for each, text in texts.items():
-                await each.verify(text, ids[:STEP_LENGTH])  # reads the context
+                await each.verify(Verify(text, ids[:STEP_LENGTH]))  # reads the context
             milliseconds: dict[TorchEngine, list[float]] = {engine: [], blind: []}
             before = engine.metrics()
             for turn in range(turns):
                 proposed = ids[length + turn * STEP_LENGTH :][:STEP_LENGTH]
                 for each, text in texts.items():
                     started = time.perf_counter()
-                    await each.verify(text, proposed)
-                    chunk = await collect(each.generate(text, Sampling(), Stop(STEP_LENGTH)))
+                    await each.verify(Verify(text, proposed))
+                    chunk = await collect(each.generate(Generate(text, Sampling(), Stop(STEP_LENGTH))))
                     milliseconds[each].append((time.perf_counter() - started) * 1000)
                     text.append(chunk.ids)
             done = engine.metrics() - before

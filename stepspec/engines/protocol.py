@@ -213,6 +213,25 @@ class Drafting:
             raise UsageError(f"tolerance must be between 0 (exact) and 1, got {self.tolerance}.")
 
 
+@dataclass(frozen=True)
+class Generate:
+    """A call that generates a continuation of a prompt."""
+
+    prompt: TokenBuffer
+    """The ids to continue, as many as it has when the call starts."""
+    sampling: Sampling
+    stop: Stop
+    drafting: Drafting = Drafting()
+    """Token-level speculation."""
+    hint: Sequence[int] = ()
+    """Ids that are likely to follow the prompt, such as a rejected step. Lookup drafters draft from them."""
+    json_schema: str | None = None
+    """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
+    `json schema`."""
+    logprobs: bool = False
+    """Whether to return the log-probabilities of the generated ids, and entropies. Requires the ability `logprobs`."""
+
+
 ChunkEnd = Literal["delimiter", "token", "length"]
 
 
@@ -230,6 +249,12 @@ class Chunk:
     """Prompt ids that the engine found in its prefix cache."""
     metrics: Metrics | None = None
     """Detailed metrics of the call; None if the engine does not report them."""
+    logprobs: tuple[float, ...] | None = None
+    """The log-probability of each id when it was chosen, at temperature 1 and without penalty, bias or mask; None if
+    the call did not ask for them."""
+    entropies: tuple[float, ...] | None = None
+    """The entropy, in nats, of the distribution that each id was chosen from, like `logprobs`; None without the ability
+    `entropies`."""
 
 
 @dataclass(frozen=True)
@@ -263,11 +288,26 @@ class Verification:
     cached: int = 0
 
 
-Ability = Literal["scores", "choices", "label logprobs", "json schema", "forget"]
+@dataclass(frozen=True)
+class Verify:
+    """A call that scores a continuation of a prompt."""
+
+    prompt: TokenBuffer
+    """The ids before the continuation, as many as it has when the call starts."""
+    continuation: Sequence[int]
+    """The n ids to score."""
+    probes: Sequence[Probe] = ()
+    """Branches after the continuation."""
+    scores: bool = True
+    """Whether to return the n values of `Verification.logprobs` and `choices`. False may save work on a server."""
+
+
+Ability = Literal["scores", "choices", "label logprobs", "logprobs", "entropies", "json schema", "forget"]
 """Optional features of an engine.
 
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
-log-probs of labels. `json schema`: `generate` supports a schema. `forget`: `forget` clears all caches.
+log-probs of labels. `logprobs`, `entropies`: `generate` returns these of what it writes. `json schema`: `generate`
+supports a schema. `forget`: `forget` clears all caches.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
@@ -377,25 +417,8 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = Drafting(),
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
-        """Generate a continuation of the prompt. Closing the iterator frees the resources of the call.
-
-        Args:
-            prompt: the token ids to continue.
-            sampling: the sampling parameters.
-            stop: when generation ends.
-            drafting: token-level speculation.
-            hint: ids that are likely to follow the prompt, such as a rejected step. Lookup drafters draft from them.
-            json_schema: a JSON schema as text. It constrains the generated text, which may start with white space.
-                Requires the ability `json schema`.
+    def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        """Generate a continuation of a prompt. Closing the iterator frees the resources of the call.
 
         Raises:
             ContextError: the prompt fills the context.
@@ -413,16 +436,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
-        """Score `continuation` after `prompt`, and each probe after both. Probes do not see each other.
-
-        Args:
-            prompt: the token ids before the continuation.
-            continuation: n token ids.
-            probes: the branches after the continuation.
-            scores: whether to return the n values of `logprobs` and `choices`. False may save work on a server.
+    async def verify(self, call: Verify) -> Verification:
+        """Score a continuation of a prompt, and each probe after both. Probes do not see each other.
 
         Raises:
             ContextError: prompt, continuation and probes exceed the context.
@@ -521,9 +536,17 @@ async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None 
         EngineError: the call ended without a last chunk.
     """
     ids: list[int] = [] if so_far is None else so_far
+    logprobs, entropies = list[float](), list[float]()
     async with aclosing(chunks):
         async for chunk in chunks:
             ids.extend(chunk.ids)
+            logprobs.extend(chunk.logprobs or ())
+            entropies.extend(chunk.entropies or ())
             if chunk.end is not None:
-                return replace(chunk, ids=tuple(ids))
+                return replace(
+                    chunk,
+                    ids=tuple(ids),
+                    logprobs=None if chunk.logprobs is None else tuple(logprobs),
+                    entropies=None if chunk.entropies is None else tuple(entropies),
+                )
     raise EngineError("The engine ended a generation without a reason.")

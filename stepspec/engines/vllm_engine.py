@@ -29,12 +29,11 @@ from stepspec.engines.protocol import (
     Ability,
     Chunk,
     DrafterName,
-    Drafting,
-    Probe,
+    Generate,
     Sampling,
     Stop,
-    TokenBuffer,
     Verification,
+    Verify,
     check_ids,
     check_room,
     side_by_side,
@@ -116,7 +115,7 @@ class VllmEngine:
         choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
         # Suffix decoding stores past outputs of all requests, which a cache salt does not separate.
         forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
-        return frozenset(["scores", "label logprobs", "json schema", *choices, *forgets])
+        return frozenset(["scores", "label logprobs", "logprobs", "json schema", *choices, *forgets])
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
@@ -170,27 +169,16 @@ class VllmEngine:
                 found.accepted_at.update(dict(enumerate(metric.values)))  # type: ignore[attr-defined]
         return found
 
-    async def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = Drafting(),
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
-        prompt_length = len(prompt)
+        prompt_length = len(call.prompt)
         check_room(self, prompt_length, 1)
-        check_ids(self.name, self._vocab_size, prompt, sampling.named_ids)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
+        check_ids(self.name, self._vocab_size, call.prompt, call.sampling.named_ids)
+        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - prompt_length))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
-        async with aclosing(
-            self._outputs(
-                prompt.since(0), _params(within(sampling, self._vocabulary), stop, prompt_length, json_schema)
-            )
-        ) as outputs:
+        params = _params(within(call.sampling, self._vocabulary), stop, call)
+        async with aclosing(self._outputs(call.prompt.since(0), params)) as outputs:
             async for output in outputs:
                 delta = output.outputs[0]
                 num_passes += 1
@@ -199,6 +187,7 @@ class VllmEngine:
                     if (end := watch.feed(id)) is not None:
                         ids = ids[:count]
                         break
+                logprobs = _logprobs(delta, ids) if call.logprobs else None
                 self._metrics.generated += len(ids)
                 if end is None and delta.finish_reason is not None:
                     end = self._check_finish(delta.finish_reason)
@@ -206,9 +195,10 @@ class VllmEngine:
                     cached = output.num_cached_tokens or 0
                     self._note(prompt_length, cached, output)
                     drafted, accepted = _speculated(delta)
-                    yield Chunk(tuple(ids), end, _queued(output), num_passes, drafted, accepted, cached)
+                    costs = _queued(output), num_passes, drafted, accepted, cached
+                    yield Chunk(tuple(ids), end, *costs, logprobs=logprobs)
                     return
-                yield Chunk(tuple(ids))
+                yield Chunk(tuple(ids), logprobs=logprobs)
         raise EngineError(f"vLLM ended a generation of {self.name} without a finish reason.")
 
     async def check_schema(self, json_schema: str) -> None:
@@ -226,15 +216,14 @@ class VllmEngine:
             raise EngineError(f"vLLM ended a generation of {self.name} with the unexpected finish reason {reason!r}.")
         return "length"
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
+    async def verify(self, call: Verify) -> Verification:
         """See `Engine.verify`. It sends one call for the continuation and one for every probe, concurrently."""
+        prompt, continuation, probes = call.prompt, call.continuation, call.probes
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         check_ids(self.name, self._vocab_size, prompt, continuation, *probe_ids)
         ids = [*prompt.since(0), *continuation]
-        scored = self._scored(ids, len(prompt)) if scores else self._next(ids)
+        scored = self._scored(ids, len(prompt)) if call.scores else self._next(ids)
         own, *labelled = await side_by_side(
             scored, *(self._probed([*ids, *probe.ids], probe.labels) for probe in probes)
         )
@@ -394,8 +383,9 @@ def _memory_default(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"gpu_memory_utilization": round(DEVICE_SHARE * free / total, 3)}
 
 
-def _params(sampling: Sampling, stop: Stop, position: int, json_schema: str | None = None) -> SamplingParams:
+def _params(sampling: Sampling, stop: Stop, call: Generate) -> SamplingParams:
     return SamplingParams(
+        logprobs=0 if call.logprobs else None,  # of the chosen ids alone
         max_tokens=stop.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -404,19 +394,23 @@ def _params(sampling: Sampling, stop: Stop, position: int, json_schema: str | No
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
         allowed_token_ids=sorted(sampling.allowed) if sampling.allowed is not None else None,
-        seed=sampling.seed_at(position) if sampling.temperature > 0 else None,
+        seed=sampling.seed_at(len(call.prompt)) if sampling.temperature > 0 else None,
         stop=list(stop.delimiters),
         include_stop_str_in_output=True,
         stop_token_ids=sorted(stop.token_ids),
         detokenize=bool(stop.delimiters),
         skip_special_tokens=False,
         output_kind=RequestOutputKind.DELTA,
-        structured_outputs=None if json_schema is None else StructuredOutputsParams(json=json_schema),
+        structured_outputs=None if call.json_schema is None else StructuredOutputsParams(json=call.json_schema),
     )
 
 
 def _token(output: Any) -> int:
     return int(output.outputs[0].token_ids[0])
+
+
+def _logprobs(delta: Any, ids: Sequence[int]) -> tuple[float, ...]:
+    return tuple(entry[id].logprob for id, entry in zip(ids, delta.logprobs, strict=False))
 
 
 def _queued(output: Any) -> float:

@@ -15,7 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stepspec.chat.answer import AnswerReader
-from stepspec.engines.protocol import Chunk, Drafting, Engine, Probe, Sampling, Stop, Verification, collect
+from stepspec.engines.protocol import (
+    Chunk,
+    Drafting,
+    Engine,
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    Verification,
+    Verify,
+    collect,
+)
 from stepspec.errors import ContextError, EngineError, TargetError, UnknownIdError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.judging import Evidence, Panel
@@ -234,11 +245,12 @@ class Controller:
             return None
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
         stop = self.transcript.rest_of_step(self.room)
+        call = Generate(self.transcript.buffer, sampling, stop, logprobs=self.policy.needs_draft_logprobs)
         drafted: list[int] = []
         try:
             with self.ledger.time("draft"):
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.deadline):
-                    chunk = await collect(draft.generate(self.transcript.buffer, sampling, stop), drafted)
+                    chunk = await collect(draft.generate(call), drafted)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
             self.ledger.proposed(len(drafted))
             self.ledger.abandoned(len(drafted))
@@ -249,7 +261,14 @@ class Controller:
         self.ledger.waited("draft", chunk.queue_s)
         self.ledger.proposed(len(chunk.ids))
         num_written = len(chunk.ids) - (chunk.end == "token")
-        return Proposal(chunk.ids, self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])), num_written)
+        own = slice(None, -1 if chunk.end == "token" else None)
+        return Proposal(
+            chunk.ids,
+            self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])),
+            num_written,
+            None if chunk.logprobs is None else chunk.logprobs[own],
+            None if chunk.entropies is None else chunk.entropies[own],
+        )
 
     def opens_call(self, text: str) -> bool:
         """Whether a tool call begins in the text of a step."""
@@ -278,7 +297,8 @@ class Controller:
             return seen
 
         with self.ledger.time("judge"):
-            verdict = await self.panel.judge(Evidence(self.question, steps, proposal.text), look)
+            evidence = Evidence(self.question, steps, proposal.text, proposal.logprobs, proposal.entropies)
+            verdict = await self.panel.judge(evidence, look)
         self.ledger.add(steps_judged=1)
         if self.policy.salvage is not None and not verdict.accepted:
             await look()
@@ -288,10 +308,12 @@ class Controller:
         """Return the target's pass over a step."""
         with self.ledger.time("judge"):
             verification = await self.target.verify(
-                self.transcript.buffer,
-                proposal.ids[: proposal.num_written],
-                probes,
-                scores=self.policy.needs_scores,
+                Verify(
+                    self.transcript.buffer,
+                    proposal.ids[: proposal.num_written],
+                    probes,
+                    scores=self.policy.needs_scores,
+                )
             )
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
@@ -343,7 +365,7 @@ class Controller:
             return
         stop = self.transcript.rest_of_step(self.room)
         num_before, chunk = len(self.transcript.open_ids), Chunk(())
-        written = self.target.generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint)
+        written = self.target.generate(Generate(self.transcript.buffer, self.sampling, stop, self.drafting, hint))
         async with aclosing(punctual(written, self.deadline)) as chunks:
             while not self.answer.stopped:
                 try:
@@ -382,7 +404,8 @@ class Controller:
         engine = draft or self.target
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.drafting
-        written = engine.generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
+        call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
+        written = engine.generate(call)
         async with aclosing(punctual(written, deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):

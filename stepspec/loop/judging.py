@@ -39,6 +39,9 @@ class Evidence:
         question: text of the last user turn.
         committed: the steps before it, in order.
         step: text of the step.
+        draft_logprobs: log-probabilities of the draft's own tokens of the step, at temperature 1; None unless a judge
+            needs them. With another vocabulary, their number differs from that of the target's.
+        draft_entropies: entropies of the distributions that these tokens were chosen from, in nats.
         verification: the target's pass over the step, with the log-probs of its tokens if the judge needs `scores`;
             None for a judge with `asks_target` false.
         choice: the target's most likely token after the judge's probe; None without a probe.
@@ -49,6 +52,8 @@ class Evidence:
     question: str
     committed: Sequence[Step]
     step: str
+    draft_logprobs: tuple[float, ...] | None = None
+    draft_entropies: tuple[float, ...] | None = None
     verification: Verification | None = None
     probe: Probe | None = None
     choice: int | None = None
@@ -74,6 +79,11 @@ class Judge(FileModel, ABC):
     @property
     def needs(self) -> frozenset[Ability]:
         """Abilities that the target needs for this judge."""
+        return frozenset()
+
+    @property
+    def draft_needs(self) -> frozenset[Ability]:
+        """Abilities that the draft needs for this judge: `logprobs` or `entropies`."""
         return frozenset()
 
     def probe(self, tokenizer: Tokenizer) -> Probe | None:

@@ -137,6 +137,11 @@ class Policy(FileModel):
         """Whether the policy needs the target's log-probs of a proposed step's tokens."""
         return self.salvage is not None or any("scores" in judge.needs for judge in self.judges)
 
+    @property
+    def needs_draft_logprobs(self) -> bool:
+        """Whether a judge needs the draft's log-probs or entropies."""
+        return any(judge.draft_needs for judge in self.judges)
+
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:
     """Load a policy by name or path. Return it with the text of its file.

@@ -37,6 +37,10 @@ class Proposal:
     text: str
     num_written: int
     """Number of leading tokens that form the step, without the tag that ends the thinking or the text."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probabilities of the draft's own tokens, without the tag; None unless a judge needs them."""
+    entropies: tuple[float, ...] | None = None
+    """Entropies of the draft's distributions, like `logprobs`."""
 
     @property
     def tag(self) -> int | None:

@@ -5,6 +5,7 @@ draft's original ids are reused. All other committed text is encoded once with t
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from stepspec.chat.prompts import think_end_id
@@ -13,14 +14,13 @@ from stepspec.engines.protocol import (
     Ability,
     Chunk,
     DrafterName,
-    Drafting,
     Engine,
-    Probe,
-    Sampling,
+    Generate,
     Stop,
     TokenBuffer,
     Tokenizer,
     Verification,
+    Verify,
     collect,
 )
 from stepspec.engines.text import TextReader, visible_ids
@@ -57,8 +57,8 @@ class TranslatedDraft:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """No abilities: a draft only generates, and the target judges."""
-        return frozenset()
+        """See `Engine.abilities`. A draft only generates, and the target judges."""
+        return self._draft.abilities & {"logprobs", "entropies"}
 
     @property
     def drafters(self) -> Sequence[DrafterName]:
@@ -70,42 +70,43 @@ class TranslatedDraft:
         """See `Engine.own_speculation`."""
         return self._draft.own_speculation
 
-    async def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = Drafting(),
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. `prompt` must be the same buffer at every call. All ids come in one chunk.
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number.
+
+        The prompt must be the same buffer at every call. All ids come in one chunk.
 
         Raises:
             UsageError: the sampling has `logit_bias` or `allowed`, which use the target's ids.
         """
+        sampling, stop = call.sampling, call.stop
         if sampling.logit_bias or sampling.allowed is not None:
             raise UsageError(
                 f"logit_bias and allowed are not supported: the draft {self.name} has other token ids than the target."
             )
-        self._catch_up(prompt)
+        self._catch_up(call.prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
-        chunk = await collect(
-            self._draft.generate(self._draft_buffer, sampling, own_stop, drafting, json_schema=json_schema)
-        )
+        chunk = await collect(self._draft.generate(replace(call, prompt=self._draft_buffer, stop=own_stop)))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
         tokenizer = self._draft.tokenizer
         ids = self.tokenizer.encode_text(tokenizer.decode(visible_ids(tokenizer, written)))
         self._proposed = ids, written
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
         output = ids if tag is None else [*ids, tag]
+        translated = Chunk(
+            tuple(output),
+            chunk.end,
+            chunk.queue_s,
+            chunk.passes,
+            logprobs=chunk.logprobs,
+            entropies=chunk.entropies,
+        )
         end = next((length for length, id in enumerate(output, 1) if id in stop.token_ids), None)
         if end is not None and (end < len(output) or tag is None):
-            yield Chunk(tuple(output[:end]), "token", chunk.queue_s, chunk.passes)
+            yield replace(translated, ids=tuple(output[:end]), end="token")
         elif len(output) > stop.max_tokens:
-            yield Chunk(tuple(output[: stop.max_tokens]), "length", chunk.queue_s, chunk.passes)
+            yield replace(translated, ids=tuple(output[: stop.max_tokens]), end="length")
         else:
-            yield Chunk(tuple(output), chunk.end, chunk.queue_s, chunk.passes)
+            yield translated
 
     def _catch_up(self, prompt: TokenBuffer) -> None:
         """Append the text committed since the last call to the draft's ids."""
@@ -122,9 +123,7 @@ class TranslatedDraft:
         """See `Engine.check_schema`."""
         await self._draft.check_schema(json_schema)
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
+    async def verify(self, call: Verify) -> Verification:
         """Not supported for a draft.
 
         Raises:

@@ -41,7 +41,16 @@ from stepspec.chat.prompts import (
     selection_line,
     think_end_id,
 )
-from stepspec.engines.protocol import Drafting, Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Drafting,
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import Problem, Split, load_split, true_values
@@ -138,7 +147,7 @@ class Judge:
             self.source.oracle(problem),
         )
         for index in range(MAX_STEPS):
-            ids = (await collect(self.draft.generate(transcript, Sampling(), self.stop))).ids
+            ids = (await collect(self.draft.generate(Generate(transcript, Sampling(), self.stop)))).ids
             if ids[-1] == self.think_end or ids[-1] in self.target.tokenizer.end_ids:
                 return
             step = self.target.tokenizer.decode(ids)
@@ -153,7 +162,7 @@ class Judge:
             transcript.append(ids)
 
     async def _scores(self, transcript: TokenBuffer, ids: Sequence[int]) -> dict[str, float]:
-        seen = await self.target.verify(transcript, ids, [*self.ratings.values(), self.yes_no])
+        seen = await self.target.verify(Verify(transcript, ids, [*self.ratings.values(), self.yes_no]))
         assert seen.logprobs is not None
         scores = {"likelihood.min": min(seen.logprobs), "likelihood.mean": statistics.fmean(seen.logprobs)}
         *ratings, yes_no = seen.probe_logprobs
@@ -163,13 +172,13 @@ class Judge:
         return scores | {"yes_no": yes_no[0] - yes_no[1]}
 
     async def _compare(self, problem: Any, transcript: TokenBuffer, step: str, judged: Judged) -> None:
-        own = await collect(self.target.generate(transcript, Sampling(), self.stop))
+        own = await collect(self.target.generate(Generate(transcript, Sampling(), self.stop)))
         second = self.target.tokenizer.decode(own.ids)
         if own.ids[-1] == self.think_end:
             return
         user = EQUIVALENCE_PROMPT.user.format(first=second.strip(), second=step.strip())
         probe = self._probe(replace(EQUIVALENCE_PROMPT, user=user), self.yes_no_labels)
-        (logprobs,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
+        (logprobs,) = (await self.target.verify(Verify(transcript, (), [probe]))).probe_logprobs
         judged.equivalent = self.source.same(problem, second, step)
         judged.equivalence = logprobs[0] - logprobs[1]
 
@@ -185,7 +194,7 @@ class Judge:
         lines = "\n".join(selection_line(name, each) for name, each in zip(SELECTION_NAMES, candidates, strict=False))
         user = SELECTION_PROMPT.user.format(candidates=lines)
         probe = self._probe(replace(SELECTION_PROMPT, user=user), self.selection_labels)
-        (logprobs,) = (await self.target.verify(transcript, (), [probe])).probe_logprobs
+        (logprobs,) = (await self.target.verify(Verify(transcript, (), [probe]))).probe_logprobs
         chosen = max(range(len(logprobs)), key=logprobs.__getitem__)
         judged.selected = chosen == (place if judged.right else len(SELECTION_NAMES))
 
@@ -259,7 +268,7 @@ async def measure_solutions(
 
         async def one(number: int, problem: Any, engine: TorchEngine = engine) -> tuple[bool, list[bool], list[int]]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
-            ids = (await collect(engine.generate(prompt, Sampling(), Stop(700)))).ids
+            ids = (await collect(engine.generate(Generate(prompt, Sampling(), Stop(700))))).ids
             text = engine.tokenizer.decode(ids)
             steps = [step for step in text.partition("</think>")[0].split("\n\n") if step]
             lengths = [len(engine.tokenizer.encode(step + "\n\n")) for step in steps]
@@ -289,7 +298,7 @@ async def measure_acceptance(
 
         async def one(number: int, problem: Any, at: float = temperature, by: Drafting = drafting) -> tuple[int, int]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
-            chunk = await collect(engine.generate(prompt, Sampling(at, seed=number), Stop(700), by))
+            chunk = await collect(engine.generate(Generate(prompt, Sampling(at, seed=number), Stop(700), by)))
             return chunk.accepted, chunk.drafted
 
         counts = await _all(problems, one)
@@ -305,13 +314,13 @@ async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequen
     for problem in problems:
         for role, engine in (("target", target), ("draft", draft)):
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
-            await collect(engine.generate(prompt, Sampling(), Stop(1)))
+            await collect(engine.generate(Generate(prompt, Sampling(), Stop(1))))
             started = time.perf_counter()
-            chunk = await collect(engine.generate(prompt, Sampling(), Stop(33)))
+            chunk = await collect(engine.generate(Generate(prompt, Sampling(), Stop(33))))
             times.setdefault(f"{role} token", []).append((time.perf_counter() - started) / len(chunk.ids))
             for length in (5, 32):
                 started = time.perf_counter()
-                await engine.verify(prompt, chunk.ids[:length])
+                await engine.verify(Verify(prompt, chunk.ids[:length]))
                 times.setdefault(f"{role} reads {length}", []).append(time.perf_counter() - started)
     medians = {name: round(1000 * statistics.median(each), 3) for name, each in times.items()}
     ratio = statistics.median(d / t for d, t in zip(times["draft token"], times["target token"], strict=True))
@@ -326,7 +335,7 @@ async def measure_passes(target: TorchEngine, draft: TorchEngine, problems: Sequ
         # New random tokens each time, because the engine caches tokens that it has read.
         ids = [[rng.randrange(target.tokenizer.num_ids) for _ in range(length)] for _ in range(batch)]
         started = time.perf_counter()
-        await asyncio.gather(*(target.verify(prompt, each) for prompt, each in zip(prompts, ids, strict=False)))
+        await asyncio.gather(*(target.verify(Verify(prompt, each)) for prompt, each in zip(prompts, ids, strict=False)))
         times.setdefault(f"{batch} x {length}", []).append(time.perf_counter() - started)
     medians = {
         name: round(1000 * statistics.median(each[1:]), 3) for name, each in times.items()

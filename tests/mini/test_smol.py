@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from stepspec.chat.prompts import RATING_PROMPTS, YES_NO_PROMPT
 from stepspec.engines.draft_vocabulary import FILE, load_draft_vocabulary
-from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import ModelError
 from stepspec.evaluation.generators import gsm_plain as plain
@@ -290,6 +290,6 @@ def test_the_draft_learns_from_target_samples_and_drafts_within_its_vocabulary(
     assert len(vocabulary) == 200
     engine = TorchEngine.load(str(folder))
     assert set(engine.tokenizer.encode("0123456789")) <= set(vocabulary)
-    chunk = asyncio.run(collect(engine.generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40))))
+    chunk = asyncio.run(collect(engine.generate(Generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40)))))
     asyncio.run(engine.aclose())
     assert set(chunk.ids) <= set(vocabulary)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.vllm_engine import VllmEngine
 from stepspec.errors import StepSpecError
 
@@ -26,14 +34,14 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
 
     async def write(ids: list[int]) -> list[int]:
         stop = Stop(request["max_tokens"], tuple(request["delimiters"]))
-        return list((await collect(target.generate(TokenBuffer(ids), Sampling(), stop))).ids)
+        return list((await collect(target.generate(Generate(TokenBuffer(ids), Sampling(), stop)))).ids)
 
     found["texts"] = await asyncio.gather(*map(write, request["prompts"]))
     seen = []
     for ids, step in zip(request["prompts"], request["steps"], strict=True):
         probes = [Probe(tuple(probe), tuple(request["labels"])) for probe in request["probes"]]
-        verification = await target.verify(TokenBuffer(ids), step, probes)
-        unscored = await target.verify(TokenBuffer(ids), step, scores=False)
+        verification = await target.verify(Verify(TokenBuffer(ids), step, probes))
+        unscored = await target.verify(Verify(TokenBuffer(ids), step, scores=False))
         seen.append(
             {
                 "logprobs": verification.logprobs,
@@ -51,27 +59,29 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
     buffer = TokenBuffer(request["prompts"][0] * 3)
     cached = []
     for _ in range(3):
-        chunk = await collect(target.generate(buffer, Sampling(), Stop(24)))
+        chunk = await collect(target.generate(Generate(buffer, Sampling(), Stop(24))))
         buffer.append(chunk.ids)
         cached.append([chunk.cached, len(buffer)])
     found["cached"] = cached
     await target.forget()
-    forgot = [(await collect(target.generate(buffer, Sampling(), Stop(24)))).cached for _ in range(2)]
+    forgot = [(await collect(target.generate(Generate(buffer, Sampling(), Stop(24))))).cached for _ in range(2)]
     found["forgot"] = forgot
     found["own speculation"] = target.own_speculation
     hot = Sampling(temperature=1.2, seed=3)
     found["hot"] = [
-        (await collect(target.generate(TokenBuffer(request["prompts"][0]), hot, Stop(30)))).ids for _ in "ab"
+        (await collect(target.generate(Generate(TokenBuffer(request["prompts"][0]), hot, Stop(30))))).ids for _ in "ab"
     ]
     schema = json.dumps(request["schema"])
-    constrained = target.generate(TokenBuffer(request["prompts"][0]), Sampling(), Stop(60), json_schema=schema)
+    constrained = target.generate(
+        Generate(TokenBuffer(request["prompts"][0]), Sampling(), Stop(60), json_schema=schema)
+    )
     found["held"] = target.tokenizer.decode((await collect(constrained)).ids[:-1])
     try:
         await target.check_schema('{"type": "strange"}')
     except StepSpecError as error:
         found["no schema"] = [type(error).__name__, str(error)]
     await target.check_schema(schema)
-    closed_early = target.generate(TokenBuffer(request["prompts"][0]), Sampling(), Stop(500))
+    closed_early = target.generate(Generate(TokenBuffer(request["prompts"][0]), Sampling(), Stop(500)))
     await anext(closed_early)
     await closed_early.aclose()
     metrics = target.metrics()
@@ -91,7 +101,7 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
             errors.append([type(error).__name__, str(error)])
     found["errors"] = errors
     try:
-        await target.verify(TokenBuffer([10**6]), [1])
+        await target.verify(Verify(TokenBuffer([10**6]), [1]))
     except StepSpecError as error:
         found["wrong id"] = str(error)
     await target.aclose()

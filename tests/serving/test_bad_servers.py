@@ -20,7 +20,15 @@ from proxy import Call, Fault, Proxy, serving
 
 from stepspec import StepSpec, load_pair
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
-from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.server import Server
@@ -178,7 +186,7 @@ def test_an_invalid_address_is_rejected(spec: str, message: str) -> None:
 
 
 async def generated_ids(engine: RemoteEngine, max_tokens: int = 8) -> tuple[int, ...]:
-    chunk = await collect(engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(max_tokens)))
+    chunk = await collect(engine.generate(Generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(max_tokens))))
     await engine.aclose()
     return chunk.ids
 
@@ -221,7 +229,7 @@ async def test_a_prompt_that_is_too_long_is_a_context_error(server: ServerFixtur
     with pytest.raises(ContextError, match="maximum context length is 2"):
         await generated_ids(engine)
     with pytest.raises(ContextError, match="context of 64"):
-        await collect(engine.generate(TokenBuffer([5] * 64), Sampling(), Stop(1)))
+        await collect(engine.generate(Generate(TokenBuffer([5] * 64), Sampling(), Stop(1))))
 
 
 async def test_a_silent_server_times_out(server: ServerFixture) -> None:
@@ -346,7 +354,7 @@ async def test_a_header_that_cannot_be_replayed_is_dropped(server: ServerFixture
     answer = replace(answer, headers=(("X-Session-Id", "\xe4\u0152"),))
     engine, buffer = load(server(streaming(answer)).url), TokenBuffer([5, 6])
     for _ in range(2):
-        assert (await collect(engine.generate(buffer, Sampling(), Stop(4)))).ids == (8,)
+        assert (await collect(engine.generate(Generate(buffer, Sampling(), Stop(4))))).ids == (8,)
     await engine.aclose()
 
 
@@ -426,9 +434,9 @@ async def use(url: str, tokenizer: HuggingFaceTokenizer) -> None:
     engine = RemoteEngine(address, Server.found(address), tokenizer)
     buffer, probe = TokenBuffer([5, 6, 7]), Probe((7,), (7, 8))
     try:
-        chunk = await collect(engine.generate(buffer, Sampling(), Stop(1)))
-        step = await collect(engine.generate(buffer, Sampling(), Stop(1, ("\n\n",))))
-        found = await engine.verify(buffer, [6, 6], [probe, probe])
+        chunk = await collect(engine.generate(Generate(buffer, Sampling(), Stop(1))))
+        step = await collect(engine.generate(Generate(buffer, Sampling(), Stop(1, ("\n\n",)))))
+        found = await engine.verify(Verify(buffer, [6, 6], [probe, probe]))
     finally:
         await engine.aclose()
     ids = (*chunk.ids, *step.ids, *(found.choices or ()), found.next_choice, *found.probe_choices)
@@ -508,7 +516,7 @@ async def test_calls_of_one_request_share_their_headers(server: ServerFixture) -
     engine = load(proxy.url + "?session_header=X-Flow&replay_headers=x-token")
     one, other = TokenBuffer([5, 6]), TokenBuffer([5, 6])
     for buffer in (one, one, other):
-        await collect(engine.generate(buffer, Sampling(), Stop(4)))
+        await collect(engine.generate(Generate(buffer, Sampling(), Stop(4))))
     await engine.aclose()
     first, second, third = (call.headers for call in proxy.calls if call.fields.get("stream"))
     assert first["x-flow"] == second["x-flow"] != third["x-flow"]
@@ -534,7 +542,7 @@ async def test_a_step_comes_in_one_chunk(server: ServerFixture) -> None:
     step = response({**completion(8, 9, 10, finish_reason="length"), "usage": usage})
     proxy = server(lambda call: step if call.fields.get("max_tokens") == 3 else healthy(call))
     engine = load(proxy.url)
-    chunks = [each async for each in engine.generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(3, ("\n\n",)))]
+    chunks = [each async for each in engine.generate(Generate(TokenBuffer([5, 6, 7]), Sampling(), Stop(3, ("\n\n",))))]
     await engine.aclose()
     assert [(each.ids, each.end, each.passes, each.cached) for each in chunks] == [((8, 9, 10), "length", 3, 2)]
 

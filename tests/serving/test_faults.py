@@ -13,7 +13,7 @@ from servers import needs_vllm
 
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
-from stepspec.engines.protocol import TokenBuffer
+from stepspec.engines.protocol import TokenBuffer, Verify
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, TargetError
@@ -111,7 +111,7 @@ async def assert_right(
         ids = written[position : position + step.num_tokens]
         position += step.num_tokens
         assert checker.tokenizer.decode(ids) == step.text
-        seen = await checker.verify(buffer, ids)
+        seen = await checker.verify(Verify(buffer, ids))
         assert seen.logprobs is not None
         assert seen.choices is not None
         if step.origin == "draft":

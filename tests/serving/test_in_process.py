@@ -11,7 +11,15 @@ import pytest
 from servers import VLLM_PYTHON, environment, needs_vllm
 
 from stepspec.chat.prompts import encode_request
-from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.mini import WEIGHTS
@@ -36,7 +44,9 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
         encode_request(tokenizer, each.question) for _, each in zip(range(NUM_TEXTS), load_split("test"), strict=False)
     ]
     stop = Stop(MAX_TOKENS, DELIMITERS)
-    texts = [(await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))).ids for ids in prompts]
+    texts = [
+        (await collect(torch_engine.generate(Generate(TokenBuffer(ids), Sampling(), stop)))).ids for ids in prompts
+    ]
     steps = [(*ids[:4], ids[2], *ids[4:]) for ids in texts]  # differs from what the model would write
     labels = [tokenizer.encode(str(digit))[-1] for digit in range(10)]
     probes = [tokenizer.encode(text) for text in ("Rating: ", " so it is ")]
@@ -53,7 +63,7 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
     assert [tuple(ids) for ids in found["texts"]] == texts
     for ids, step, seen in zip(prompts, steps, found["seen"], strict=True):
         own = await torch_engine.verify(
-            TokenBuffer(ids), step, [Probe(tuple(probe), tuple(labels)) for probe in probes]
+            Verify(TokenBuffer(ids), step, [Probe(tuple(probe), tuple(labels)) for probe in probes])
         )
         assert seen["logprobs"] == pytest.approx(own.logprobs, abs=ROUNDING)
         assert tuple(seen["choices"]) == own.choices
@@ -66,7 +76,7 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
                 [expected[index] for index in shown], abs=ROUNDING
             )
     await torch_engine.aclose()
-    assert found["abilities"] == ["choices", "forget", "json schema", "label logprobs", "scores"]
+    assert found["abilities"] == ["choices", "forget", "json schema", "label logprobs", "logprobs", "scores"]
     assert json.loads(found["held"]) in request["schema"]["enum"]
     assert found["no schema"][0] == "UsageError"
     assert "The JSON schema is not supported" in found["no schema"][1]

@@ -18,7 +18,15 @@ from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.draft_vocabulary import FILE
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
-from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError, UsageError
@@ -85,8 +93,8 @@ async def test_it_writes_what_the_torch_engine_writes(
     remote: RemoteEngine, torch_engine: TorchEngine, stop: Stop
 ) -> None:
     for ids in prompts(remote.tokenizer):
-        theirs = await collect(remote.generate(TokenBuffer(ids), Sampling(), stop))
-        ours = await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))
+        theirs = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), stop)))
+        ours = await collect(torch_engine.generate(Generate(TokenBuffer(ids), Sampling(), stop)))
         assert (theirs.ids, theirs.end) == (ours.ids, ours.end)
 
 
@@ -94,8 +102,8 @@ async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: Torc
     (tag,) = remote.tokenizer.encode("</think>")
     stop = Stop(300, token_ids=frozenset({tag}))
     for ids in prompts(remote.tokenizer)[:3]:
-        theirs = await collect(remote.generate(TokenBuffer(ids), Sampling(), stop))
-        ours = await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), stop))
+        theirs = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), stop)))
+        ours = await collect(torch_engine.generate(Generate(TokenBuffer(ids), Sampling(), stop)))
         assert theirs.ids == ours.ids
         assert theirs.ids[-1] == tag
 
@@ -103,7 +111,7 @@ async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: Torc
 async def test_a_text_follows_its_json_schema(remote: RemoteEngine) -> None:
     assert remote._server.schema_field == "structured_outputs"
     ids, schema = prompts(remote.tokenizer)[0], '{"enum": ["stepspec", "others"]}'
-    written = await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(60), json_schema=schema))
+    written = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(60), json_schema=schema)))
     assert written.end == "token"
     assert json.loads(remote.tokenizer.decode(written.ids[:-1])) in ("stepspec", "others")
 
@@ -119,10 +127,10 @@ async def test_it_verifies_like_the_torch_engine(remote: RemoteEngine, torch_eng
     labels = tuple(tokenizer.encode(str(digit))[-1] for digit in range(10))
     probes = [Probe(tuple(tokenizer.encode(text)), labels) for text in ("Rating: ", " so it is ")]
     for ids in prompts(tokenizer)[:3]:
-        step = (await collect(torch_engine.generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",))))).ids
+        step = (await collect(torch_engine.generate(Generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",)))))).ids
         step = (*step[:4], step[2], *step[4:])  # differs from what the model would write
-        theirs = await remote.verify(TokenBuffer(ids), step, probes)
-        ours = await torch_engine.verify(TokenBuffer(ids), step, probes)
+        theirs = await remote.verify(Verify(TokenBuffer(ids), step, probes))
+        ours = await torch_engine.verify(Verify(TokenBuffer(ids), step, probes))
         assert theirs.logprobs == pytest.approx(ours.logprobs, abs=ROUNDING)
         assert (theirs.choices, theirs.next_choice) == (ours.choices, ours.next_choice)
         assert theirs.probe_choices == ours.probe_choices
@@ -131,7 +139,7 @@ async def test_it_verifies_like_the_torch_engine(remote: RemoteEngine, torch_eng
             assert [distribution[index] for index in shown] == pytest.approx(
                 [own[index] for index in shown], abs=ROUNDING
             )
-        unscored = await remote.verify(TokenBuffer(ids), step, scores=False)
+        unscored = await remote.verify(Verify(TokenBuffer(ids), step, scores=False))
         assert (unscored.logprobs, unscored.choices, unscored.next_choice) == (None, None, ours.next_choice)
 
 
@@ -139,11 +147,11 @@ async def test_the_server_samples_and_a_seed_makes_it_repeatable(draft_port: int
     remote = RemoteEngine.load(f"http://127.0.0.1:{draft_port}/v1")
     ids = prompts(remote.tokenizer)[0]
     hot = Sampling(temperature=1.5, top_p=0.95, top_k=50, min_p=0.01, repetition_penalty=1.1, seed=3)
-    texts = [(await collect(remote.generate(TokenBuffer(ids), hot, Stop(40)))).ids for _ in range(2)]
-    other = await collect(remote.generate(TokenBuffer(ids), Sampling(temperature=1.5, seed=4), Stop(40)))
+    texts = [(await collect(remote.generate(Generate(TokenBuffer(ids), hot, Stop(40))))).ids for _ in range(2)]
+    other = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(temperature=1.5, seed=4), Stop(40))))
     assert texts[0] == texts[1] != other.ids
     biased = Sampling(logit_bias=((ids[0], 100.0),))
-    assert set((await collect(remote.generate(TokenBuffer(ids), biased, Stop(3)))).ids) == {ids[0]}
+    assert set((await collect(remote.generate(Generate(TokenBuffer(ids), biased, Stop(3))))).ids) == {ids[0]}
     await remote.aclose()
 
 
@@ -154,8 +162,8 @@ async def test_a_draft_vocabulary_is_sent_with_every_request(draft_port: int, tm
     engine = RemoteEngine(plain.address, replace(plain._server, folder=str(tmp_path)), plain.tokenizer)
     prompt = TokenBuffer(prompts(engine.tokenizer)[0])
     hot = Sampling(1.5, seed=1)
-    free = await collect(plain.generate(prompt, hot, Stop(30)))
-    bound = await collect(engine.generate(prompt, hot, Stop(30)))
+    free = await collect(plain.generate(Generate(prompt, hot, Stop(30))))
+    bound = await collect(engine.generate(Generate(prompt, hot, Stop(30))))
     assert not set(free.ids) <= set(vocabulary)
     assert bound.ids
     assert set(bound.ids) <= set(vocabulary)
@@ -165,9 +173,9 @@ async def test_a_draft_vocabulary_is_sent_with_every_request(draft_port: int, tm
 async def test_unsupported_sampling_settings_are_an_error(remote: RemoteEngine) -> None:
     ids = prompts(remote.tokenizer)[0]
     with pytest.raises(EngineError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"):
-        await collect(remote.generate(TokenBuffer(ids), Sampling(temperature=1.0, min_p=0.1), Stop(40)))
+        await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(temperature=1.0, min_p=0.1), Stop(40))))
     allowed = frozenset(remote.tokenizer.encode("0123456789"))
-    masked = await collect(remote.generate(TokenBuffer(ids), Sampling(allowed=allowed), Stop(5)))
+    masked = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(allowed=allowed), Stop(5))))
     assert set(masked.ids) <= allowed
 
 
@@ -175,7 +183,7 @@ async def test_a_growing_prompt_is_served_from_the_prefix_cache(remote: RemoteEn
     buffer = TokenBuffer(prompts(remote.tokenizer)[1] * 3)
     before = remote.metrics()
     for _ in range(4):
-        chunk = await collect(remote.generate(buffer, Sampling(), Stop(24)))
+        chunk = await collect(remote.generate(Generate(buffer, Sampling(), Stop(24))))
         buffer.append(chunk.ids)
     done = remote.metrics() - before
     assert chunk.cached >= (len(buffer) - 24) // BLOCK * BLOCK > 0, "not all full blocks come from the cache"
@@ -188,7 +196,7 @@ async def test_forget_clears_the_prefix_cache(remote: RemoteEngine) -> None:
     ids = prompts(remote.tokenizer)[0] * 3
 
     async def cached() -> int:
-        return (await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(8)))).cached
+        return (await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(8))))).cached
 
     assert [await cached() > 0 for _ in range(2)][1]
     await remote.forget()
@@ -197,7 +205,7 @@ async def test_forget_clears_the_prefix_cache(remote: RemoteEngine) -> None:
 
 async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> None:
     ids = prompts(remote.tokenizer)[2]
-    chunk = await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(150)))
+    chunk = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(150))))
     assert chunk.drafted >= chunk.accepted > 0
     assert chunk.passes < len(chunk.ids), "no message has several tokens"
 
@@ -205,7 +213,7 @@ async def test_the_server_s_own_speculation_is_counted(remote: RemoteEngine) -> 
 async def test_metrics_split_the_time_of_calls(remote: RemoteEngine) -> None:
     before = remote.metrics()
     ids = prompts(remote.tokenizer)[2]
-    await collect(remote.generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",))))
+    await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(60, ("\n\n",)))))
     parts = (remote.metrics() - before).call_seconds
     assert parts.keys() == {"network", "queue", "compute"}
     assert parts["compute"] > 0
@@ -213,7 +221,9 @@ async def test_metrics_split_the_time_of_calls(remote: RemoteEngine) -> None:
 
 
 async def test_closing_a_stream_aborts_it_at_the_server(remote: RemoteEngine, target_port: int) -> None:
-    chunks = remote.generate(TokenBuffer(prompts(remote.tokenizer)[3]), Sampling(), Stop(600, token_ids=frozenset()))
+    chunks = remote.generate(
+        Generate(TokenBuffer(prompts(remote.tokenizer)[3]), Sampling(), Stop(600, token_ids=frozenset()))
+    )
     await anext(chunks)
     await chunks.aclose()
 
@@ -269,12 +279,12 @@ async def test_a_server_that_takes_only_text_writes_the_same(target_port: int, t
         for stop in (Stop(60, ("\n\n",)), Stop(200, token_ids=frozenset({tag}))):
             for ids in prompts(remote.tokenizer)[:3]:
                 buffer = TokenBuffer(ids)
-                theirs = await collect(remote.generate(buffer, Sampling(), stop))
-                ours = await collect(torch_engine.generate(buffer, Sampling(), stop))
+                theirs = await collect(remote.generate(Generate(buffer, Sampling(), stop)))
+                ours = await collect(torch_engine.generate(Generate(buffer, Sampling(), stop)))
                 assert remote.tokenizer.decode(theirs.ids) == remote.tokenizer.decode(ours.ids)
                 assert theirs.end == ours.end
-        seen = await remote.verify(buffer, ours.ids[:6], scores=False)
-        own = await torch_engine.verify(buffer, ours.ids[:6])
+        seen = await remote.verify(Verify(buffer, ours.ids[:6], scores=False))
+        own = await torch_engine.verify(Verify(buffer, ours.ids[:6]))
         assert seen.next_choice == own.next_choice
 
 
@@ -296,12 +306,14 @@ async def test_transformers_serve_is_called_with_text(tmp_path: Path, torch_engi
         assert remote.abilities == set()
         for ids in prompts(remote.tokenizer)[:3]:
             buffer, stop = TokenBuffer(ids), Stop(60, ("\n\n",))
-            theirs = await collect(remote.generate(buffer, Sampling(), stop))
-            ours = await collect(torch_engine.generate(buffer, Sampling(), stop))
+            theirs = await collect(remote.generate(Generate(buffer, Sampling(), stop)))
+            ours = await collect(torch_engine.generate(Generate(buffer, Sampling(), stop)))
             assert (remote.tokenizer.decode(theirs.ids), theirs.end) == (remote.tokenizer.decode(ours.ids), ours.end)
             with pytest.raises(UsageError, match="cannot sample with top_k, min_p"):
-                await collect(remote.generate(buffer, Sampling(top_k=5, min_p=0.1), stop))
-            seen, own = [await each.verify(buffer, ours.ids[:5], scores=False) for each in (remote, torch_engine)]
+                await collect(remote.generate(Generate(buffer, Sampling(top_k=5, min_p=0.1), stop)))
+            seen, own = [
+                await each.verify(Verify(buffer, ours.ids[:5], scores=False)) for each in (remote, torch_engine)
+            ]
             assert seen.next_choice == own.next_choice
         await remote.aclose()
 

@@ -20,7 +20,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Drafting, Sampling, TokenBuffer
+from stepspec.engines.protocol import Drafting, Sampling, TokenBuffer, Verify
 from stepspec.engines.torch_engine.model import CausalModel
 
 pytestmark = [
@@ -94,7 +94,7 @@ async def test_a_verification_on_the_device_equals_a_plain_pass() -> None:
     network = make_network(llama_config())
     prompt, step = random_ids(20, 1), random_ids(9, 2)
     async with serving(model_on_device(network)) as engine:
-        verification = await engine.verify(TokenBuffer(prompt), step)
+        verification = await engine.verify(Verify(TokenBuffer(prompt), step))
         following = await generate(engine, [*prompt, *step], 1)
     logits = slow_logits(on_device(network), prompt + step)[len(prompt) - 1 :].log_softmax(-1)
     expected = logits[:-1].gather(1, torch.tensor([step], device="cuda").T)[:, 0].tolist()

@@ -19,7 +19,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, TokenBuffer
+from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, TokenBuffer, Verify
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
@@ -95,7 +95,7 @@ async def test_equal_calls_give_equal_text_and_other_seeds_give_other_text(netwo
 async def test_more_calls_than_slots_wait_and_finish(network: PreTrainedModel) -> None:
     prompts = [random_ids(3, seed) for seed in range(MAX_SLOTS + 9)]
     async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
-        verifying = asyncio.create_task(engine.verify(TokenBuffer([1, 2]), [3]))
+        verifying = asyncio.create_task(engine.verify(Verify(TokenBuffer([1, 2]), [3])))
         chunks = await generate_all(engine, prompts, 4, DRAFTED)
         await verifying
     assert [list(chunk.ids) for chunk in chunks] == [slow_greedy(network, prompt, 4) for prompt in prompts]
@@ -117,7 +117,7 @@ async def test_concurrent_calls_on_one_text_do_not_affect_each_other(network: Pr
     buffer, expected = TokenBuffer([5, 6, 7]), slow_greedy(network, [5, 6, 7], 12)
     async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
         verification, *chunks = await asyncio.gather(
-            engine.verify(buffer, expected),
+            engine.verify(Verify(buffer, expected)),
             *(generate(engine, buffer, 12, drafting=drafting) for drafting in (DRAFTED, Drafting(), DRAFTED)),
         )
         buffer.append(expected[:5])

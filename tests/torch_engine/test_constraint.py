@@ -15,7 +15,15 @@ from scipy.stats import chi2_contingency
 from stepspec import Pair, Sampling, StepSpec, load_pair
 from stepspec.chat.tools import Toolbox, schema_text
 from stepspec.engines.hugging_face import load_tokenizer
-from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Chunk,
+    DrafterName,
+    Drafting,
+    Generate,
+    Stop,
+    TokenBuffer,
+    collect,
+)
 from stepspec.engines.torch_engine.constraint import Grammars, allowed_tokens
 from stepspec.errors import EngineError, UsageError
 from stepspec.mini import WEIGHTS
@@ -47,7 +55,7 @@ async def write(
     tokenizer = pair.target.tokenizer
     buffer = TokenBuffer(tokenizer.encode(PROMPT))
     drafting = Drafting(drafter, 4 if drafter != "none" else None)
-    written = pair.target.generate(buffer, sampling, stop, drafting, json_schema=json.dumps(form))
+    written = pair.target.generate(Generate(buffer, sampling, stop, drafting, json_schema=json.dumps(form)))
     chunk = await collect(written)
     ids = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
     return tokenizer.decode(ids), chunk
@@ -122,7 +130,7 @@ async def test_a_text_without_a_schema_in_the_same_rounds_is_unchanged(pair: Pai
 
     async def free() -> tuple[int, ...]:
         buffer = TokenBuffer(tokenizer.encode(PROMPT))
-        return (await collect(pair.target.generate(buffer, Sampling(), STOP, Drafting("draft-model", 4)))).ids
+        return (await collect(pair.target.generate(Generate(buffer, Sampling(), STOP, Drafting("draft-model", 4))))).ids
 
     alone, constrained = await free(), await write(pair, drafter="draft-model")
     together = await asyncio.gather(free(), write(pair, drafter="draft-model"), free())
@@ -229,7 +237,7 @@ async def test_an_invalid_schema_is_rejected_before_the_reasoning(pair: Pair) ->
 async def test_a_schema_that_is_not_json_is_rejected(pair: Pair) -> None:
     buffer = TokenBuffer(pair.target.tokenizer.encode(PROMPT))
     with pytest.raises(UsageError, match="not valid JSON"):
-        await collect(pair.target.generate(buffer, Sampling(), STOP, json_schema="{"))
+        await collect(pair.target.generate(Generate(buffer, Sampling(), STOP, json_schema="{")))
 
 
 # Masks.

@@ -8,7 +8,15 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from stepspec.engines.hugging_face import load_tokenizer
-from stepspec.engines.protocol import CALL_DRAFTERS, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    CALL_DRAFTERS,
+    Drafting,
+    Generate,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    collect,
+)
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.evaluation.generators.gsm_mini import load_split
@@ -58,7 +66,7 @@ async def test_a_ragged_batch_of_four_equals_transformers(prompts, expected, qua
     tokenizer = load_tokenizer(str(WEIGHTS / "target"), target.config)
     engine = TorchEngine(CausalModel(target, "target"), tokenizer, CausalModel(draft_of(quality), "draft"))
     calls = [
-        collect(engine.generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), Drafting("draft-model", 4)))
+        collect(engine.generate(Generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), Drafting("draft-model", 4))))
         for prompt in prompts
     ]
     chunks = await asyncio.gather(*calls)
@@ -76,10 +84,11 @@ async def test_every_drafter_leaves_the_pairs_text_unchanged(prompts, expected, 
     drafting = Drafting(drafter, num_tokens)
     try:
         calls = (
-            collect(engine.generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), drafting)) for prompt in prompts
+            collect(engine.generate(Generate(TokenBuffer(prompt), Sampling(), Stop(NUM_NEW), drafting)))
+            for prompt in prompts
         )
         chunks = await asyncio.gather(*calls)
-        again = await collect(engine.generate(TokenBuffer(prompts[0]), Sampling(), Stop(NUM_NEW), drafting))
+        again = await collect(engine.generate(Generate(TokenBuffer(prompts[0]), Sampling(), Stop(NUM_NEW), drafting)))
     finally:
         await engine.aclose()
         await draft.aclose()

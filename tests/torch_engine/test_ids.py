@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB_SIZE, generate, llama_config, make_model, make_network, make_tokenizer
 
-from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, check_ids
+from stepspec.engines.protocol import Probe, Sampling, Stop, TokenBuffer, Verify, check_ids
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.errors import UsageError
 
@@ -22,10 +22,10 @@ def call(engine: TorchEngine, place: str, ids: list[int]) -> Coroutine[Any, Any,
     if place in ("prompt", "committed"):
         prompt = TokenBuffer(ids if place == "prompt" else [1, 2])
         prompt.append(ids)
-        return engine.verify(prompt, [3])
+        return engine.verify(Verify(prompt, [3]))
     if place in ("continuation", "probe", "label"):
         probe = Probe(tuple(ids) if place == "probe" else (4,), tuple(ids) if place == "label" else (5,))
-        return engine.verify(TokenBuffer([1, 2]), ids if place == "continuation" else [3], [probe])
+        return engine.verify(Verify(TokenBuffer([1, 2]), ids if place == "continuation" else [3], [probe]))
     bias = tuple((id, 1.0) for id in ids) if place == "bias" else ()
     sampling = Sampling(logit_bias=bias, allowed=frozenset(ids) if place == "allowed" else None)
     return generate(engine, [1, 2], 2, sampling=sampling, hint=ids if place == "hint" else ())

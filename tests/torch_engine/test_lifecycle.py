@@ -22,7 +22,17 @@ from tiny_models import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
-from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Chunk,
+    DrafterName,
+    Drafting,
+    Generate,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel, Positions
 from stepspec.errors import EngineError, ModelError, UsageError
@@ -66,14 +76,14 @@ def poisonable(network: PreTrainedModel) -> CausalModel:
 
 
 def endless(engine: TorchEngine, prompt: list[int], drafting: Drafting = Drafting()) -> AsyncGenerator[Chunk, None]:
-    return engine.generate(TokenBuffer(prompt), Sampling(), Stop(FOREVER), drafting)
+    return engine.generate(Generate(TokenBuffer(prompt), Sampling(), Stop(FOREVER), drafting))
 
 
 async def assert_serves(engine: TorchEngine, network: PreTrainedModel, drafting: Drafting = Drafting()) -> None:
     """Assert that the engine gives right results, long before an endless call would release its slot."""
     async with asyncio.timeout(20):
         chunk = await generate(engine, PROMPT, 5, drafting=drafting)
-        verification = await engine.verify(TokenBuffer(PROMPT), chunk.ids)
+        verification = await engine.verify(Verify(TokenBuffer(PROMPT), chunk.ids))
     assert list(chunk.ids) == list(verification.choices) == slow_greedy(network, PROMPT, 5)
 
 
@@ -92,7 +102,7 @@ async def test_cancelling_running_and_waiting_tasks_frees_their_slots(
 ) -> None:
     async with serving(make_model(network)) as engine:
         tasks = [asyncio.create_task(collect(endless(engine, [number % 40, 2]))) for number in range(MAX_SLOTS + 5)]
-        verifying = asyncio.create_task(engine.verify(TokenBuffer(PROMPT), [4]))
+        verifying = asyncio.create_task(engine.verify(Verify(TokenBuffer(PROMPT), [4])))
         await asyncio.sleep(0.2)
         for task in (*tasks, verifying):
             task.cancel()
@@ -104,7 +114,7 @@ async def test_cancelling_running_and_waiting_tasks_frees_their_slots(
 async def test_a_text_continues_correctly_after_a_cancelled_call(network: PreTrainedModel) -> None:
     buffer = TokenBuffer(PROMPT)
     async with serving(make_model(network), make_model(noisy_copy(network, 0.1))) as engine:
-        call = engine.generate(buffer, Sampling(), Stop(FOREVER), DRAFTED)
+        call = engine.generate(Generate(buffer, Sampling(), Stop(FOREVER), DRAFTED))
         first = await anext(call)
         await call.aclose()
         buffer.append(first.ids[:4])
@@ -180,10 +190,10 @@ async def test_a_failing_drafter_is_an_error_and_the_engine_continues(network: P
 async def test_a_text_continues_after_a_failed_verification(network: PreTrainedModel) -> None:
     buffer = TokenBuffer(PROMPT)
     async with serving(poisonable(network)) as engine:
-        await engine.verify(buffer, [7, 8, 9])
+        await engine.verify(Verify(buffer, [7, 8, 9]))
         buffer.append([7])
         with pytest.raises(EngineError, match="poisoned"):
-            await engine.verify(buffer, [4, POISON])
+            await engine.verify(Verify(buffer, [4, POISON]))
         chunk = await generate(engine, buffer, 6)
     assert list(chunk.ids) == slow_greedy(network, [*PROMPT, 7], 6)
 
@@ -194,7 +204,7 @@ async def test_closing_fails_running_and_waiting_calls(network: PreTrainedModel)
         await asyncio.gather(*(anext(call) for call in running))
         waiting = [
             asyncio.create_task(generate(engine, PROMPT, 5)),
-            asyncio.create_task(engine.verify(TokenBuffer(PROMPT), [4])),
+            asyncio.create_task(engine.verify(Verify(TokenBuffer(PROMPT), [4]))),
         ]
         await asyncio.sleep(0)
         await engine.aclose()
@@ -214,7 +224,7 @@ async def test_calls_after_closing_are_refused_and_closing_twice_is_harmless(
         with pytest.raises(EngineError, match="was closed"):
             await generate(engine, PROMPT, 5)
         with pytest.raises(EngineError, match="was closed"):
-            await engine.verify(TokenBuffer(PROMPT), [4])
+            await engine.verify(Verify(TokenBuffer(PROMPT), [4]))
 
 
 async def test_an_engine_serves_an_event_loop_after_another_has_ended(network: PreTrainedModel) -> None:

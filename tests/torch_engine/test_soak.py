@@ -7,7 +7,15 @@ import pytest
 import torch
 from tiny_models import VOCAB_SIZE, llama_config, make_heads, make_model, make_network, noisy_copy, serving, slow_greedy
 
-from stepspec.engines.protocol import Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Drafting,
+    Generate,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
 pytestmark = pytest.mark.anyio
@@ -24,11 +32,11 @@ async def some_call(engine: TorchEngine, rng: random.Random) -> None:
     number = rng.randrange(len(PROMPTS))
     buffer, expected = TokenBuffer(PROMPTS[number]), EXPECTED[number]
     if rng.random() < 0.3:
-        verification = await engine.verify(buffer, expected[:9])
+        verification = await engine.verify(Verify(buffer, expected[:9]))
         assert list(verification.choices) == expected[:9]
         return
     drafting = Drafting(rng.choice(DRAFTERS), rng.choice((None, 1, 4)))
-    chunk = await collect(engine.generate(buffer, Sampling(), Stop(NUM_NEW), drafting))
+    chunk = await collect(engine.generate(Generate(buffer, Sampling(), Stop(NUM_NEW), drafting)))
     assert list(chunk.ids) == expected
 
 
@@ -42,7 +50,9 @@ async def cancel_at_random(num_calls: int, seed: int) -> tuple[int, int]:
     model, drafter = make_model(NETWORK), make_model(noisy_copy(NETWORK, 0.1))
     async with serving(model, drafter, heads=make_heads(model, 3)) as engine:
         stop, drafting = Stop(NUM_NEW), Drafting("draft-model", 4)
-        every_slot = [engine.generate(TokenBuffer([1, 2, 3]), Sampling(), stop, drafting) for _ in range(MAX_SLOTS)]
+        every_slot = [
+            engine.generate(Generate(TokenBuffer([1, 2, 3]), Sampling(), stop, drafting)) for _ in range(MAX_SLOTS)
+        ]
         await asyncio.gather(*map(collect, every_slot))
         size = model.cache.num_bytes + drafter.cache.num_bytes
         tasks: set[asyncio.Task[None]] = set()

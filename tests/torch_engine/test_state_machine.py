@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from tiny_models import llama_config, make_heads, make_model, make_network, make_tokenizer, noisy_copy, slow_logits
 
-from stepspec.engines.protocol import Chunk, Drafting, Probe, Sampling, Stop, TokenBuffer, Verification, collect
+from stepspec.engines.protocol import (
+    Chunk,
+    Drafting,
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine.engine import TorchEngine
 
 T = TypeVar("T")
@@ -64,7 +75,7 @@ class Histories(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def generation(self, text: TokenBuffer, num_tokens: int, drafting: Drafting) -> Coroutine[Any, Any, Chunk]:
-        return collect(self.engine.generate(text, Sampling(), Stop(num_tokens), drafting))
+        return collect(self.engine.generate(Generate(text, Sampling(), Stop(num_tokens), drafting)))
 
     @rule(target=texts, ids=st.lists(IDS, min_size=1, max_size=40))
     def join(self, ids: list[int]) -> TokenBuffer:
@@ -99,7 +110,7 @@ class Histories(RuleBasedStateMachine):
         before = text.since(0)
 
         async def together() -> tuple[Chunk, Verification]:
-            calls = asyncio.gather(self.generation(text, num_tokens, drafting), self.engine.verify(text, ids))
+            calls = asyncio.gather(self.generation(text, num_tokens, drafting), self.engine.verify(Verify(text, ids)))
             await asyncio.sleep(0)  # the calls are made
             text.append(ids)
             return await calls
@@ -112,7 +123,7 @@ class Histories(RuleBasedStateMachine):
     def verify(self, text: TokenBuffer, step: list[int], probe: list[int], accepted: bool) -> None:
         ids = text.since(0)
         probes = (Probe((), (1, 2)), Probe(tuple(probe), (0, 3)))
-        verification = self.wait(self.engine.verify(text, step, probes))
+        verification = self.wait(self.engine.verify(Verify(text, step, probes)))
         distributions = [logits_after([*ids, *step[:length]]).log_softmax(-1) for length in range(len(step) + 1)]
         expected = [float(distribution[token]) for distribution, token in zip(distributions, step, strict=False)]
         assert verification.logprobs == pytest.approx(expected, abs=1e-3)
@@ -128,7 +139,7 @@ class Histories(RuleBasedStateMachine):
     @rule(text=texts, drafting=DRAFTINGS, is_read=st.booleans())
     def cancel(self, text: TokenBuffer, drafting: Drafting, is_read: bool) -> None:
         async def begin() -> None:
-            chunks = self.engine.generate(text, Sampling(), Stop(200), drafting)
+            chunks = self.engine.generate(Generate(text, Sampling(), Stop(200), drafting))
             if is_read:
                 await anext(chunks)
                 await chunks.aclose()

@@ -16,7 +16,15 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Chunk,
+    Drafting,
+    Generate,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    collect,
+)
 from stepspec.engines.torch_engine.engine import TorchEngine
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +73,7 @@ def all_stops(text: list[int]) -> list[Stop]:
 
 
 async def generate_until(engine: TorchEngine, buffer: TokenBuffer, stop: Stop, drafting: Drafting) -> Chunk:
-    return await collect(engine.generate(buffer, Sampling(), stop, drafting))
+    return await collect(engine.generate(Generate(buffer, Sampling(), stop, drafting)))
 
 
 @pytest.mark.parametrize("drafting", DRAFTINGS, ids=str)
@@ -117,7 +125,7 @@ async def test_only_emitted_tokens_count_as_accepted(network: PreTrainedModel, t
 async def test_chunks_come_in_order_and_the_last_has_the_reason(network: PreTrainedModel, text: list[int]) -> None:
     network = make_network(llama_config(max_position_embeddings=4096))
     async with serving(make_model(network)) as engine:
-        chunks = [chunk async for chunk in engine.generate(TokenBuffer(PROMPT), Sampling(), Stop(300))]
+        chunks = [chunk async for chunk in engine.generate(Generate(TokenBuffer(PROMPT), Sampling(), Stop(300)))]
     assert len(chunks) > 1
     assert [chunk.end for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert sum((chunk.ids for chunk in chunks), ()) == tuple(slow_greedy(network, PROMPT, 300))

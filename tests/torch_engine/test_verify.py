@@ -20,7 +20,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Probe, TokenBuffer, Verification
+from stepspec.engines.protocol import Probe, TokenBuffer, Verification, Verify
 from stepspec.errors import ContextError, UsageError
 
 pytestmark = pytest.mark.anyio
@@ -71,22 +71,22 @@ async def test_a_verification_equals_plain_passes_of_the_model(
     network: PreTrainedModel, step: list[int], probes: list[Probe]
 ) -> None:
     async with serving(make_model(network)) as engine:
-        actual = await engine.verify(TokenBuffer(PROMPT), step, probes)
+        actual = await engine.verify(Verify(TokenBuffer(PROMPT), step, probes))
     assert_same(actual, slow_verification(network, PROMPT, step, probes))
     assert actual.passes == 1
 
 
 async def test_a_prompt_of_one_token_can_be_verified(network: PreTrainedModel) -> None:
     async with serving(make_model(network)) as engine:
-        actual = await engine.verify(TokenBuffer([3]), STEP, PROBES)
+        actual = await engine.verify(Verify(TokenBuffer([3]), STEP, PROBES))
     assert_same(actual, slow_verification(network, [3], STEP, PROBES))
 
 
 async def test_probes_together_equal_each_probe_alone(network: PreTrainedModel) -> None:
     async with serving(make_model(network)) as engine:
-        together = await engine.verify(TokenBuffer(PROMPT), STEP, PROBES)
+        together = await engine.verify(Verify(TokenBuffer(PROMPT), STEP, PROBES))
         for index, probe in enumerate(PROBES):
-            alone = await engine.verify(TokenBuffer(PROMPT), STEP, [probe])
+            alone = await engine.verify(Verify(TokenBuffer(PROMPT), STEP, [probe]))
             assert alone.probe_choices == together.probe_choices[index : index + 1]
             assert alone.probe_logprobs[0] == pytest.approx(together.probe_logprobs[index], abs=ROUNDING)
 
@@ -94,7 +94,7 @@ async def test_probes_together_equal_each_probe_alone(network: PreTrainedModel) 
 async def test_an_empty_probe_gives_the_distribution_after_the_continuation(network: PreTrainedModel) -> None:
     probes = [PROBES[0], Probe((), (1, 2)), PROBES[1], Probe((), (3,))]
     async with serving(make_model(network)) as engine:
-        actual = await engine.verify(TokenBuffer(PROMPT), STEP, probes)
+        actual = await engine.verify(Verify(TokenBuffer(PROMPT), STEP, probes))
     assert_same(actual, slow_verification(network, PROMPT, STEP, probes))
     assert actual.probe_choices[1] == actual.next_choice
 
@@ -103,12 +103,12 @@ async def test_an_accepted_step_is_not_read_again_by_a_verification(network: Pre
     model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
     async with serving(model) as engine:
         with model.counted() as reads:
-            await engine.verify(buffer, STEP, PROBES)
+            await engine.verify(Verify(buffer, STEP, PROBES))
         assert reads == [len(PROMPT) + len(STEP) + sum(len(probe.ids) for probe in PROBES)]
         buffer.append(STEP)
         following = random_ids(5, 6)
         with model.counted() as reads:
-            actual = await engine.verify(buffer, following)
+            actual = await engine.verify(Verify(buffer, following))
         assert reads == [1 + len(following)], (
             "the pass must read the new ids and, for the next distribution, the last id"
         )
@@ -120,7 +120,7 @@ async def test_an_accepted_step_is_not_read_again_by_a_generation(network: PreTr
     model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
     drafting = {"drafting": DRAFTED} if drafted else {}
     async with serving(model, make_model(noisy_copy(network, 0.1))) as engine:
-        await engine.verify(buffer, STEP, PROBES)
+        await engine.verify(Verify(buffer, STEP, PROBES))
         buffer.append(STEP)
         with model.counted() as reads:
             chunk = await generate(engine, buffer, 10, **drafting)
@@ -134,7 +134,7 @@ async def test_a_generated_step_is_not_read_again_by_a_verification(network: Pre
         chunk = await generate(engine, buffer, 10, drafting=DRAFTED)
         buffer.append(chunk.ids)
         with model.counted() as reads:
-            actual = await engine.verify(buffer, STEP)
+            actual = await engine.verify(Verify(buffer, STEP))
         assert reads == [1 + len(STEP)]
     assert_same(actual, slow_verification(network, [*PROMPT, *chunk.ids], STEP, []))
 
@@ -142,13 +142,13 @@ async def test_a_generated_step_is_not_read_again_by_a_verification(network: Pre
 async def test_a_rejected_step_is_dropped_except_for_its_committed_prefix(network: PreTrainedModel) -> None:
     model, buffer = CountingModel.of(network), TokenBuffer(PROMPT)
     async with serving(model) as engine:
-        await engine.verify(buffer, STEP, PROBES)
+        await engine.verify(Verify(buffer, STEP, PROBES))
         with model.counted() as reads:
-            rejected = await engine.verify(buffer, STEP[::-1])
+            rejected = await engine.verify(Verify(buffer, STEP[::-1]))
         assert reads == [1 + len(STEP)]
         assert_same(rejected, slow_verification(network, PROMPT, STEP[::-1], []))
 
-        await engine.verify(buffer, STEP)
+        await engine.verify(Verify(buffer, STEP))
         other = [(token + 1) % 48 for token in STEP[4:6]]
         buffer.append([*STEP[:4], *other])
         with model.counted() as reads:
@@ -164,13 +164,13 @@ async def test_a_long_text_of_steps_is_read_once(network: PreTrainedModel) -> No
         for number in range(12):
             step = random_ids(6, 100 + number)
             with model.counted() as reads:
-                await engine.verify(buffer, step, PROBES[:1])
+                await engine.verify(Verify(buffer, step, PROBES[:1]))
             assert reads[0] <= 1 + len(step) + len(PROBES[0].ids) or number == 0
             if number % 3 == 0:
                 step = list((await generate(engine, buffer, 5, drafting=DRAFTED)).ids)
             buffer.append(step)
             model.cache.check()
-        last = await engine.verify(buffer, STEP)
+        last = await engine.verify(Verify(buffer, STEP))
     assert_same(last, slow_verification(network, buffer.since(0), STEP, []))
 
 
@@ -180,11 +180,11 @@ async def test_prompt_and_continuation_and_probes_must_fit_the_context() -> None
     async with serving(make_model(network)) as engine:
         fits = random_ids(room, 8)
         assert_same(
-            await engine.verify(TokenBuffer(PROMPT), fits, PROBES[:1]),
+            await engine.verify(Verify(TokenBuffer(PROMPT), fits, PROBES[:1])),
             slow_verification(network, PROMPT, fits, PROBES[:1]),
         )
         with pytest.raises(ContextError, match="context of 512"):
-            await engine.verify(TokenBuffer(PROMPT), [*fits, 0], PROBES[:1])
+            await engine.verify(Verify(TokenBuffer(PROMPT), [*fits, 0], PROBES[:1]))
         with pytest.raises(ContextError, match="Shorten the prompt"):
             await generate(engine, random_ids(CONTEXT), 1)
         assert len((await generate(engine, random_ids(CONTEXT - 1), 1)).ids) == 1
@@ -193,6 +193,6 @@ async def test_prompt_and_continuation_and_probes_must_fit_the_context() -> None
 async def test_an_empty_prompt_is_rejected() -> None:
     async with serving(make_model(make_network(make_config("llama")))) as engine:
         with pytest.raises(UsageError, match="prompt is empty"):
-            await engine.verify(TokenBuffer([]), STEP)
+            await engine.verify(Verify(TokenBuffer([]), STEP))
         with pytest.raises(UsageError, match="prompt is empty"):
             await generate(engine, [], 3)

@@ -26,7 +26,15 @@ from transformers import (
 )
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
-from stepspec.engines.protocol import Chunk, Drafting, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import (
+    Chunk,
+    Drafting,
+    Generate,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    collect,
+)
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
@@ -182,7 +190,7 @@ async def generate(
 ) -> Chunk:
     """Run a complete `generate` call."""
     buffer = prompt if isinstance(prompt, TokenBuffer) else TokenBuffer(prompt)
-    return await collect(engine.generate(buffer, sampling, Stop(num_tokens), drafting, hint))
+    return await collect(engine.generate(Generate(buffer, sampling, Stop(num_tokens), drafting, hint)))
 
 
 async def generate_all(

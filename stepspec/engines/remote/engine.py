@@ -22,12 +22,12 @@ from stepspec.engines.protocol import (
     Ability,
     Chunk,
     DrafterName,
-    Drafting,
-    Probe,
+    Generate,
     Sampling,
     Stop,
     TokenBuffer,
     Verification,
+    Verify,
     check_ids,
     check_room,
     side_by_side,
@@ -72,9 +72,10 @@ class RemoteEngine:
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
         labels: list[Ability] = ["label logprobs"] if server.num_logprobs else []
+        written: list[Ability] = ["logprobs"] if server.num_logprobs and server.gives_ids else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
         forgets: list[Ability] = ["forget"] if server.takes_salt else []
-        self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *schemas, *forgets])
+        self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *written, *schemas, *forgets])
         self.own_speculation = server.speculation
         self.address = address
         self._server = server
@@ -118,24 +119,20 @@ class RemoteEngine:
         """Return the totals over all calls so far."""
         return replace(self._metrics.copied(), **vars(self._wire.traffic))
 
-    async def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = Drafting(),
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. The server drafts as it was started; `drafting` and `hint` have no effect."""
+        prompt, sampling = call.prompt, call.sampling
         check_room(self, len(prompt), 1)
         check_ids(self.name, self.tokenizer.num_ids, prompt, sampling.named_ids)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - len(prompt)))
+        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - len(prompt)))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
         fields = self._fields(within(sampling, self._vocabulary), stop, len(prompt))
-        if json_schema is not None and self._server.schema_field:
-            fields |= schema_fields(self._server.schema_field, json_schema)
+        if call.json_schema is not None and self._server.schema_field:
+            fields |= schema_fields(self._server.schema_field, call.json_schema)
+        with_logprobs = call.logprobs and "logprobs" in self.abilities
+        if with_logprobs:
+            fields["logprobs"] = 1
         body = conversation.body(prompt, fields)
         reader = _ChunkReader(self.address, self._server, self.tokenizer)
         deadline = TokenDeadline(self.address)
@@ -151,6 +148,7 @@ class RemoteEngine:
                 choice = answer.only_choice(self.address)
                 finish = choice.finish_reason or finish
                 ids = reader.read(choice)
+                logprobs = self._written_logprobs(choice, ids) if with_logprobs else None
                 if ids and unfinished:
                     deadline.token_came()
                 end, count = _fed(watch, ids)
@@ -158,17 +156,24 @@ class RemoteEngine:
                 self._metrics.generated += count
                 if end is not None:
                     unfinished = False
-                    total = replace(total, ids=tuple(ids[:count]), end=end)
+                    total = replace(total, ids=tuple(ids[:count]), end=end, logprobs=logprobs and logprobs[:count])
                     if not finish:  # the server would continue; leaving cancels the request
                         break
                 elif ids and unfinished:
-                    yield Chunk(tuple(ids))
+                    yield Chunk(tuple(ids), logprobs=logprobs)
         if unfinished:
             total = replace(total, ids=self._last_ids(finish), end="token" if finish == "stop" else "length")
         if not streams:
             total = replace(total, passes=max(usage.completion_tokens - total.accepted, 0))
         self._note(prompt, usage)
         yield replace(total, cached=usage.cached)
+
+    def _written_logprobs(self, choice: Choice, ids: Sequence[int]) -> tuple[float, ...]:
+        """Return the log-probabilities of a chunk's ids."""
+        found = choice.logprobs.token_logprobs if choice.logprobs else None
+        if found is None or len(found) != len(ids):
+            raise nonsense(self.address, "no log-probabilities, although it returned them before")
+        return tuple(found)
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`. It requests one token with the schema, unless the server accepted it recently."""
@@ -262,18 +267,17 @@ class RemoteEngine:
             )
         return fields | further
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
+    async def verify(self, call: Verify) -> Verification:
         """See `Engine.verify`. Every probe generates one token after the cached prompt.
 
         All probes share one call if the server supports several prompts. Scores always take a separate call.
         """
+        prompt, continuation, probes = call.prompt, call.continuation, call.probes
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         check_ids(self.name, self.tokenizer.num_ids, prompt, continuation, *probe_ids)
         ends = [[*continuation, *probe.ids] for probe in probes]
-        if scores and self._server.scores:
+        if call.scores and self._server.scores:
             own, probed = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
         else:
             first, *probed = await self._tokens_after(prompt, [continuation, *ends])

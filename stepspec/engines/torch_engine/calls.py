@@ -94,13 +94,16 @@ class Generation(Call):
     def send(self) -> None:
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
-        ids = tuple(row.generated[self.num_sent :])
-        self.num_sent += len(ids)
+        ids, written = tuple(row.generated[self.num_sent :]), row.written
         chunk = Chunk(ids)
+        if written is not None:
+            new = slice(self.num_sent, None)
+            chunk = Chunk(ids, logprobs=tuple(written.logprobs[new]), entropies=tuple(written.entropies[new]))
+        self.num_sent += len(ids)
         if row.end is not None:
             done = self.metrics
             counts = done.target_passes, done.drafted, done.accepted, done.cached_tokens
-            chunk = Chunk(ids, row.end, self.queue_s, *counts, done)
+            chunk = Chunk(ids, row.end, self.queue_s, *counts, done, chunk.logprobs, chunk.entropies)
         self._call_soon(self.chunks.put_nowait, chunk)
 
     def fail(self, error: EngineError) -> None:

@@ -36,6 +36,7 @@ def verify_and_accept(
     draft: Draft,
     how: Samplers,
     decide: Decide,
+    detailed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run one pass of the target over each row's last token and its drafted tokens, and accept or reject these.
 
@@ -47,20 +48,26 @@ def verify_and_accept(
         draft: up to K tokens per row.
         how: sampling settings of the rows.
         decide: the function `decide`, or the hook of a benchmark. A captured graph belongs to one of them.
+        detailed: whether the outcome includes `sampling.details` of the emitted tokens.
 
     Returns:
         The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
         tokens; columns 1 to n + 1 are these tokens and the one that follows. The hidden states gave that last one.
+        A detailed outcome is float64 with 2 * (K + 1) further columns: log-probability and entropy of each token.
     """
     tokens = draft.tokens
     hidden = target.read(positions, torch.cat([last[:, None], tokens], 1))
     seen, partial = sampling.seen_along(how, tokens), target.vocabulary is not None
-    logits = sampling.edited(target.logits(hidden), how, seen, partial=partial)  # [B, K + 1, V]
+    own = target.logits(hidden)  # [B, K + 1, V]
+    logits = sampling.edited(own, how, seen, partial=partial)
     num_kept, following = decide(logits, draft, counts, positions.starts + 1, how)
     index = num_kept[:, None]
     emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, index, following[:, None])
     row_hidden = hidden.gather(1, index[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
-    return torch.cat([index, emitted], 1), row_hidden
+    outcome = torch.cat([index, emitted], 1)
+    if detailed:  # float64 holds every token id, so one copy brings all of it to the host
+        outcome = torch.cat([outcome.double(), sampling.details(own, emitted).flatten(1).double()], 1)
+    return outcome, row_hidden
 
 
 def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Samplers) -> tuple[Tensor, Tensor]:
@@ -117,10 +124,14 @@ class Rounds:
         how = self._constrained(self._samplers(rows), rows, draft)
         firsts = torch.tensor([row.length for row in rows]).to(logits.device)
         seen, partial = None if how.seen is None else how.seen[:, None], self._target.vocabulary is not None
-        logits = sampling.edited(logits[:, None], how, seen, partial=partial)
-        _, tokens = decide(logits, draft, firsts.new_zeros(len(rows)), firsts, how)
-        for row, token in zip(rows, tokens.tolist(), strict=True):
-            row.emit([token], 0)
+        edited = sampling.edited(logits[:, None], how, seen, partial=partial)
+        _, tokens = decide(edited, draft, firsts.new_zeros(len(rows)), firsts, how)
+        if any(row.written is not None for row in rows):
+            details = sampling.details(logits[:, None], tokens[:, None]).tolist()
+        else:
+            details = [None] * len(rows)
+        for row, token, values in zip(rows, tokens.tolist(), details, strict=True):
+            row.emit([token], 0, values)
             for each in (self._metrics, row.metrics):
                 each.generated += 1
 
@@ -152,7 +163,8 @@ class Rounds:
         positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
             device_draft = draft._replace(counts=(), passes=0)  # both vary by round; a captured pass must not see them
-            outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide)
+            detailed = any(row.written is not None for row in alive)
+            outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
             outcomes = outcome.tolist()
         self._watch.settle()
         if pacer is not None:
@@ -160,15 +172,17 @@ class Rounds:
                 num_asked=max(wanted),
                 found=found,
                 drafted=draft.counts[: len(alive)],
-                accepted=[num_kept for num_kept, *_ in outcomes[: len(alive)]],
+                accepted=[int(num_kept) for num_kept, *_ in outcomes[: len(alive)]],
                 catch_up_s=catching_up.seconds,
                 draft_s=drafting.seconds,
                 verify_s=self._clock() - started - catching_up.seconds - drafting.seconds,
             )
             pacer.note(alive, bucket(len(rows)), done)
-        for row, num_drafted, (num_kept, *tokens) in zip(alive, draft.counts, outcomes, strict=False):
-            before = len(row.generated)
-            num_accepted = row.emit(tokens[: num_kept + 1], num_kept)
+        for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
+            before, num_kept = len(row.generated), int(values[0])
+            tokens, numbers = values[1 : num_kept + 2], values[num_tokens + 2 :]
+            details = list(zip(numbers[::2], numbers[1::2], strict=True)) if detailed else None
+            num_accepted = row.emit([int(token) for token in tokens], num_kept, details)
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):
                 each.note_round(num_drafted, num_accepted, len(row.generated) - before)

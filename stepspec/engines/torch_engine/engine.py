@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +26,9 @@ from stepspec.engines.protocol import (
     Chunk,
     DrafterName,
     Drafting,
-    Probe,
-    Sampling,
-    Stop,
-    TokenBuffer,
+    Generate,
     Verification,
+    Verify,
     check_ids,
     check_room,
 )
@@ -42,7 +40,7 @@ from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_head
 from stepspec.engines.torch_engine.matrix import SMALL_MODEL
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
-from stepspec.engines.torch_engine.row import BatchRow
+from stepspec.engines.torch_engine.row import BatchRow, Written
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.errors import EngineError, ModelError
 
@@ -183,27 +181,20 @@ class TorchEngine:
             memory |= {"draft weights": self._drafter.weight_bytes, "draft cache": self._drafter.cache.num_bytes}
         return replace(self._metrics.copied(), memory_bytes=memory)
 
-    async def generate(
-        self,
-        prompt: TokenBuffer,
-        sampling: Sampling,
-        stop: Stop,
-        drafting: Drafting = Drafting(),
-        hint: Sequence[int] = (),
-        json_schema: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
+        prompt, drafting = call.prompt, call.drafting
         prompt_length = len(prompt)
         check_room(self, prompt_length, 1)
-        check_ids(self.name, self._model.vocab_size, prompt, hint, sampling.named_ids)
+        check_ids(self.name, self._model.vocab_size, prompt, call.hint, call.sampling.named_ids)
         if drafting.drafter == "engine":
             drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
         constraint = None
-        if json_schema is not None:
-            constraint = await asyncio.to_thread(self._grammars.constraint, json_schema)
-        stop = replace(stop, max_tokens=min(stop.max_tokens, self.max_context - prompt_length))
-        call = Generation(
+        if call.json_schema is not None:
+            constraint = await asyncio.to_thread(self._grammars.constraint, call.json_schema)
+        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - prompt_length))
+        generation = Generation(
             prompt=prompt,
             prompt_length=prompt_length,
             loop=asyncio.get_running_loop(),
@@ -211,35 +202,35 @@ class TorchEngine:
             row=BatchRow(
                 prompt,
                 prompt_length,
-                sampling,
+                call.sampling,
                 drafting,
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
-                hint,
+                call.hint,
                 constraint,
+                written=Written() if call.logprobs else None,
             ),
             chunks=asyncio.Queue(),
         )
-        self._submit(call)
+        self._submit(generation)
         try:
             while True:
-                message = await call.chunks.get()
+                message = await generation.chunks.get()
                 if isinstance(message, EngineError):
                     raise message
                 yield message
                 if message.end is not None:
                     return
         finally:
-            call.cancelled = True
+            generation.cancelled = True
 
-    async def verify(
-        self, prompt: TokenBuffer, continuation: Sequence[int], probes: Sequence[Probe] = (), *, scores: bool = True
-    ) -> Verification:
+    async def verify(self, call: Verify) -> Verification:
         """See `Engine.verify`. The result always includes the log-probabilities, as they cost nothing here."""
+        prompt, continuation, probes = call.prompt, call.continuation, call.probes
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         check_ids(self.name, self._model.vocab_size, prompt, continuation, *probe_ids)
         loop = asyncio.get_running_loop()
-        call = Scoring(
+        scoring = Scoring(
             prompt=prompt,
             prompt_length=len(prompt),
             loop=loop,
@@ -248,11 +239,11 @@ class TorchEngine:
             probes=probes,
             outcome=loop.create_future(),
         )
-        self._submit(call)
+        self._submit(scoring)
         try:
-            return await call.outcome
+            return await scoring.outcome
         finally:
-            call.cancelled = True
+            scoring.cancelled = True
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`. The first call takes about a second."""

@@ -12,6 +12,14 @@ from stepspec.engines.torch_engine.constraint import Constraint
 from stepspec.engines.torch_engine.slots import Slot
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a call returns about the ids that it generates, besides the ids: one value for each."""
+
+    logprobs: list[float] = field(default_factory=list[float])
+    entropies: list[float] = field(default_factory=list[float])
+
+
 @dataclass(eq=False)  # rows are compared by identity
 class BatchRow:
     """A generation in progress. Its text is the buffer's first `prompt_length` ids, then `generated`."""
@@ -29,6 +37,7 @@ class BatchRow:
     seen: Tensor | None = None  # bool [V], the tokens in the first `num_seen` ids; set if there is a penalty
     num_seen: int = 0
     metrics: Metrics = field(default_factory=Metrics)
+    written: Written | None = None
 
     @property
     def length(self) -> int:
@@ -50,14 +59,24 @@ class BatchRow:
         beyond = max(0, position - self.prompt_length)
         return self.buffer.since(position, self.prompt_length) + self.generated[beyond:]
 
-    def emit(self, tokens: Sequence[int], num_drafted: int) -> int:
-        """Append tokens up to the one that ends the text; return how many of the first `num_drafted` were appended."""
+    def emit(self, tokens: Sequence[int], num_drafted: int, details: Sequence[Sequence[float]] | None = None) -> int:
+        """Append tokens up to the one that ends the text; return how many of the first `num_drafted` were appended.
+
+        Args:
+            tokens: the tokens.
+            num_drafted: how many of them were drafted.
+            details: log-probability and entropy of each token, if the row returns them.
+        """
         before = len(self.generated)
         for token in tokens:
             self.generated.append(token)
             self.end = self.watch.feed(token)
             if self.end is not None:
                 break
+        if self.written is not None and details is not None:
+            kept = details[: len(self.generated) - before]
+            self.written.logprobs.extend(logprob for logprob, _ in kept)
+            self.written.entropies.extend(entropy for _, entropy in kept)
         if self.constraint is not None:
             ended = self.end == "token"
             self.constraint.consume(self.generated[before : len(self.generated) - ended], ended=ended)

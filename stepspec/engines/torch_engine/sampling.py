@@ -261,6 +261,18 @@ def draw(distribution: Tensor, noise: Tensor) -> Tensor:
     return (mass <= noise[..., None] * mass[..., -1:]).sum(-1)
 
 
+def details(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the log-probability of each token at temperature 1, and the entropy of its distribution, [B, T, 2].
+
+    Args:
+        logits: the model's own logits, [B, T, V]; -inf for tokens that it does not score.
+        tokens: [B, T].
+    """
+    logprobs = logits.float().log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).nan_to_num().sum(-1)
+    return torch.stack([logprobs.gather(-1, tokens[..., None])[..., 0], entropy], -1)
+
+
 def choose(logits: Tensor, positions: Tensor, how: Samplers, purpose: int) -> tuple[Tensor, Tensor | None]:
     """Return a token for each position [B, T], and the distributions [B, T, V]; None for these if all rows are greedy.
 

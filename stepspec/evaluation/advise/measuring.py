@@ -17,9 +17,11 @@ from stepspec.engines.protocol import (
     DrafterName,
     Drafting,
     Engine,
+    Generate,
     Sampling,
     Stop,
     TokenBuffer,
+    Verify,
     collect,
     side_by_side,
 )
@@ -104,13 +106,13 @@ async def _reading(engine: Engine, texts: Sequence[Ids]) -> float | None:
 
 
 async def _written(engine: Engine, buffers: Sequence[TokenBuffer], num_tokens: int) -> tuple[float, list[Chunk]]:
-    return await _timed([collect(engine.generate(each, Sampling(), Stop(num_tokens))) for each in buffers])
+    return await _timed([collect(engine.generate(Generate(each, Sampling(), Stop(num_tokens)))) for each in buffers])
 
 
 async def _verifying(engine: Engine, buffers: Sequence[TokenBuffer], chunks: Sequence[Chunk], width: int) -> float:
     """Return the seconds of a pass that verifies `width` plausible continuation tokens."""
     calls = [
-        engine.verify(buffer, _repeated(chunk.ids or tuple(buffer.since(0)), width), scores=False)
+        engine.verify(Verify(buffer, _repeated(chunk.ids or tuple(buffer.since(0)), width), scores=False))
         for buffer, chunk in zip(buffers, chunks, strict=True)
     ]
     return (await _timed(calls))[0]
@@ -145,7 +147,7 @@ async def _trial(
     async def write(ids: Ids) -> None:
         async with slots:
             drafting = Drafting(drafter, TRIED_COUNT)
-            await collect(engine.generate(TokenBuffer(ids), sampling, stop, drafting))
+            await collect(engine.generate(Generate(TokenBuffer(ids), sampling, stop, drafting)))
 
     await side_by_side(*map(write, texts))
     return _make_trial(drafter, engine.metrics() - before, costs)

@@ -17,8 +17,9 @@ class LikelihoodJudge(ThresholdJudge):
 
     kind: Literal["likelihood"]
     """Selects this judge."""
-    statistic: Literal["min", "mean", "quantile"] = "min"
-    """The score of a step: its least probable token, the mean over its tokens, or a quantile of them."""
+    statistic: Literal["min", "mean", "quantile", "log-ratio"] = "min"
+    """The score of a step: its least probable token, the mean over its tokens, a quantile of them, or by how much the
+    mean exceeds the draft's own."""
     quantile: float | None = Field(default=None, ge=0, le=1)
     """For `statistic = "quantile"`: 0 is the least probable token, 0.5 the median."""
     threshold: float = Field(le=0)
@@ -41,6 +42,11 @@ class LikelihoodJudge(ThresholdJudge):
         """Abilities that the target needs for this judge."""
         return frozenset({"scores"})
 
+    @property
+    def draft_needs(self) -> frozenset[Ability]:
+        """Abilities that the draft needs for this judge."""
+        return frozenset({"logprobs"}) if self.statistic == "log-ratio" else frozenset()
+
     async def score(self, evidence: Evidence) -> float | None:
         """Return the statistic over the step's tokens; None for a step without tokens."""
         assert evidence.verification is not None
@@ -49,4 +55,6 @@ class LikelihoodJudge(ThresholdJudge):
             return None
         if self.statistic == "mean":
             return sum(logprobs) / len(logprobs)
+        if self.statistic == "log-ratio":  # of the whole step, since the draft's tokens may be others
+            return (sum(logprobs) - sum(evidence.draft_logprobs or ())) / len(logprobs)
         return sorted(logprobs)[int((self.quantile or 0.0) * (len(logprobs) - 1))]

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from stepspec.chat.prompts import encode_request, think_end_id
-from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.forward import COMPUTE_DTYPE
 from stepspec.mini.measure import SOURCES
@@ -38,7 +38,7 @@ async def proposed(engine: TorchEngine, number: int) -> Proposed:
     )
     found: list[tuple[int, str, bool]] = []
     for place, reference in enumerate(problem.steps):
-        chunk = await collect(engine.generate(transcript, Sampling(temperature, seed=number + place), stop))
+        chunk = await collect(engine.generate(Generate(transcript, Sampling(temperature, seed=number + place), stop)))
         step = engine.tokenizer.decode([id for id in chunk.ids if id not in ends]).strip()
         if step:
             found.append((place, step, oracle.judge(step)))

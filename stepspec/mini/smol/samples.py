@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.chat.prompts import checked_messages, encode_messages
-from stepspec.engines.protocol import Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.forward import COMPUTE_DTYPE
 from stepspec.mini.smol import texts
@@ -36,7 +36,7 @@ async def answered(engine: TorchEngine, number: int, asked: str) -> dict[str, ob
     """Return the target's text for a question, with thinking and answer in one string."""
     ids = encode_messages(engine.tokenizer, checked_messages([{"role": "user", "content": asked}]))
     sampling = Sampling(TEMPERATURES[number % len(TEMPERATURES)], seed=number)
-    chunk = await collect(engine.generate(TokenBuffer(ids), sampling, Stop(MAX_TOKENS)))
+    chunk = await collect(engine.generate(Generate(TokenBuffer(ids), sampling, Stop(MAX_TOKENS))))
     written = engine.tokenizer.decode([id for id in chunk.ids if id not in engine.tokenizer.end_ids])
     return {"number": number, "question": asked, "text": written, "ended": chunk.end == "token"}
 

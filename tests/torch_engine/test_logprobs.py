@@ -1,0 +1,71 @@
+"""Log-probs and entropies of generated ids equal those of the model's own logits, however the ids were chosen."""
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from tiny_models import (
+    DRAFTED,
+    VOCAB_SIZE,
+    llama_config,
+    make_model,
+    make_network,
+    noisy_copy,
+    random_ids,
+    serving,
+    slow_logits,
+)
+from transformers import PreTrainedModel
+
+from stepspec.engines.protocol import Chunk, Drafting, Generate, Sampling, Stop, TokenBuffer, collect
+from stepspec.engines.torch_engine.model import CausalModel
+
+pytestmark = pytest.mark.anyio
+
+ROUNDING = 2e-4
+HOT = Sampling(0.8, top_p=0.9, repetition_penalty=1.2, logit_bias=((3, 2.0),), seed=5)
+PROMPTS = [random_ids(12, 1), random_ids(5, 2), [7]]
+
+
+@pytest.fixture(scope="module")
+def network() -> PreTrainedModel:
+    return make_network(llama_config())
+
+
+def assert_of_the_model(network: PreTrainedModel, prompt: Sequence[int], chunk: Chunk) -> None:
+    """Check the values of a chunk against plain passes: at temperature 1, without penalty, bias or filter."""
+    rows = slow_logits(network, [*prompt, *chunk.ids])[len(prompt) - 1 : -1].log_softmax(-1)
+    expected = [rows[index, id].item() for index, id in enumerate(chunk.ids)]
+    assert chunk.logprobs == pytest.approx(expected, abs=ROUNDING)
+    assert chunk.entropies == pytest.approx((-(rows.exp() * rows).sum(-1)).tolist(), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("uses_graphs", [False, True])
+@pytest.mark.parametrize("sampling", [Sampling(), HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafting", [Drafting(), DRAFTED, Drafting("prompt-lookup", 3)], ids=lambda d: d.drafter)
+async def test_they_are_those_of_the_model(
+    network: PreTrainedModel, drafting: Drafting, sampling: Sampling, uses_graphs: bool
+) -> None:
+    model, drafter = (make_model(each, uses_graphs=uses_graphs) for each in (network, noisy_copy(network, 0.2)))
+    async with serving(model, drafter) as engine:
+        call = Generate(TokenBuffer([0]), sampling, Stop(24), drafting, logprobs=True)
+        calls = [replace(call, prompt=TokenBuffer(prompt)) for prompt in PROMPTS]
+        chunks = await asyncio.gather(*(collect(engine.generate(each)) for each in calls))
+        plain = await collect(engine.generate(replace(calls[0], logprobs=False)))
+    for prompt, chunk in zip(PROMPTS, chunks, strict=True):
+        assert_of_the_model(network, prompt, chunk)
+    assert (plain.ids, plain.logprobs, plain.entropies) == (chunks[0].ids, None, None)
+
+
+async def test_a_draft_vocabulary_is_the_whole_distribution(network: PreTrainedModel) -> None:
+    vocabulary = tuple(range(0, VOCAB_SIZE, 3))
+    async with serving(CausalModel(copy.deepcopy(network), "draft", vocabulary)) as engine:
+        chunk = await collect(engine.generate(Generate(TokenBuffer(PROMPTS[0]), Sampling(), Stop(9), logprobs=True)))
+    rows = slow_logits(network, [*PROMPTS[0], *chunk.ids])[len(PROMPTS[0]) - 1 : -1][:, list(vocabulary)]
+    logprobs = rows.log_softmax(-1)
+    assert set(chunk.ids) <= set(vocabulary)
+    expected = [row[vocabulary.index(id)].item() for row, id in zip(logprobs, chunk.ids, strict=True)]
+    assert chunk.logprobs == pytest.approx(expected, abs=ROUNDING)
+    assert chunk.entropies == pytest.approx((-(logprobs.exp() * logprobs).sum(-1)).tolist(), abs=ROUNDING)

@@ -1,8 +1,11 @@
 """Build the pair `smol` from the base model and the weights that ship with stepspec.
 
 The build writes to a temporary folder next to the pair's final folder, and renames it when it is complete.
+
+`python -m stepspec.mini.smol.build --base FOLDER` writes the untouched base as a model folder, to compare with.
 """
 
+import argparse
 import shutil
 import tempfile
 from collections.abc import Callable, Generator
@@ -104,6 +107,8 @@ def write_pair(folder: Path, base: Path, weights: Path) -> None:
     write_model(folder / "target", target, tokenizer)
     write_model(folder / "draft", draft_of(target, weights / "draft.safetensors"), tokenizer)
     write_model(folder / "reward", reward_of(target, weights / "reward.safetensors"), tokenizer)
+    for role in ("target", "draft", "reward"):
+        shutil.copyfile(SMOL / "README.md", folder / role / "README.md")
     shutil.copyfile(weights / draft_vocabulary.FILE, folder / "draft" / draft_vocabulary.FILE)
     shutil.copyfile(weights / SCOPE_FILE, folder / SCOPE_FILE)
 
@@ -114,10 +119,7 @@ def merged_target(base: Path, adapters: list[Path]) -> LlamaForCausalLM:
     tag_ids: Any = load_tokenizer(base).convert_tokens_to_ids([*TAGS.values()])
     for adapter in adapters:
         merge_file(adapter, original, tag_ids)
-    # A model loaded from a GGUF cannot be saved in another format, so copy its weights to a new model.
-    target = LlamaForCausalLM(_shaped(original.config, original.config.num_hidden_layers))
-    target.load_state_dict(original.state_dict())
-    return target
+    return _in_new_model(original)
 
 
 def draft_of(target: Any, file: Path) -> LlamaForCausalLM:
@@ -141,6 +143,13 @@ def reward_of(target: Any, file: Path) -> LlamaForSequenceClassification:
     return reward
 
 
+def _in_new_model(original: Any) -> LlamaForCausalLM:
+    """Return a copy of a model loaded from a GGUF, which itself cannot be saved in another format."""
+    copied = LlamaForCausalLM(_shaped(original.config, original.config.num_hidden_layers))
+    copied.load_state_dict(original.state_dict())
+    return copied
+
+
 def _shaped(config: Any, num_layers: int) -> LlamaConfig:
     """Return a configuration of the same shape, without the GGUF settings."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -151,9 +160,26 @@ def _shaped(config: Any, num_layers: int) -> LlamaConfig:
 
 
 def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a Hugging Face model folder in bfloat16, with the pair's model card."""
+    """Write a Hugging Face model folder in bfloat16."""
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.max_length = CONTEXT
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    shutil.copyfile(SMOL / "README.md", folder / "README.md")
+
+
+def write_base(folder: Path) -> None:
+    """Write the untouched base as a model folder, with its own tokenizer and chat template."""
+    from transformers import AutoTokenizer
+
+    base = find_base()
+    write_model(folder, _in_new_model(load_base(base)), AutoTokenizer.from_pretrained(base.parent, gguf_file=base.name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--base", type=Path, required=True, help="Write the untouched base to this folder.")
+    write_base(parser.parse_args().base)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,19 @@ def package_folder() -> Path:
     return _PACKAGE
 
 
+def write_text(file: Path, text: str) -> None:
+    """Write a text file, and create its folder if needed. Lone surrogates in the text become question marks.
+
+    Raises:
+        StepSpecError: the file cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8", errors="replace")
+    except OSError as error:
+        raise StepSpecError(f"Cannot write {file}: {error.strerror}.") from error
+
+
 def data_folder(name: DataKind) -> Path:
     """Return the folder of the policies or benchmarks: inside the package, or next to it in a checkout.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from stepspec.base.files import write_text
 from stepspec.cli.evaluating import require_extras
 from stepspec.cli.options import (
     DraftOption,
@@ -81,10 +82,9 @@ def advise(
     with resumable(folder, chosen_by_us=output is None):
         findings = asyncio.run(_measured(loaded, data, limit, plan, folder))
     text = _policy_text(findings)
-    policy_file.write_text(text, encoding="utf-8")
+    write_text(policy_file, text)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(findings.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_text(json_file, findings.model_dump_json(indent=2) + "\n")
     _print_report(findings, folder, policy_file, json_file)
     models = _options({"--target": target, "--draft": draft, "--pair": pair})
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")

@@ -18,6 +18,7 @@ from rich.table import Table
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
 from stepspec.api.session import StepSpec, choose_models, load_pair
 from stepspec.base.extras import from_extra
+from stepspec.base.files import write_text
 from stepspec.bench.speed import (
     ChatCosts,
     ContextCosts,
@@ -412,6 +413,5 @@ def _finish(outputs: Iterable[Table | str], record: Record, json_file: Path | No
     for each in outputs:
         console.print(each)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(record.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_text(json_file, record.model_dump_json(indent=2) + "\n")
         print(f"Wrote {json_file}.")

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.base.files import write_text
+from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.compare import Comparison
@@ -40,7 +41,7 @@ def compare_runs(
     run_a, run_b = read_run(a), read_run(b)
     comparison = compare(run_a, iter_rows(a), run_b, iter_rows(b), policy or (), force=force)
     if json_file is not None:
-        _write(json_file, comparison)
+        write_text(json_file, comparison.model_dump_json(indent=2) + "\n")
     _show(comparison, a, b)
 
 
@@ -51,13 +52,6 @@ def _one_run(folder: Path) -> Path:
     if len(runs) > 1:
         raise UsageError(f"{folder} contains several runs; give one of them: {', '.join(map(str, runs))}.")
     return runs[0]
-
-
-def _write(file: Path, comparison: "Comparison") -> None:
-    try:
-        file.write_text(comparison.model_dump_json(indent=2) + "\n", "utf-8")
-    except OSError as error:
-        raise StepSpecError(f"Cannot write {file}: {error.strerror}.") from error
 
 
 def _show(comparison: "Comparison", a: Path, b: Path) -> None:

@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from stepspec.base.extras import from_extra
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.base.files import write_text
+from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.records import Summary
@@ -108,9 +109,5 @@ def _markdown(sources: "Sequence[Source]") -> list[str]:
 
 
 def _write(file: Path, text: str) -> None:
-    try:
-        # Text from a model may contain a lone surrogate.
-        file.write_text(text, "utf-8", errors="replace")
-    except OSError as error:
-        raise StepSpecError(f"Cannot write {file}: {error.strerror}.") from error
+    write_text(file, text)
     print(f"Wrote {file}.")

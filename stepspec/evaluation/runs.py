@@ -194,11 +194,11 @@ def _parse(line: Line, model: type[R]) -> R:
     try:
         return model.model_validate_json(line.content)
     except ValidationError as error:
+        again = "; missing rows run again" if model is ResultRow else ""
         without = shlex.join(["sed", "-i", f"{line.number}d", str(line.file)])
         raise UsageError(
             f"{line.file}, line {line.number} is not a valid {model.__name__} ({_first(error)}); the file is "
-            f"damaged. Delete the line ({without}) and resume the run{_resumed_by(line.file)}; missing "
-            "rows run again."
+            f"damaged. Delete the line ({without}) and resume the run{_resumed_by(line.file)}{again}."
         ) from error
 
 

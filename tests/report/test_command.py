@@ -84,5 +84,6 @@ def test_invalid_input_is_a_one_sentence_error(tmp_path: Path) -> None:
         report(tmp_path)
     with pytest.raises(UsageError, match=r"none\.toml"):
         report(STORED, "--prices", tmp_path / "none.toml")
-    with pytest.raises(StepSpecError, match=r"Cannot write .*nowhere"):
-        report(STORED, "--html", tmp_path / "nowhere" / "page.html", "--markdown", tmp_path / "text.md")
+    (tmp_path / "file").touch()
+    with pytest.raises(StepSpecError, match=r"Cannot write .*file"):
+        report(STORED, "--html", tmp_path / "file" / "page.html", "--markdown", tmp_path / "text.md")

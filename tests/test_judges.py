@@ -306,29 +306,18 @@ def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy(
     assert len({each.name for each in policy.judges}) == len(tables)
 
 
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-[project]
-name = "my-judges"
-version = "1.0"
-"""
-
-
 def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> None:
     """Installs the package that docs/policies.md shows, and runs a question with its judge."""
     page = (ROOT / "docs" / "policies.md").read_text("utf-8").partition("### Write a judge")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    (entry,) = re.findall(r'```toml title="pyproject.toml"\n(.*?)```', page, re.S)
     source = tmp_path / "source"
     source.mkdir()
-    (source / "my_judges.py").write_text(code, "utf-8")
-    (source / "pyproject.toml").write_text(PYPROJECT + entry, "utf-8")
+    files = dict(re.findall(r'```toml title="(.*?)"\n(.*?)```', page, re.S))
+    files["my_judges.py"] = re.findall(r"```python\n(.*?)```", page, re.S)[0]
+    assert files.keys() == {"my_judges.py", "pyproject.toml", "short.toml"}
+    for name, text in files.items():
+        (source / name).write_text(text, "utf-8")
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
     subprocess.run([*install, tmp_path / "site", source], check=True, capture_output=True)
-    policy = tmp_path / "mine.toml"
-    policy.write_text('version = 1\nsummary = "short steps"\nfamily = "score"\n[[judges]]\nkind = "short"\n', "utf-8")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from stepspec import SyncStepSpec\n"
@@ -337,7 +326,7 @@ def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> No
         "assert result.counts.steps_accepted > 0, result\n"
         "assert all(score < 0 for step in result.steps for score in step.scores.values()), result.steps\n"
     )
-    subprocess.run([sys.executable, "-c", program, tmp_path / "site", policy], check=True)
+    subprocess.run([sys.executable, "-c", program, tmp_path / "site", source / "short.toml"], check=True)
 
 
 def test_an_installed_package_that_names_no_judge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

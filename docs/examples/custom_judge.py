@@ -1,51 +1,56 @@
-"""Choose a judge and its threshold for a custom policy.
+"""Write a judge: it rejects a step that calculates with a number from nowhere, without asking the target.
 
-The first policy accepts every step of the draft. Its events carry the scores of two judges: the log-probability of the
-step's least probable token under the target, and the target's rating of the step from 0 to 9. The script takes the
-threshold that accepts half of the steps, and answers with that policy.
+The judge joins the likelihood judge in a cascade. Only steps whose numbers are known cost a pass of the target.
 """
 
 import asyncio
-from statistics import median
+import re
+from typing import ClassVar, Literal
 
-from stepspec import Policy, StepJudged, StepSpec, load_pair
+from stepspec import Policy, StepJudged, StepSpec
+from stepspec.loop.judging import Decision, Evidence, Judge
 
-QUESTIONS = [
+QUESTION = (
     "This is about a few neighbors. Ella baked 25 muffins. Hugo baked 34 muffins. Jack baked as many muffins as Ella "
-    "and Hugo together. Vera baked 16 fewer muffins than Jack. How many muffins did Vera bake?",
-    "It was a sunny day. Paul collected 38 shells. Cara collected 33 shells. Ben collected as many shells as Paul and "
-    "Cara together. Sam collected 18 more shells than Ben. How many shells did Sam collect?",
-    "This happened at school. Ben has 5 boxes of 7 balloons each. Mia has 17 fewer balloons than Ben. Kate has 2 more "
-    "balloons than Mia. How many balloons does Kate have?",
-]
-LIKELIHOOD = {"kind": "likelihood", "statistic": "min", "threshold": -1000.0}
-RATING = {"kind": "rating", "prompt": "short", "readout": "expected", "threshold": 0.0}
+    "and Hugo together. Vera baked 16 fewer muffins than Jack. How many muffins did Vera bake?"
+)
 
 
-def policy_with(*judges: dict[str, object]) -> Policy:
-    """A policy in which the draft proposes steps and these judges must accept them."""
-    return Policy.model_validate({"version": 1, "summary": "custom", "family": "score", "judges": judges})
+class KnownNumbersJudge(Judge):
+    """Rejects a step with a number that is neither in the question, nor in an earlier step, nor its own result."""
+
+    asks_target: ClassVar[bool] = False
+    can_accept: ClassVar[bool] = False  # known numbers do not make a step right
+
+    kind: Literal["known-numbers"] = "known-numbers"
+
+    async def score(self, evidence: Evidence) -> float:
+        """Return the share of the step's numbers that are known. The last one is the result."""
+        text = " ".join([evidence.question, *(step.text for step in evidence.committed)])
+        known = set(re.findall(r"\d+", text))
+        *numbers, _ = re.findall(r"\d+", evidence.step) or [""]
+        return sum(number in known for number in numbers) / len(numbers) if numbers else 1.0
+
+    def decide(self, score: float) -> Decision:
+        """Leave a step with known numbers to the next judge."""
+        return "undecided" if score == 1.0 else "reject"
 
 
 async def main() -> None:
-    pair = load_pair()
-    spec = StepSpec(policy=policy_with(LIKELIHOOD, RATING), pair=pair)
-    scores: dict[str, list[float]] = {}
-    for question in QUESTIONS:
-        async for event in spec.stream(question):
+    policy = Policy.model_validate(
+        {
+            "version": 1,
+            "summary": "known numbers, then the likelihood",
+            "family": "score",
+            "judging": "cascade",
+            "judges": [KnownNumbersJudge(), {"kind": "likelihood", "threshold": -3.05}],
+        }
+    )
+    async with StepSpec(policy=policy) as spec:
+        async for event in spec.stream(QUESTION):
             if isinstance(event, StepJudged):
-                for judge, score in event.scores.items():
-                    if score is not None:
-                        scores.setdefault(judge, []).append(score)
-    for judge, values in scores.items():
-        print(f"{judge}: {len(values)} steps, from {min(values):.2f} to {max(values):.2f}, median {median(values):.2f}")
-
-    threshold = median(scores["likelihood.min"])
-    spec = StepSpec(policy=policy_with(LIKELIHOOD | {"threshold": threshold}), pair=pair)
-    for question in QUESTIONS:
-        result = await spec.generate(question)
-        print(f"{result.counts.steps_accepted} of {result.counts.steps_judged} steps accepted: {result.answer.strip()}")
-    await pair.aclose()
+                scores = ", ".join(f"{name} {score:.2f}" for name, score in event.scores.items() if score is not None)
+                print(f"step {event.index}: {'accepted' if event.accepted else 'rejected'}, {scores}")
 
 
 asyncio.run(main())

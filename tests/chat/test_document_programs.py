@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_every_page_has_the_expected_number_of_programs() -> None:
     counts = {name: len(programs) for name, programs in PROGRAMS.items() if name != "examples"}  # test_examples
-    assert counts == {"README": 2, "getting-started": 2, "langchain": 3, "service": 1}
+    assert counts == {"README": 2, "getting-started": 2, "langchain": 4, "policies": 1, "service": 1}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_agent_multiplies_and_differs_from_the_original_only_by_the_diff(run
         assert f"\n{new}\n" in theirs
         theirs = theirs.replace(new, old)
     assert "stepspec" not in theirs
-    with serving(following_pair(name="Qwen/Qwen3-32B")) as address:
+    with serving(following_pair(name="Qwen/Qwen3-8B")) as address:
         theirs = theirs.replace(f'base_url="{SERVED}"', f'base_url="{address}", api_key="none"')
         assert run(theirs) == run(ours)
 
@@ -89,6 +89,18 @@ def test_the_langchain_program_streams_steps_and_keeps_to_a_schema(run: Run) -> 
 def test_the_graph_program_prints_step_events(run: Run) -> None:
     lines = run(PROGRAMS["langchain"][2]).splitlines()
     assert lines[:3] == ["stepspec.step.proposed ", "stepspec.step.judged ", "stepspec.step.committed draft"]
+
+
+def test_the_program_for_servers_names_both_models() -> None:
+    settings = PROGRAMS["langchain"][3].replace("ChatStepSpec(", "dict(")
+    assert "base_url" not in settings
+    assert re.findall(r'"(http\S+)"', settings) == [
+        "http://localhost:8000/v1#Qwen/Qwen3-8B",
+        "http://localhost:8001/v1#Qwen/Qwen3-0.6B",
+    ]
+    run_without_models: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(PROGRAMS["langchain"][3], "a document", "exec"), run_without_models)
+    assert run_without_models["model"].temperature == 0.6
 
 
 def test_the_service_program_gets_an_answer(run: Run) -> None:

@@ -781,6 +781,9 @@ WRITTEN = [TWO + END + ANSWER, "Eight.<|end|>", END + ANSWER, THREE + ANSWER, "a
     salvage=st.sampled_from([None, {"min_logprob": 0.0}, {"min_logprob": -10.0}]),
     first=st.integers(0, 2),
     room=st.one_of(st.none(), st.integers(1, 70)),
+    judges=st.sampled_from(
+        [(RATING,), ({"kind": "always"},), ({"kind": "never"},), ({"kind": "random", "share": 0.5}, RATING)]
+    ),
 )
 async def test_the_counts_always_hold_and_nothing_exceeds_the_budget(
     drafted: list[str],
@@ -791,10 +794,11 @@ async def test_the_counts_always_hold_and_nothing_exceeds_the_budget(
     salvage: dict[str, float] | None,
     first: int,
     room: int | None,
+    judges: tuple[dict[str, Any], ...],
 ) -> None:
     """In addition to the checks of `Stage.play`: a request cut by its budget has committed exactly `max_tokens`."""
     stage = Stage(
-        score(salvage=salvage, first_target_steps=first, step=cap(6)),
+        score(*judges, judging="cascade", salvage=salvage, first_target_steps=first, step=cap(6)),
         itertools.cycle(drafted),
         itertools.cycle(own),
         itertools.cycle(written),

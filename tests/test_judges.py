@@ -5,20 +5,23 @@ import math
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
 from scripted import WordTokenizer
 
 from stepspec.engines.protocol import Verification
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, UsageError
 from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.loop.judging import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Verdict
 
 TOKENIZER = WordTokenizer()
@@ -223,13 +226,15 @@ class Failing(Judge):
             raise RuntimeError("out of order")
         if self.how == "hangs":
             await asyncio.sleep(60)
+        if self.how == "decides oddly":
+            return 1.0
         return math.nan if self.how == "nan" else "seven"  # pyright: ignore[reportReturnType]
 
     def decide(self, score: float) -> Any:
-        return "accept"
+        return True
 
 
-@pytest.mark.parametrize("how", ["raises", "hangs", "nan", "text"])
+@pytest.mark.parametrize("how", ["raises", "hangs", "nan", "text", "decides oddly"])
 def test_a_judge_that_fails_hangs_or_answers_nonsense_rejects(how: str) -> None:
     verdict = ask(Failing(kind="failing", how=how), judge("always"), deadline_s=0.05)
     assert verdict == Verdict(False, {"failing": None, "always": 1.0})
@@ -248,6 +253,11 @@ def test_a_judge_that_fails_hangs_or_answers_nonsense_rejects(how: str) -> None:
         "That is 2 + 2 = 4 + 1.",
         "1 / 0 = 3",
         "10 / 3 = 3",
+        "Total cost = 3 * $2 = $7",
+        "- 3 + 4 = 8\n- 7 - 2 = 5",
+        "1. 3 + 4 = 8 (apples)",
+        "(3 + 4 = 8)",
+        "**3 + 4 = 8**",
     ],
 )
 def test_a_false_equality_is_found(text: str) -> None:
@@ -280,6 +290,27 @@ def test_a_false_equality_is_found(text: str) -> None:
         "3 + 4 = 7x",
         "version 1.2.3 = 4",
         "",
+        r"2 \times 3 + 4 = 10",
+        r"1/5 = 20\%",
+        r"3 + 7 = 5 \cdot 2",
+        "(2 + 1) x 3 + 4 = 13",
+        "3 * 4 = 2 x (6)",
+        "2 1/2 * 4 = 10",
+        "12 eggs -3 + 1 = 10",
+        "17 / 5 = 3 remainder 2",
+        "3/4 = 75 percent",
+        "7 + 8 = 3 mod 12",
+        "10:30 + 2 = 12:30",
+        "log 8 + 1 = 4",
+        "2 / 3 = 0.666...",
+        "Apples: 5\n- 3 + 4 = 7",
+        "√16 + 2 = 6",
+        "2 times 3 + 4 = 10",
+        "60 + 60 = 2 hours",
+        "- 3 + 4 = 7\n- 7 - 2 = 5",
+        "5! = 3 + 2",
+        "x*3 + 4 = 10",
+        "1" * 5000 + " + 1 = 2",
     ],
 )
 def test_a_true_or_unreadable_equality_is_left_alone(text: str) -> None:
@@ -292,8 +323,22 @@ def test_an_equality_is_false_unless_its_result_is_right(a: int, b: int, operato
     assert bool(false_equalities(f"So {a} {operator} {b} = {value}.")) is (off != 0)
 
 
-def test_a_long_step_is_read_in_time() -> None:
-    assert false_equalities("1 + " * 4000 + "= " + "9" * 4000) == []
+@pytest.mark.parametrize("text", ["1 + " * 1000, "1 + " * 1000 + "= 9", "1=1" * 1000, "1+1" * 2000, "=" * 5000])
+def test_a_long_step_is_read_in_time(text: str) -> None:
+    started = time.perf_counter()
+    assert false_equalities(text) == []
+    assert time.perf_counter() - started < 5
+
+
+def test_the_settings_of_judges_are_part_of_a_stored_policy() -> None:
+    """LangChain's cache compares stored policies."""
+    table = {"kind": "likelihood", "threshold": -3.0}
+    policy = {"version": 1, "summary": "x", "family": "score", "judges": [table]}
+    first = Policy.model_validate(policy)
+    second = Policy.model_validate(policy | {"judges": [table | {"threshold": -2.0}]})
+    assert first.model_dump()["judges"][0]["threshold"] == -3.0
+    assert first.model_dump_json() != second.model_dump_json()
+    assert Policy.model_validate_json(first.model_dump_json()) == first
 
 
 def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy() -> None:
@@ -329,14 +374,46 @@ def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> No
     subprocess.run([sys.executable, "-c", program, tmp_path / "site", source / "short.toml"], check=True)
 
 
-def test_an_installed_package_that_names_no_judge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+class Particular(Failing):
+    """Refuses its settings in the way that they say."""
+
+    @field_validator("how")
+    @classmethod
+    def _checked(cls, how: str) -> str:
+        if how == "custom":
+            raise PydanticCustomError("my_error", "{how} is not liked", {"how": how})
+        raise TypeError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("found", "how", "message"),
+    [
+        (int, "", r"the judge broken cannot be loaded: TypeError: .* is not a subclass of"),
+        (Particular, "custom", "custom is not liked"),
+        (Particular, "other", "the judge broken cannot be loaded: TypeError: no such thing"),
+    ],
+)
+def test_a_faulty_judge_of_an_installed_package_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Any, how: str, message: str
+) -> None:
     class Point:
         name = "broken"
 
         def load(self) -> Any:
-            return int
+            return found
 
     monkeypatch.setattr("stepspec.loop.judging._installed", lambda: {"broken": Point()})
     assert "broken" in judge_kinds()
-    with pytest.raises(ValueError, match=r"the judge broken cannot be loaded: TypeError: .* is not a subclass of"):
-        Policy.model_validate({"version": 1, "summary": "x", "family": "score", "judges": [{"kind": "broken"}]})
+    file = tmp_path / "mine.toml"
+    table = f'[[judges]]\nkind = "broken"\nhow = "{how}"\n'
+    file.write_text(f'version = 1\nsummary = "x"\nfamily = "score"\n{table}', "utf-8")
+    with pytest.raises(UsageError, match=message):
+        load_policy(str(file))
+
+
+def test_a_wrong_judges_table_is_explained_before_any_judge_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('version = 1\nsummary = "x"\nfamily = "score"\njudges = "rating"\n', "utf-8")
+    program = "import sys; from stepspec.loop.policy import load_policy; load_policy(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, file], capture_output=True, text=True)
+    assert "judges must be tables: [[judges]]." in done.stderr

@@ -55,7 +55,7 @@ RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
     "label logprobs": "log-probabilities of a judge's answers",
     "logprobs": "log-probabilities of the tokens that it writes",
-    "entropies": "entropies of its distributions",
+    "entropies": "the entropies of its predictions",
 }
 """What models return, by ability."""
 
@@ -240,18 +240,21 @@ def _why_no_draft_model(pair: Pair) -> str:
 
 def _check_judging(policy: Policy, pair: Pair) -> None:
     """Reject a policy whose judges or salvage need log-probabilities that a model does not return."""
+    if policy.family != "score":
+        return
     wanted = [(f"The judge {judge.name}", pair.target, judge.needs) for judge in policy.judges]
     wanted += [(f"The judge {judge.name}", pair.draft, judge.draft_needs) for judge in policy.judges]
     if policy.salvage is not None:
         wanted.append(("Salvage", pair.target, frozenset({"scores"})))
     for what, engine, needs in wanted:
-        missing = needs - engine.abilities if engine is not None else frozenset[Ability]()
-        if engine is not None and missing:
-            values = " and ".join(sorted(RETURNED.get(ability, ability) for ability in missing))
-            raise UsageError(
-                f"{what} needs {values}, which {engine.name} does not return. Choose a policy without it, such as "
-                "'specreason', whose judge takes the most likely digit, or serve the model with vLLM."
-            )
+        if engine is None or not (missing := needs - engine.abilities):
+            continue
+        values = " and ".join(sorted(RETURNED.get(ability, ability) for ability in missing))
+        where = "with the torch engine" if "entropies" in missing else "with vLLM"
+        raise UsageError(
+            f"{what} needs {values}, which {engine.name} does not return. Choose a policy without it, such as "
+            f"'specreason', whose judge takes the most likely digit, or serve the model {where}."
+        )
 
 
 def _check_drafting(policy: Policy, pair: Pair) -> None:

@@ -146,13 +146,14 @@ def _tables_at(location: Location, model: Table) -> list[Table]:
             fields = [table.model_fields[part] for table in tables if part in table.model_fields]
             tables = [inner for field in fields for inner in _tables_in(field.annotation)]
         elif isinstance(part, str):  # the kind of a table
-            tables = [table for table in tables if get_args(table.model_fields["kind"].annotation) == (part,)]
+            named = [table for table in tables if get_args(table.model_fields["kind"].annotation) == (part,)]
+            tables = named or tables
     return tables
 
 
 def _tables_in(annotation: Any) -> list[Table]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _subclasses(annotation) if inspect.isabstract(annotation) else [annotation]
+        return (_subclasses(annotation) if inspect.isabstract(annotation) else []) or [annotation]
     return [table for part in get_args(annotation) for table in _tables_in(part)]
 
 

@@ -218,7 +218,7 @@ class Generate:
     """A call that generates a continuation of a prompt."""
 
     prompt: TokenBuffer
-    """The ids to continue, as many as it has when the call starts."""
+    """The ids to continue. Ids that are appended after the call starts are not read."""
     sampling: Sampling
     stop: Stop
     drafting: Drafting = Drafting()
@@ -250,11 +250,11 @@ class Chunk:
     metrics: Metrics | None = None
     """Detailed metrics of the call; None if the engine does not report them."""
     logprobs: tuple[float, ...] | None = None
-    """The log-probability of each id when it was chosen, at temperature 1 and without penalty, bias or mask; None if
-    the call did not ask for them."""
+    """The log-probability of each id, at temperature 1 and without penalty, bias or mask; nan for an end token that a
+    server leaves out. None if the call did not ask for them."""
     entropies: tuple[float, ...] | None = None
-    """The entropy, in nats, of the distribution that each id was chosen from, like `logprobs`; None without the ability
-    `entropies`."""
+    """The entropy, in nats, of the model's distribution at each id, at temperature 1 and without penalty, bias or mask;
+    None without the ability `entropies`."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Verify:
     """A call that scores a continuation of a prompt."""
 
     prompt: TokenBuffer
-    """The ids before the continuation, as many as it has when the call starts."""
+    """The ids before the continuation. Ids that are appended after the call starts are not read."""
     continuation: Sequence[int]
     """The n ids to score."""
     probes: Sequence[Probe] = ()

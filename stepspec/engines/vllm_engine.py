@@ -410,7 +410,10 @@ def _token(output: Any) -> int:
 
 
 def _logprobs(delta: Any, ids: Sequence[int]) -> tuple[float, ...]:
-    return tuple(entry[id].logprob for id, entry in zip(ids, delta.logprobs, strict=False))
+    found = (delta.logprobs or [])[: len(ids)]
+    if len(found) != len(ids):
+        raise EngineError("vLLM returned no log-probabilities.")
+    return tuple(entry[id].logprob for id, entry in zip(ids, found, strict=True))
 
 
 def _queued(output: Any) -> float:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -25,6 +25,8 @@ from stepspec.engines.protocol import (
     Stop,
     Verification,
     Verify,
+    check_ids,
+    check_room,
     collect,
 )
 from stepspec.errors import ContextError, EngineError, TargetError, UnknownIdError
@@ -283,14 +285,17 @@ class Controller:
             The target's pass, None if no judge and no salvage needed it, and the verdict.
         """
         steps = self.transcript.steps
+        self.check_fits(proposal)
         repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
         if repeated or not proposal.text.strip() or self.opens_call(proposal.text):
+            if proposal.num_written and self.policy.salvage is None:
+                return None, Verdict(False, {})
             verification = await self.verify(proposal, ())
             only_ends = not proposal.num_written and verification.next_choice == proposal.tag
             return verification, Verdict(only_ends, {})
         seen: Verification | None = None
 
-        async def look() -> Verification:
+        async def verify_once() -> Verification:
             nonlocal seen
             if seen is None:
                 seen = await self.verify(proposal, self.panel.probes)
@@ -298,11 +303,23 @@ class Controller:
 
         with self.ledger.time("judge"):
             evidence = Evidence(self.question, steps, proposal.text, proposal.logprobs, proposal.entropies)
-            verdict = await self.panel.judge(evidence, look)
+            verdict = await self.panel.judge(evidence, verify_once, self.deadline)
         self.ledger.add(steps_judged=1)
-        if self.policy.salvage is not None and not verdict.accepted:
-            await look()
+        if self.policy.salvage is not None and not verdict.accepted and seen is None:
+            with suppress(ContextError):  # without room, nothing is salvaged
+                seen = await self.verify(proposal, ())
         return seen, verdict
+
+    def check_fits(self, proposal: Proposal) -> None:
+        """Check that the target can read a step, since an accepted step may never be verified.
+
+        Raises:
+            ContextError: it does not fit the target's context.
+            UnknownIdError: the target does not have one of its tokens.
+        """
+        check_room(self.target, len(self.transcript.buffer), proposal.num_written)
+        if self.tokenizer.num_ids is not None:
+            check_ids(self.target.name, self.tokenizer.num_ids, self.transcript.buffer, proposal.ids)
 
     async def verify(self, proposal: Proposal, probes: Sequence[Probe]) -> Verification:
         """Return the target's pass over a step."""

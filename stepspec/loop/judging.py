@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
-from pydantic import PlainValidator, ValidationError, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic import PlainValidator, SerializeAsAny, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError, list_all_errors
 
 from stepspec.base.file_model import FileModel
 from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
@@ -172,19 +172,29 @@ def _as_judge(value: Any) -> Judge:
         context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
         raise PydanticKnownError("union_tag_invalid", context)
     try:
-        judge = find_judge(kind)
+        return find_judge(kind).model_validate(table)
+    except ValidationError as error:
+        problems: list[Any] = error.errors()
+        raise ValidationError.from_exception_data(error.title, [_located(kind, each) for each in problems]) from None
     except Exception as error:  # of an installed package
         reason = {"kind": kind, "error": f"{type(error).__name__}: {error}"}
         raise PydanticCustomError("judge_load", "the judge {kind} cannot be loaded: {error}", reason) from error
-    try:
-        return judge.model_validate(table)
-    except ValidationError as error:  # errors in a union of tables have the kind in their location
-        problems: list[Any] = error.errors()
-        located: list[Any] = [problem | {"loc": (kind, *problem["loc"])} for problem in problems]
-        raise ValidationError.from_exception_data(error.title, located) from None
 
 
-AnyJudge = Annotated[Judge, PlainValidator(_as_judge, json_schema_input_type=dict[str, Any])]
+def _located(kind: str, problem: dict[str, Any]) -> Any:
+    """Return a problem of a table with the kind in its location, as in a union of tables."""
+    located = problem | {"loc": (kind, *problem["loc"])}
+    if problem["type"] not in _known_problems():  # of a validator in an installed package
+        located["type"] = PydanticCustomError("judge_setting", "{message}", {"message": problem["msg"]})
+    return located
+
+
+@cache
+def _known_problems() -> frozenset[str]:
+    return frozenset(each["type"] for each in list_all_errors())
+
+
+AnyJudge = Annotated[SerializeAsAny[Judge], PlainValidator(_as_judge, json_schema_input_type=dict[str, Any])]
 """A judge in a policy file: a table whose `kind` selects the class."""
 
 
@@ -210,18 +220,24 @@ class Panel:
         numbers = iter(range(len(self.probes)))
         self._judges = [(judge, None if probe is None else next(numbers)) for judge, probe in asked]
 
-    async def judge(self, evidence: Evidence, look: Callable[[], Awaitable[Verification]]) -> Verdict:
+    async def judge(
+        self,
+        evidence: Evidence,
+        verify: Callable[[], Awaitable[Verification]],
+        deadline: float | None = None,
+    ) -> Verdict:
         """Return the verdict on a step. A step needs an acceptance; a rejection, or a judge without a score, rejects.
 
         Args:
             evidence: the step, without the target's pass.
-            look: returns the target's pass with the panel's probes. It is called when a judge first needs it.
+            verify: returns the target's pass with the panel's probes. It is called for each judge that needs it.
+            deadline: the request's deadline in the event loop's time. A judge that is still working then rejects.
         """
         scores: dict[str, float | None] = {}
         decisions: list[Decision] = []
         for judge, index in self._judges:
-            seen = await look() if judge.asks_target else None
-            scores[judge.name], decision = await self._ask(judge, self._with_pass(evidence, seen, index))
+            seen = await verify() if judge.asks_target else None
+            scores[judge.name], decision = await self._ask(judge, self._with_pass(evidence, seen, index), deadline)
             decisions.append(decision)
             if self._cascade and decisions[-1] != "undecided":
                 break
@@ -239,14 +255,17 @@ class Panel:
             label_logprobs=labels,
         )
 
-    async def _ask(self, judge: Judge, evidence: Evidence) -> tuple[float | None, Decision]:
+    async def _ask(self, judge: Judge, evidence: Evidence, deadline: float | None) -> tuple[float | None, Decision]:
         """Return a judge's score and decision. It rejects if it fails, is too slow or returns no number."""
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(self._deadline_s), asyncio.timeout_at(deadline):
                 score = await judge.score(evidence)
             if score is None or math.isnan(score):
                 return None, "reject"
-            return float(score), judge.decide(score)
+            decision = judge.decide(score)
+            if decision not in get_args(Decision):
+                raise ValueError(f"decide returned {decision!r}")
+            return float(score), decision
         except Exception as error:  # a judge may be somebody else's code
             logger.warning("The judge %s failed, which rejects the step: %r", judge.name, error)
             return None, "reject"

@@ -71,7 +71,8 @@ class TranslatedDraft:
         return self._draft.own_speculation
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number.
+        """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. A
+        text that is cut has none.
 
         The prompt must be the same buffer at every call. All ids come in one chunk.
 
@@ -85,7 +86,7 @@ class TranslatedDraft:
             )
         self._catch_up(call.prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
-        chunk = await collect(self._draft.generate(replace(call, prompt=self._draft_buffer, stop=own_stop)))
+        chunk = await collect(self._draft.generate(replace(call, prompt=self._draft_buffer, stop=own_stop, hint=())))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
         tokenizer = self._draft.tokenizer
         ids = self.tokenizer.encode_text(tokenizer.decode(visible_ids(tokenizer, written)))
@@ -102,9 +103,10 @@ class TranslatedDraft:
         )
         end = next((length for length, id in enumerate(output, 1) if id in stop.token_ids), None)
         if end is not None and (end < len(output) or tag is None):
-            yield replace(translated, ids=tuple(output[:end]), end="token")
+            yield replace(translated, ids=tuple(output[:end]), end="token", logprobs=None, entropies=None)
         elif len(output) > stop.max_tokens:
-            yield replace(translated, ids=tuple(output[: stop.max_tokens]), end="length")
+            ids = tuple(output[: stop.max_tokens])
+            yield replace(translated, ids=ids, end="length", logprobs=None, entropies=None)
         else:
             yield translated
 

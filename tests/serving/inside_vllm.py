@@ -6,6 +6,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,11 +33,12 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"described": target.describe(), "abilities": sorted(target.abilities)}
     found["context"] = target.max_context
 
-    async def write(ids: list[int]) -> list[int]:
+    async def write(ids: list[int]) -> tuple[Sequence[int], Sequence[float] | None]:
         stop = Stop(request["max_tokens"], tuple(request["delimiters"]))
-        return list((await collect(target.generate(Generate(TokenBuffer(ids), Sampling(), stop)))).ids)
+        chunk = await collect(target.generate(Generate(TokenBuffer(ids), Sampling(), stop, logprobs=True)))
+        return chunk.ids, chunk.logprobs
 
-    found["texts"] = await asyncio.gather(*map(write, request["prompts"]))
+    found["texts"], found["logprobs"] = zip(*await asyncio.gather(*map(write, request["prompts"])), strict=True)
     seen = []
     for ids, step in zip(request["prompts"], request["steps"], strict=True):
         probes = [Probe(tuple(probe), tuple(request["labels"])) for probe in request["probes"]]

@@ -44,9 +44,9 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
         encode_request(tokenizer, each.question) for _, each in zip(range(NUM_TEXTS), load_split("test"), strict=False)
     ]
     stop = Stop(MAX_TOKENS, DELIMITERS)
-    texts = [
-        (await collect(torch_engine.generate(Generate(TokenBuffer(ids), Sampling(), stop)))).ids for ids in prompts
-    ]
+    calls = [Generate(TokenBuffer(ids), Sampling(), stop, logprobs=True) for ids in prompts]
+    chunks = [await collect(torch_engine.generate(call)) for call in calls]
+    texts = [chunk.ids for chunk in chunks]
     steps = [(*ids[:4], ids[2], *ids[4:]) for ids in texts]  # differs from what the model would write
     labels = [tokenizer.encode(str(digit))[-1] for digit in range(10)]
     probes = [tokenizer.encode(text) for text in ("Rating: ", " so it is ")]
@@ -61,6 +61,8 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(answer_file.read_text())
     assert [tuple(ids) for ids in found["texts"]] == texts
+    for logprobs, chunk in zip(found["logprobs"], chunks, strict=True):
+        assert logprobs == pytest.approx(chunk.logprobs, abs=ROUNDING)
     for ids, step, seen in zip(prompts, steps, found["seen"], strict=True):
         own = await torch_engine.verify(
             Verify(TokenBuffer(ids), step, [Probe(tuple(probe), tuple(labels)) for probe in probes])

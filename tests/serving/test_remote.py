@@ -93,9 +93,11 @@ async def test_it_writes_what_the_torch_engine_writes(
     remote: RemoteEngine, torch_engine: TorchEngine, stop: Stop
 ) -> None:
     for ids in prompts(remote.tokenizer):
-        theirs = await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), stop)))
-        ours = await collect(torch_engine.generate(Generate(TokenBuffer(ids), Sampling(), stop)))
+        call = Generate(TokenBuffer(ids), Sampling(), stop, logprobs=True)
+        theirs, ours = [await collect(engine.generate(call)) for engine in (remote, torch_engine)]
         assert (theirs.ids, theirs.end) == (ours.ids, ours.end)
+        assert theirs.logprobs == pytest.approx(ours.logprobs, abs=ROUNDING)
+        assert theirs.entropies is None
 
 
 async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine) -> None:

@@ -68,7 +68,8 @@ def test_the_draft_loop_and_verification_are_traced_without_breaks(family: str, 
     positions, (_, last) = graph_inputs(target, table, NUM_TOKENS + 1)
     draft = Draft(tokens, (NUM_TOKENS, NUM_TOKENS), distributions)
     counts = torch.tensor([NUM_TOKENS, 2])
-    assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how, decide)
+    for detailed in (False, True):
+        assert_traced_without_breaks(verify_and_accept, target, positions, last, counts, draft, how, decide, detailed)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)

@@ -88,7 +88,7 @@ class ContentLogprob(BaseModel):
 class Logprobs(BaseModel):
     """Log-probabilities in the format of completions, or of chat completions as from llama.cpp."""
 
-    token_logprobs: list[Logprob] | None = None
+    token_logprobs: list[Logprob | None] | None = None
     top_logprobs: list[dict[str, Logprob] | None] | None = None
     content: list[ContentLogprob] | None = None
 

@@ -6,6 +6,7 @@ the server when it is loaded, never during a request.
 """
 
 import json
+import math
 import time
 import uuid
 from collections import deque
@@ -72,7 +73,7 @@ class RemoteEngine:
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
         labels: list[Ability] = ["label logprobs"] if server.num_logprobs else []
-        written: list[Ability] = ["logprobs"] if server.num_logprobs and server.gives_ids else []
+        written: list[Ability] = ["logprobs"] if server.written_logprobs and server.gives_ids else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
         forgets: list[Ability] = ["forget"] if server.takes_salt else []
         self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *written, *schemas, *forgets])
@@ -162,7 +163,9 @@ class RemoteEngine:
                 elif ids and unfinished:
                     yield Chunk(tuple(ids), logprobs=logprobs)
         if unfinished:
-            total = replace(total, ids=self._last_ids(finish), end="token" if finish == "stop" else "length")
+            last = self._last_ids(finish)
+            left_out = (math.nan,) * len(last) if with_logprobs else None
+            total = replace(total, ids=last, end="token" if finish == "stop" else "length", logprobs=left_out)
         if not streams:
             total = replace(total, passes=max(usage.completion_tokens - total.accepted, 0))
         self._note(prompt, usage)
@@ -171,9 +174,10 @@ class RemoteEngine:
     def _written_logprobs(self, choice: Choice, ids: Sequence[int]) -> tuple[float, ...]:
         """Return the log-probabilities of a chunk's ids."""
         found = choice.logprobs.token_logprobs if choice.logprobs else None
-        if found is None or len(found) != len(ids):
+        logprobs = tuple(each for each in found or () if each is not None)
+        if len(logprobs) != len(ids):
             raise nonsense(self.address, "no log-probabilities, although it returned them before")
-        return tuple(found)
+        return logprobs
 
     async def check_schema(self, json_schema: str) -> None:
         """See `Engine.check_schema`. It requests one token with the schema, unless the server accepted it recently."""

@@ -65,6 +65,8 @@ class Server:
     gives_ids: bool
     num_logprobs: int
     """Maximum number of top tokens with log-probabilities; 0 if the server returns none."""
+    written_logprobs: bool
+    """Whether the server returns the log-probabilities of the tokens that it generates."""
     several_prompts: bool
     """Whether one call can have several prompts."""
     scores: ScoreRoute | None
@@ -136,6 +138,7 @@ class _Detector:
             takes_ids=trial.prompt is TRIAL_IDS,
             gives_ids=bool(choice.token_ids),
             num_logprobs=trial.num_logprobs if tops else 0,
+            written_logprobs=bool(choice.logprobs and choice.logprobs.token_logprobs),
             several_prompts=await self._takes_several(card.id, trial),
             scores=await self._score_route(card.id) if trial.prompt is TRIAL_IDS else None,
             schema_field=await self._schema_field(card.id, trial),

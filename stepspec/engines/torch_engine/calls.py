@@ -94,11 +94,11 @@ class Generation(Call):
     def send(self) -> None:
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
-        ids, written = tuple(row.generated[self.num_sent :]), row.written
+        ids, details = tuple(row.generated[self.num_sent :]), row.details
         chunk = Chunk(ids)
-        if written is not None:
+        if details is not None:
             new = slice(self.num_sent, None)
-            chunk = Chunk(ids, logprobs=tuple(written.logprobs[new]), entropies=tuple(written.entropies[new]))
+            chunk = Chunk(ids, logprobs=tuple(details.logprobs[new]), entropies=tuple(details.entropies[new]))
         self.num_sent += len(ids)
         if row.end is not None:
             done = self.metrics

@@ -126,7 +126,7 @@ class Rounds:
         seen, partial = None if how.seen is None else how.seen[:, None], self._target.vocabulary is not None
         edited = sampling.edited(logits[:, None], how, seen, partial=partial)
         _, tokens = decide(edited, draft, firsts.new_zeros(len(rows)), firsts, how)
-        if any(row.written is not None for row in rows):
+        if any(row.details is not None for row in rows):
             details = sampling.details(logits[:, None], tokens[:, None]).tolist()
         else:
             details = [None] * len(rows)
@@ -163,7 +163,7 @@ class Rounds:
         positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
             device_draft = draft._replace(counts=(), passes=0)  # both vary by round; a captured pass must not see them
-            detailed = any(row.written is not None for row in alive)
+            detailed = any(row.details is not None for row in alive)
             outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
             outcomes = outcome.tolist()
         self._watch.settle()

@@ -40,7 +40,7 @@ from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_head
 from stepspec.engines.torch_engine.matrix import SMALL_MODEL
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
-from stepspec.engines.torch_engine.row import BatchRow, Written
+from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.errors import EngineError, ModelError
 
@@ -207,7 +207,7 @@ class TorchEngine:
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
                 call.hint,
                 constraint,
-                written=Written() if call.logprobs else None,
+                details=TokenDetails() if call.logprobs else None,
             ),
             chunks=asyncio.Queue(),
         )

@@ -13,8 +13,8 @@ from stepspec.engines.torch_engine.slots import Slot
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a call returns about the ids that it generates, besides the ids: one value for each."""
+class TokenDetails:
+    """What a call returns about the tokens that it generates, one value for each."""
 
     logprobs: list[float] = field(default_factory=list[float])
     entropies: list[float] = field(default_factory=list[float])
@@ -37,7 +37,7 @@ class BatchRow:
     seen: Tensor | None = None  # bool [V], the tokens in the first `num_seen` ids; set if there is a penalty
     num_seen: int = 0
     metrics: Metrics = field(default_factory=Metrics)
-    written: Written | None = None
+    details: TokenDetails | None = None
 
     @property
     def length(self) -> int:
@@ -73,10 +73,10 @@ class BatchRow:
             self.end = self.watch.feed(token)
             if self.end is not None:
                 break
-        if self.written is not None and details is not None:
+        if self.details is not None and details is not None:
             kept = details[: len(self.generated) - before]
-            self.written.logprobs.extend(logprob for logprob, _ in kept)
-            self.written.entropies.extend(entropy for _, entropy in kept)
+            self.details.logprobs.extend(logprob for logprob, _ in kept)
+            self.details.entropies.extend(entropy for _, entropy in kept)
         if self.constraint is not None:
             ended = self.end == "token"
             self.constraint.consume(self.generated[before : len(self.generated) - ended], ended=ended)

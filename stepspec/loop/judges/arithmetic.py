@@ -1,7 +1,8 @@
 """The arithmetic judge: it rejects a step with a false equality, such as `3 + 4 = 8`. It accepts nothing.
 
-It reads plain numbers with + - * / and their typographic forms, in chains of equal signs. It leaves alone what it
-cannot read: parentheses, powers, names and percentages. A result with decimals may be rounded.
+It reads plain numbers with + - * / and their typographic forms, in chains of equal signs. It leaves alone what it may
+misread: parentheses, powers, LaTeX, names, percentages, units of time, and what continues before or after the chain. A
+result with decimals may be rounded.
 """
 
 import re
@@ -11,14 +12,33 @@ from typing import ClassVar, Literal
 
 from stepspec.loop.judging import Decision, Evidence, Judge
 
+_SPACE = r"[^\S\n]*"
 _NUMBER = r"[-−]?[$€£]?\d+(?:,\d{3})*(?:\.\d+)?"
-_OPERATOR = r"\s*[-+*/−×·÷]\s*|\s+x\s+"
+_OPERATOR = rf"{_SPACE}[-+*/−×·÷]{_SPACE}|[^\S\n]+x[^\S\n]+"
 _SIDE = rf"{_NUMBER}(?:(?:{_OPERATOR}){_NUMBER})*"
-_CHAIN = re.compile(rf"(?<![\w.,$€£])(?<![-+*/−×·÷] ){_SIDE}(?:\s*=\s*{_SIDE})+(?!\w|[.,]?\d|%|\s*[-+*/−×·÷^(=])")
+_CHAIN = re.compile(rf"(?<![^\s(\[\"'*=]){_SIDE}(?:{_SPACE}={_SPACE}{_SIDE})+(?![\w%\\^°!:/]|[.,]\d)")
 _TOKEN = re.compile(rf"({_NUMBER})({_OPERATOR})?")
-_BEFORE = re.compile(r"(?:[-+*/−×·÷^=(%]|\bof)\s*\Z")
-"""What makes a chain the end of a longer expression."""
 _SIGNS = str.maketrans({"−": "-", "×": "*", "x": "*", "·": "*", "÷": "/"})
+
+_BEFORE = re.compile(
+    r"(?:^|\n)\s*(?:[-*+•]|\*\*)?\s*\Z"  # the start of a line or of a list item
+    r"|[.,;:=!?([\"'][^\S\n]*\Z"
+    r"|(?<![\\\w])(?!(?:of|x|times|plus|minus|by|over|log|ln|sqrt|twice|half|double)\b)(?:[^\W\d_]{2,}|[Ia])[^\S\n]*\Z",
+    re.IGNORECASE,
+)
+"""What may stand before a chain: nothing, punctuation, or a word that is no operator."""
+
+_AFTER = re.compile(
+    r"[^\S\n]*(?:\Z|\n|[,;?)\]\"'$]|\*\*|\.(?![\d.])"
+    r"|\((?=[^\W\d_])"
+    r"|(?!(?:x|times|plus|minus|over|mod|modulo|remainder|r|percent|dozen|hundred|thousand|million|billion"
+    r"|seconds?|minutes?|hours?|days?|weeks?|months?|years?)\b)(?:[^\W\d_]{2,}|a)\b)",
+    re.IGNORECASE,
+)
+"""What may follow a chain: nothing, punctuation, or a word that cannot change the number."""
+
+_LONGEST, _AROUND = 400, 24
+"""Characters of a chain and before it that are read."""
 
 
 class ArithmeticJudge(Judge):
@@ -45,11 +65,13 @@ def false_equalities(text: str) -> list[str]:
     ['3 + 4 = 8']
     """
     found: list[str] = []
-    for chain in _CHAIN.finditer(text):
-        if _BEFORE.search(text, max(0, chain.start() - 20), chain.start()):
-            continue
-        sides = re.split(r"\s*=\s*", chain[0])
-        if any(_TOKEN.fullmatch(side) is None for side in sides):  # `3 = 5` by itself may be anything
+    for match in _CHAIN.finditer(text):
+        chain, before = match[0], text[max(0, match.start() - _AROUND) : match.start()]
+        signed_word = chain[0] in "-−" and before.rstrip(" ")[-1:].isalnum()  # as in `12 eggs -3 + 1 = 10`
+        whole = _BEFORE.search(before) is not None and _AFTER.match(text, match.end()) is not None
+        sides = re.split(rf"{_SPACE}={_SPACE}", chain)
+        # `3 = 5` by itself may be anything.
+        if len(chain) <= _LONGEST and whole and not signed_word and any(not _TOKEN.fullmatch(side) for side in sides):
             found += [f"{a} = {b}" for a, b in pairwise(sides) if not _equal(a, b)]
     return found
 

@@ -3,6 +3,7 @@
 The entropy of a step's first token is the signal of GlimpRouter (arXiv:2601.05110).
 """
 
+import math
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -19,8 +20,9 @@ class DraftConfidenceJudge(ThresholdJudge):
     kind: Literal["draft-confidence"]
     """Selects this judge."""
     signal: Literal["min-logprob", "mean-logprob", "mean-entropy", "first-entropy"] = "mean-logprob"
-    """The score of a step: the draft's log-probability of its least probable token or the mean, in nats, or the negated
-    entropy of the draft's distributions, as their mean or for the first token alone."""
+    """The score of a step. `min-logprob`, `mean-logprob`: the draft's log-probability of the least probable token, or
+    the mean over the tokens. `mean-entropy`, `first-entropy`: the negated entropy of the draft's distributions, as the
+    mean over the tokens, or at the first one."""
     threshold: float = Field(le=0)
     """Lowest score that accepts a step."""
 
@@ -38,7 +40,7 @@ class DraftConfidenceJudge(ThresholdJudge):
         """Return the signal; None for a step without tokens."""
         by_entropy = self.signal.endswith("entropy")
         values = [-each for each in evidence.draft_entropies or ()] if by_entropy else evidence.draft_logprobs
-        if not values:
+        if not values or not all(map(math.isfinite, values)):
             return None
         match self.signal:
             case "first-entropy":

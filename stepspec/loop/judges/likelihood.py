@@ -4,6 +4,7 @@ A wrong number is improbable under a capable target. Wording that the target wou
 less so. The threshold on the least probable token separates the two.
 """
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -21,14 +22,16 @@ class LikelihoodJudge(ThresholdJudge):
     """The score of a step: its least probable token, the mean over its tokens, a quantile of them, or by how much the
     mean exceeds the draft's own."""
     quantile: float | None = Field(default=None, ge=0, le=1)
-    """For `statistic = "quantile"`: 0 is the least probable token, 0.5 the median."""
-    threshold: float = Field(le=0)
-    """Lowest score that accepts a step."""
+    """For `statistic = "quantile"`: 0 is the least probable token, 0.5 the lower median."""
+    threshold: float
+    """Lowest score that accepts a step. At most 0, except for `log-ratio`."""
 
     @model_validator(mode="after")
-    def _quantile_of_quantile(self) -> "LikelihoodJudge":
+    def _statistic_has_its_settings(self) -> "LikelihoodJudge":
         if (self.statistic == "quantile") != (self.quantile is not None):
             raise ValueError('statistic = "quantile" needs a quantile, and the other statistics take none')
+        if self.statistic != "log-ratio" and self.threshold > 0:
+            raise ValueError(f"threshold must be at most 0, got {self.threshold:g}")
         return self
 
     @property
@@ -56,5 +59,6 @@ class LikelihoodJudge(ThresholdJudge):
         if self.statistic == "mean":
             return sum(logprobs) / len(logprobs)
         if self.statistic == "log-ratio":  # of the whole step, since the draft's tokens may be others
-            return (sum(logprobs) - sum(evidence.draft_logprobs or ())) / len(logprobs)
-        return sorted(logprobs)[int((self.quantile or 0.0) * (len(logprobs) - 1))]
+            ratio = (sum(logprobs) - sum(evidence.draft_logprobs or (math.nan,))) / len(logprobs)
+            return ratio if math.isfinite(ratio) else None
+        return sorted(logprobs)[math.floor((self.quantile or 0.0) * (len(logprobs) - 1) + 1e-9)]

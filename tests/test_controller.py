@@ -305,23 +305,23 @@ async def test_the_draft_returns_log_probs_only_for_a_judge_that_needs_them() ->
 
 
 @pytest.mark.parametrize("empty", ["\n\n", " \n\n"])
-async def test_an_empty_step_is_rejected_without_a_judge(empty: str) -> None:
-    stage = Stage(score(), [empty, END], [Opinion("Six"), END], [TWO, ANSWER])
+async def test_an_empty_step_is_rejected_without_a_judge_or_a_pass(empty: str) -> None:
+    stage = Stage(score(), [empty, END], [END], [TWO, ANSWER])
     play = await stage.play()
     assert play.steps == [("target", TWO, 5, 0, "delimiter")]
-    assert stage.target.calls[0].probes == ()
+    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [""]
     assert "steps_judged" not in play.counted
 
 
 async def test_a_repeated_step_is_rejected_without_a_judge_even_with_other_whitespace() -> None:
-    stage = Stage(score(), [ONE, " " + ONE, END], [ONE, Opinion("Six"), END], [TWO, ANSWER])
+    stage = Stage(score(), [ONE, " " + ONE, END], [ONE, END], [TWO, ANSWER])
     play = await stage.play()
     assert [step[:2] for step in play.steps] == [("draft", ONE), ("target", TWO)]
     assert play.result.counts.steps_judged == 1
 
 
 async def test_a_repeated_step_is_rejected_even_if_the_target_would_end_after_it() -> None:
-    stage = Stage(score(), [ONE, "One two." + END, END], [ONE, "One two." + END, END], [TWO, ANSWER])
+    stage = Stage(score(), [ONE, "One two." + END, END], [ONE, END], [TWO, ANSWER])
     assert [step[:2] for step in (await stage.play()).steps] == [("draft", ONE), ("target", TWO)]
 
 

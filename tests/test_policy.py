@@ -120,9 +120,12 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
     [
         (
             HEAD + '[[judges]]\nkind = "ratin"',
-            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'always', 'arithmetic', 'likelihood', ",
+            "judges.0.kind 'ratin' is unknown; did you mean 'rating'? Known: 'always', 'arithmetic', 'draft-conf",
         ),
-        (HEAD + "[[judges]]\nthreshold = 3", "judges.0 needs a kind. Known: 'always', 'arithmetic', 'likelihood', "),
+        (
+            HEAD + "[[judges]]\nthreshold = 3",
+            "judges.0 needs a kind. Known: 'always', 'arithmetic', 'draft-confidence', ",
+        ),
         (HEAD + RATING + 'prompt = "shrt"', "no rating prompt 'shrt'. Did you mean 'short'?"),
         (
             HEAD + RATING + 'readout = "average"',

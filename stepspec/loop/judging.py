@@ -17,7 +17,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 from pydantic import PlainValidator, SerializeAsAny, ValidationError, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError, list_all_errors
+from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core.core_schema import ErrorType
 
 from stepspec.base.file_model import FileModel
 from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
@@ -184,14 +185,9 @@ def _as_judge(value: Any) -> Judge:
 def _located(kind: str, problem: dict[str, Any]) -> Any:
     """Return a problem of a table with the kind in its location, as in a union of tables."""
     located = problem | {"loc": (kind, *problem["loc"])}
-    if problem["type"] not in _known_problems():  # of a validator in an installed package
+    if problem["type"] not in get_args(ErrorType):  # of a validator in an installed package
         located["type"] = PydanticCustomError("judge_setting", "{message}", {"message": problem["msg"]})
     return located
-
-
-@cache
-def _known_problems() -> frozenset[str]:
-    return frozenset(each["type"] for each in list_all_errors())
 
 
 AnyJudge = Annotated[SerializeAsAny[Judge], PlainValidator(_as_judge, json_schema_input_type=dict[str, Any])]

@@ -262,6 +262,6 @@ class Panel:
             if decision not in get_args(Decision):
                 raise ValueError(f"decide returned {decision!r}")
             return float(score), decision
-        except Exception as error:  # a judge may be somebody else's code
+        except Exception as error:  # a judge may come from another package
             logger.warning("The judge %s failed, which rejects the step: %r", judge.name, error)
             return None, "reject"

@@ -238,6 +238,6 @@ class Rounds:
         if row.seen is None:
             row.seen = torch.zeros(self._target.vocab_size, dtype=torch.bool, device=self._target.device)
         new = row.ids_from(row.num_seen)
-        row.seen[torch.tensor(new, device=row.seen.device)] = True
+        row.seen[torch.tensor(new, dtype=torch.long, device=row.seen.device)] = True
         row.num_seen = row.length
         return row.seen

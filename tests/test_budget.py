@@ -81,3 +81,11 @@ async def test_the_parts_of_the_time_add_up_to_almost_all_of_it(
     times = [(await spec.generate(QUESTION, max_tokens=60, **options)).times for _ in range(5)]
     assert statistics.median(each.other - max(0.01 * each.wall, 0.001) for each in times) <= 0
     assert all(each.controller > 0 for each in times)
+
+
+async def test_an_accepted_step_that_the_target_never_read_has_only_its_tokens(pair: Pair) -> None:
+    """The random draft also writes ids of its padded embedding, which the tokenizer does not have."""
+    table = {"version": 1, "summary": "a test", "family": "score", "judges": [{"kind": "always"}]}
+    result = await StepSpec(policy=Policy.model_validate(table), pair=pair).generate(QUESTION, max_tokens=600)
+    assert result.counts.cancelled > 0
+    assert result.answer

@@ -283,9 +283,13 @@ class Controller:
 
         Returns:
             The target's pass, None if no judge and no salvage needed it, and the verdict.
+
+        Raises:
+            ContextError: the step, or a judge's question after it, does not fit the target's context.
+            UnknownIdError: the target does not have one of the step's tokens.
         """
         steps = self.transcript.steps
-        self.check_fits(proposal)
+        check_room(self.target, len(self.transcript.buffer), proposal.num_written)
         repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
         if repeated or not proposal.text.strip() or self.opens_call(proposal.text):
             if proposal.num_written and self.policy.salvage is None:
@@ -304,22 +308,13 @@ class Controller:
         with self.ledger.time("judge"):
             evidence = Evidence(self.question, steps, proposal.text, proposal.logprobs, proposal.entropies)
             verdict = await self.panel.judge(evidence, verify_once, self.deadline)
+        if seen is None and self.tokenizer.num_ids is not None:  # else the target has read the ids
+            check_ids(self.target.name, self.tokenizer.num_ids, self.transcript.buffer, proposal.ids)
         self.ledger.add(steps_judged=1)
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError):  # without room, nothing is salvaged
                 seen = await self.verify(proposal, ())
         return seen, verdict
-
-    def check_fits(self, proposal: Proposal) -> None:
-        """Check that the target can read a step, since an accepted step may never be verified.
-
-        Raises:
-            ContextError: it does not fit the target's context.
-            UnknownIdError: the target does not have one of its tokens.
-        """
-        check_room(self.target, len(self.transcript.buffer), proposal.num_written)
-        if self.tokenizer.num_ids is not None:
-            check_ids(self.target.name, self.tokenizer.num_ids, self.transcript.buffer, proposal.ids)
 
     async def verify(self, proposal: Proposal, probes: Sequence[Probe]) -> Verification:
         """Return the target's pass over a step."""

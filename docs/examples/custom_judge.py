@@ -17,7 +17,7 @@ QUESTION = (
 
 
 class KnownNumbersJudge(Judge):
-    """Rejects a step with a number that is neither in the question, nor in an earlier step, nor its own result."""
+    """Rejects a step with a number that is not in the question, not in an earlier step, and no result of its own."""
 
     asks_target: ClassVar[bool] = False
     can_accept: ClassVar[bool] = False  # known numbers do not make a step right
@@ -25,10 +25,10 @@ class KnownNumbersJudge(Judge):
     kind: Literal["known-numbers"] = "known-numbers"
 
     async def score(self, evidence: Evidence) -> float:
-        """Return the share of the step's numbers that are known. The last one is the result."""
+        """Return the share of the step's numbers that are known. A number after an equal sign is a result."""
         text = " ".join([evidence.question, *(step.text for step in evidence.committed)])
-        known = set(re.findall(r"\d+", text))
-        *numbers, _ = re.findall(r"\d+", evidence.step) or [""]
+        known = {*re.findall(r"\d+", text), *re.findall(r"= (\d+)", evidence.step)}
+        numbers = re.findall(r"\d+", evidence.step)
         return sum(number in known for number in numbers) / len(numbers) if numbers else 1.0
 
     def decide(self, score: float) -> Decision:
@@ -48,7 +48,7 @@ async def main() -> None:
     )
     async with StepSpec(policy=policy) as spec:
         async for event in spec.stream(QUESTION):
-            if isinstance(event, StepJudged):
+            if isinstance(event, StepJudged) and event.scores:
                 scores = ", ".join(f"{name} {score:.2f}" for name, score in event.scores.items() if score is not None)
                 print(f"step {event.index}: {'accepted' if event.accepted else 'rejected'}, {scores}")
 

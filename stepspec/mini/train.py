@@ -40,6 +40,7 @@ from stepspec.mini import WEIGHTS
 from stepspec.mini.batches import PART, Batches
 from stepspec.mini.forward import forward_hidden
 from stepspec.mini.medusa import train_heads
+from stepspec.mini.muon import Muon
 from stepspec.mini.proposals import load_proposals
 from stepspec.mini.recipes import RECIPES, Recipe, Stage
 from stepspec.mini.sequences import SequenceMaker
@@ -165,7 +166,7 @@ def optimizers_for(model: Any, heads: Heads, recipe: Recipe) -> list[torch.optim
     chosen = {id(p) for p in matrices}
     others = [p for p in (*model.parameters(), *heads.parameters()) if id(p) not in chosen]
     optimizers = [
-        torch.optim.Muon(matrices, lr=recipe.matrix_lr, momentum=0.95, weight_decay=0.01),
+        Muon(matrices, lr=recipe.matrix_lr, momentum=0.95, weight_decay=0.01),
         torch.optim.AdamW(others, lr=recipe.other_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     for optimizer in optimizers:

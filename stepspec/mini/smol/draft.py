@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from stepspec.chat.prompts import checked_messages
 from stepspec.engines.draft_vocabulary import FILE as VOCABULARY_FILE
 from stepspec.mini.forward import COMPUTE_DTYPE, forward_hidden
+from stepspec.mini.muon import Muon
 from stepspec.mini.smol.samples import FILE as SAMPLES_FILE
 from stepspec.mini.smol.samples import load_samples
 from stepspec.mini.smol.sequences import ROW, Tree, TreeMaker, collate
@@ -102,7 +103,7 @@ class Trainer:
         self.weights[self.places[digits]] = DIGIT_WEIGHT
         trained = [parameter for parameter in self.draft.parameters() if parameter.requires_grad]
         self.optimizers: dict[float, torch.optim.Optimizer] = {
-            MATRIX_RATE: torch.optim.Muon(
+            MATRIX_RATE: Muon(
                 [each for each in trained if each.ndim == 2], lr=MATRIX_RATE, momentum=0.95, weight_decay=0.01
             ),
             RATE: torch.optim.AdamW(

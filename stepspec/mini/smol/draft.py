@@ -39,7 +39,7 @@ MATRIX_RATE, RATE = 0.05, 1e-3
 DIGIT_WEIGHT = 5.0
 """Weight of digits in the loss. Left to itself the loss is mostly about the choice among phrasings."""
 
-WARM_UP, BATCH_ROWS = 50, 8
+WARM_UP, BATCH_ROWS = 50, 16
 SHARES = {"plain": 0.48, "sums": 0.27, "mini": 0.25}
 """Share of each kind of reference. The draft never calls a tool, and long prompts would use up the budget."""
 
@@ -205,7 +205,7 @@ def main() -> None:
     )
     parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=20_000_000, help="Number of training tokens, including prompts.")
+    parser.add_argument("--tokens", type=int, default=8_500_000, help="Number of training tokens, including prompts.")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     Trainer(arguments.work, arguments.target, arguments.seed, arguments.tokens).run()

@@ -19,10 +19,10 @@ from stepspec.mini.smol.build import merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
 FIRST_TOKENS, SECOND_TOKENS, THIRD_TOKENS = 2_000_000, 1_100_000, 600_000
-DRAFT_TOKENS = 20_000_000
+DRAFT_TOKENS = 8_500_000
 LATER_RATE, THIRD_RANK = 6e-4, 16
 """Learning rate of the second and third adapter, and a rank that keeps all weights below 40 MB."""
-NUM_SAMPLES, NUM_PROPOSALS = 3_000, 800
+NUM_SAMPLES, NUM_PROPOSALS = 552, 800
 
 
 class Recipe:

@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="Write the texts to this folder.")
     parser.add_argument("--target", type=Path, required=True, help="Load the target from this folder.")
-    parser.add_argument("--count", type=int, default=3_000, help="Total number of texts.")
+    parser.add_argument("--count", type=int, default=552, help="Total number of texts.")
     arguments = parser.parse_args()
     engine = TorchEngine.load(str(arguments.target), dtype=COMPUTE_DTYPE)
     write_samples(engine, arguments.work / FILE, arguments.count)

@@ -36,9 +36,10 @@ from stepspec.engines.protocol import (
 )
 from stepspec.engines.stops import StopWatch
 from stepspec.errors import ContextError, StepSpecError, UsageError
-from stepspec.loop.controller import Controller
+from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import Policy
+from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Event, Result, StepCommitted
 
 PLAIN_TEMPLATE = """\
@@ -397,7 +398,7 @@ class Stage:
             name="target",
             max_context=self.target_context,
         )
-        self.controller = Controller(
+        self.request = Request(
             policy=self.policy,
             target=self.target,
             draft=self.draft,
@@ -405,11 +406,12 @@ class Stage:
             think_end=think_end_id(self.tokenizer),
             sampling=Sampling(temperature=self.temperature, seed=7),
             ledger=Ledger(self.max_tokens),
+            prompt=self.tokenizer.encode(PROMPT),
         )
 
     def events(self) -> AsyncGenerator[Event, None]:
         """Run the request and yield its events."""
-        return self.controller.run(self.tokenizer.encode(PROMPT))
+        return run(self.request)
 
     async def play(self) -> Play:
         """Run the whole request, and check everything that holds for every request."""

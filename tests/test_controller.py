@@ -17,8 +17,8 @@ from scripted import PROMPT, Opinion, Reply, Stage, shape
 
 from stepspec.engines.protocol import Drafting
 from stepspec.errors import ContextError, EngineError, TargetError
-from stepspec.loop.controller import DRAFT_SEED
 from stepspec.loop.policy import Policy
+from stepspec.loop.request import DRAFT_SEED
 from stepspec.loop.step import Done, StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
@@ -454,13 +454,13 @@ async def test_events_are_in_order_and_only_committed_text_is_marked_as_committe
     assert proposed == [(0, ONE, 4), (1, "Three wrong.\n\n", 4), (2, "", 1)]
 
 
-async def test_a_step_is_emitted_before_the_next_one_is_requested() -> None:
+async def test_a_step_is_emitted_while_the_next_one_is_written() -> None:
     stage = Stage(score(), [ONE, Reply(hangs=True)], [ONE], [])
     async with aclosing(stage.events()) as events:
         async for event in events:
             if isinstance(event, StepCommitted):
                 break
-    assert len(stage.draft.calls) == 1
+    assert stage.draft.num_open == 0
 
 
 # A single writer
@@ -835,15 +835,14 @@ async def test_every_second_is_counted_once_and_queue_time_separately() -> None:
     assert statistics.median(unmeasured) <= 0.01
 
 
-async def test_the_caller_s_time_between_events_is_other_time() -> None:
+async def test_a_request_runs_ahead_of_a_slow_caller() -> None:
     stage = Stage(alone("target"), target_replies=[ONE + TWO + END + ANSWER])
+    started = asyncio.get_running_loop().time()
     async for event in stage.events():
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
         last = event
     assert isinstance(last, Done)
-    times = last.result.times
-    assert times.other >= 0.03
-    assert times.controller + times.target < times.wall - times.other + 1e-6
+    assert last.result.times.wall <= asyncio.get_running_loop().time() - started - 0.02
 
 
 async def test_the_draft_s_queue_time_is_counted_separately_too() -> None:

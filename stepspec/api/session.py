@@ -32,12 +32,14 @@ from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema
 from stepspec.engines.protocol import Ability, DrafterName, Engine, TokenBuffer, check_range, side_by_side
 from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
-from stepspec.loop.controller import Controller, Demands
+from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
+from stepspec.loop.limits import Demands
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Event, Result
-from stepspec.loop.tracing import Asked, traced
+from stepspec.loop.tracing import Asked, Spans
 from stepspec.loop.translation import TranslatedDraft
 
 logger = logging.getLogger(__name__)
@@ -283,7 +285,7 @@ def _check_drafting(policy: Policy, pair: Pair) -> None:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A request in the form that the controller needs."""
+    """A request in the form that the loop needs."""
 
     toolbox: Toolbox
     demands: Demands
@@ -400,9 +402,8 @@ class StepSpec:
             if prepared.demands.json_schema is not None:
                 with ledger.time("target"):
                     await self._answering.check_schema(prepared.demands.json_schema)
-            controller = self._controller(prepared, options, ledger)
-        asked = Asked(self.pair.target.name, self.policy_name, options)
-        async with aclosing(traced(controller.run(prepared.ids), asked)) as events:
+            request = self._request(prepared, options, ledger)
+        async with aclosing(run(request)) as events:
             async for event in events:
                 yield Done(await self._with_note(event.result, prepared.ids)) if isinstance(event, Done) else event
 
@@ -416,10 +417,10 @@ class StepSpec:
             return result
         return replace(result, note=note)
 
-    def _controller(self, prepared: _Prepared, options: RequestOptions, ledger: Ledger) -> Controller:
+    def _request(self, prepared: _Prepared, options: RequestOptions, ledger: Ledger) -> Request:
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
         in_json = demands.json_schema is not None
-        return Controller(
+        return Request(
             policy=self.policy,
             target=target,
             draft=prepared.draft,
@@ -427,6 +428,7 @@ class StepSpec:
             think_end=think_end_id(target.tokenizer),
             sampling=options.sampling,
             ledger=ledger,
+            prompt=prepared.ids,
             question=prepared.question,
             breaker=self.pair.breaker,
             demands=demands,
@@ -436,6 +438,7 @@ class StepSpec:
                 only_call=not toolbox.parallel,
                 marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
             ),
+            spans=Spans(Asked(target.name, self.policy_name, options)),
         )
 
     def _demands(self, toolbox: Toolbox, options: RequestOptions) -> Demands:

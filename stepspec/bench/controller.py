@@ -29,9 +29,10 @@ from stepspec.engines.protocol import (
     Verification,
     Verify,
 )
-from stepspec.loop.controller import Controller
+from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
+from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Result
 
 POLICY = "stepspec"
@@ -146,7 +147,7 @@ async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list
     prompt = _prompt(target, context)
 
     async def request() -> Result:
-        controller = Controller(
+        asked = Request(
             policy=policy,
             target=target,
             draft=draft,
@@ -154,8 +155,9 @@ async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list
             think_end=think_end_id(tokenizer),
             sampling=Sampling(),
             ledger=Ledger(1 << 30),
+            prompt=prompt,
         )
-        async for event in controller.run(prompt):
+        async for event in run(asked):
             if isinstance(event, Done):
                 return event.result
         raise AssertionError("a request ends with Done or an error")

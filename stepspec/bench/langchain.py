@@ -13,9 +13,10 @@ from stepspec.bench.speed import ChatCost, ManyChats
 from stepspec.chat.prompts import encode_request, think_end_id
 from stepspec.engines.protocol import Sampling, Tokenizer
 from stepspec.langchain.chat import ChatStepSpec
-from stepspec.loop.controller import Controller
+from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.policy import load_policy
+from stepspec.loop.request import Request
 
 POLICY = "stepspec"
 QUESTION = "How many apples are there?"
@@ -33,7 +34,7 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
     ids = encode_request(tokenizer, QUESTION)
 
     async def bare() -> int:
-        controller = Controller(
+        request = Request(
             policy=policy,
             target=target,
             draft=draft,
@@ -41,8 +42,9 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
             think_end=think_end_id(tokenizer),
             sampling=Sampling(),
             ledger=Ledger(1 << 30),
+            prompt=ids,
         )
-        return len([event async for event in controller.run(ids)])
+        return len([event async for event in run(request)])
 
     async def invoked() -> int:
         await chat.ainvoke(QUESTION)

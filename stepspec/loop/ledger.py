@@ -23,7 +23,7 @@ class Ledger:
     """Counts and times of one request.
 
     Times are exclusive: entering a role stops the clock of the outer role. `Times.other` is the time outside all
-    roles, such as the time that the caller spends between events.
+    roles.
     """
 
     def __init__(self, max_tokens: int) -> None:

@@ -124,8 +124,7 @@ class Times:
     target: float = 0.0
     controller: float = 0.0
     other: float = 0.0
-    """Wall time outside the other parts: mostly the caller's time between events. On an idle machine the rest is below
-    1% or 1 ms."""
+    """Wall time outside the other parts. On an idle machine it is below 1% or 1 ms."""
     wall: float = 0.0
     first_step: float | None = None
     """Seconds until the first step was committed, or None without steps. Like `first_answer`, not part of the sum."""

@@ -5,8 +5,8 @@ tracer records, a request has no spans and no overhead.
 """
 
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.errors import StepSpecError
 from stepspec.loop.options import RequestOptions
-from stepspec.loop.step import Done, Event, Result, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Done, Event, Result, Step, StepCommitted, Verdict
 
 PROVIDER = "stepspec"
 OPERATION = "chat"
@@ -75,82 +75,76 @@ def answer_attributes(result: Result, target: str) -> Mapping[str, Any]:
     }
 
 
-async def traced(events: AsyncGenerator[Event, None], asked: Asked) -> AsyncGenerator[Event, None]:
-    """Pass on the events of a request. Record a span for the request and a child span for each phase of a step."""
-    api = _api()
-    span = api.get_tracer("stepspec").start_span(asked.name, attributes=asked.attributes()) if api else None
-    if api is None or span is None or not span.is_recording():
-        async with aclosing(events):
-            async for event in events:
-                yield event
-        return
-    steps = _Steps(api, span)
-    try:
-        async with aclosing(events):
-            async for event in events:
-                steps.note(event)
-                if isinstance(event, Done):
-                    span.set_attributes(answer_attributes(event.result, asked.target))
-                yield event
-                steps.resumed()
-    except StepSpecError as error:
-        span.set_attribute("error.type", type(error).__name__)
-        span.set_status(api.StatusCode.ERROR, str(error))
-        raise
-    finally:
-        span.end()
+class Spans:
+    """The spans of one request: its own, and a child for each phase of a step. Phases may overlap.
 
+    Args:
+        asked: what the request's span records at its start; None records nothing.
+    """
 
-class _Steps:
-    """Turns the time between events into child spans."""
-
-    def __init__(self, api: Any, span: Any) -> None:
-        self._api = api
-        self._span = span
-        self._began = self._since = time.time_ns()
-        self._proposed = False
-        self._judged: StepJudged | None = None
+    def __init__(self, asked: Asked | None = None) -> None:
+        self._asked = asked
+        self._api = None if asked is None else _api()
+        self._span: Any = None
+        self._began = 0
         self._seen = False
 
-    def resumed(self) -> None:
-        """Restart the clock when the caller asks for the next event. The caller's own time is not part of a span."""
-        self._since = time.time_ns()
+    @contextmanager
+    def request(self) -> Generator[None]:
+        """Record the request's span around a block, and an error that ends it."""
+        if self._api is None or self._asked is None:
+            yield
+            return
+        api, asked = self._api, self._asked
+        self._began = time.time_ns()
+        span = api.get_tracer("stepspec").start_span(asked.name, attributes=asked.attributes())
+        self._span = span if span.is_recording() else None
+        try:
+            yield
+        except StepSpecError as error:
+            span.set_attribute("error.type", type(error).__name__)
+            span.set_status(api.StatusCode.ERROR, str(error))
+            raise
+        finally:
+            span.end()
+            self._span = None
 
-    def note(self, event: Event) -> None:
-        """Record the span that ends with an event."""
-        if isinstance(event, StepProposed):
-            self._proposed = True
-            self._child(DRAFT_SPAN, event.index, {"stepspec.step.draft_tokens": event.num_tokens})
-        elif isinstance(event, StepJudged):
-            self._judged = event
-            scores = {f"stepspec.step.score.{name}": score for name, score in event.scores.items() if score is not None}
-            self._child(VERIFY_SPAN, event.index, {"stepspec.step.accepted": event.accepted, **scores})
-        elif isinstance(event, StepCommitted):
-            self._committed(event)
-        if isinstance(event, StepCommitted | AnswerDelta | ToolCallDelta) and not self._seen:
+    def event(self, event: Event) -> None:
+        """Record what an event says about the whole request."""
+        if self._span is None or self._asked is None:
+            return
+        if isinstance(event, Done):
+            self._span.set_attributes(answer_attributes(event.result, self._asked.target))
+        elif isinstance(event, StepCommitted | AnswerDelta | ToolCallDelta) and not self._seen:
             self._seen = True
             seconds = (time.time_ns() - self._began) / 1e9
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
-    def _committed(self, event: StepCommitted) -> None:
-        step, judged = event.step, self._judged
+    def drafted(self, since: int, index: int, num_tokens: int) -> None:
+        """Record a proposal. `since`: when the phase began, in nanoseconds (`time.time_ns`)."""
+        self._child(DRAFT_SPAN, since, index, {"stepspec.step.draft_tokens": num_tokens})
+
+    def judged(self, since: int, index: int, verdict: Verdict) -> None:
+        """Record a verdict."""
+        scores = {f"stepspec.step.score.{name}": score for name, score in verdict.scores.items() if score is not None}
+        self._child(VERIFY_SPAN, since, index, {"stepspec.step.accepted": verdict.accepted, **scores})
+
+    def wrote(self, since: int, step: Step, *, proposed: bool) -> None:
+        """Record a step that was written, at least in part, after a proposal failed, or without one."""
         attributes = {
             "stepspec.step.source": step.origin,
             "stepspec.step.draft_tokens": step.num_from_draft,
             "stepspec.step.target_tokens": step.num_tokens - step.num_from_draft,
         }
-        if not self._proposed:
-            self._child(STEP_SPAN, step.index, attributes)
-        elif judged is not None and not judged.accepted:
-            self._child(REGENERATE_SPAN, step.index, attributes)
-        self._proposed, self._judged = False, None
+        self._child(REGENERATE_SPAN if proposed else STEP_SPAN, since, step.index, attributes)
 
-    def _child(self, name: str, index: int, attributes: Mapping[str, Any]) -> None:
+    def _child(self, name: str, since: int, index: int, attributes: Mapping[str, Any]) -> None:
+        if self._span is None or self._api is None:
+            return
         context = self._api.set_span_in_context(self._span)
         tracer = self._api.get_tracer("stepspec")
         about = {"stepspec.step.index": index, **attributes}
-        tracer.start_span(name, context, attributes=about, start_time=self._since).end()
-        self._since = time.time_ns()
+        tracer.start_span(name, context, attributes=about, start_time=since).end()
 
 
 @cache

@@ -213,8 +213,8 @@ class ScriptedEngine:
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         prompt, stop = call.prompt, call.stop
-        self._check_room(len(prompt) + 1)
-        text = self._read(prompt)
+        self._check_room(len(prompt) + len(call.after) + 1)
+        text = self._read(prompt) + self.tokenizer.decode(call.after)
         options = {"stop": stop, "sampling": call.sampling, "drafting": call.drafting}
         options |= {
             "hint": self.tokenizer.decode(call.hint),
@@ -224,7 +224,7 @@ class ScriptedEngine:
         self.calls.append(Call("generate", text, **options))
         reply = self._reply_to(self.calls[-1])
         reply = Reply(reply) if isinstance(reply, str) else reply
-        room = min(stop.max_tokens, self.max_context - len(prompt))
+        room = min(stop.max_tokens, self.max_context - len(prompt) - len(call.after))
         watch = StopWatch(Stop(room, stop.delimiters, stop.token_ids), self.tokenizer.piece, self.tokenizer.end_ids)
         self.num_open += 1
         try:

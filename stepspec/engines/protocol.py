@@ -223,8 +223,11 @@ class Generate:
     stop: Stop
     drafting: Drafting = Drafting()
     """Token-level speculation."""
+    after: Sequence[int] = ()
+    """Ids after the prompt that are not part of it yet, such as steps that are not judged. The continuation follows
+    them."""
     hint: Sequence[int] = ()
-    """Ids that are likely to follow the prompt, such as a rejected step. Lookup drafters draft from them."""
+    """Ids that are likely to come next, such as a rejected step. Lookup drafters draft from them."""
     json_schema: str | None = None
     """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
     `json schema`."""
@@ -259,10 +262,16 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Probe:
-    """Ids appended to the continuation on a separate branch. The log-probs of `labels` are read after them."""
+    """Ids on a branch of their own. The log-probs of `labels` are read after them."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
+    place: int | None = None
+    """Number of the continuation's tokens that the branch follows; None for all of them."""
+
+    def after(self, continuation: Sequence[int]) -> list[int]:
+        """Return the ids of the branch, with the part of the continuation that it follows."""
+        return [*continuation[: self.place], *self.ids]
 
 
 @dataclass(frozen=True)

@@ -171,14 +171,14 @@ class VllmEngine:
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. vLLM drafts as configured when it was loaded; `drafting` and `hint` have no effect."""
-        prompt_length = len(call.prompt)
-        check_room(self, prompt_length, 1)
-        check_ids(self.name, self._vocab_size, call.prompt, call.sampling.named_ids)
-        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - prompt_length))
+        length = len(call.prompt) + len(call.after)
+        check_room(self, length, 1)
+        check_ids(self.name, self._vocab_size, call.prompt, call.after, call.sampling.named_ids)
+        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         num_passes = 0
         params = _params(within(call.sampling, self._vocabulary), stop, call)
-        async with aclosing(self._outputs(call.prompt.since(0), params)) as outputs:
+        async with aclosing(self._outputs([*call.prompt.since(0), *call.after], params)) as outputs:
             async for output in outputs:
                 delta = output.outputs[0]
                 num_passes += 1
@@ -193,7 +193,7 @@ class VllmEngine:
                     end = self._check_finish(delta.finish_reason)
                 if end is not None:
                     cached = output.num_cached_tokens or 0
-                    self._note(prompt_length, cached, output)
+                    self._note(length, cached, output)
                     drafted, accepted = _speculated(delta)
                     costs = _queued(output), num_passes, drafted, accepted, cached
                     yield Chunk(tuple(ids), end, *costs, logprobs=logprobs)
@@ -222,10 +222,11 @@ class VllmEngine:
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         check_ids(self.name, self._vocab_size, prompt, continuation, *probe_ids)
-        ids = [*prompt.since(0), *continuation]
+        before = prompt.since(0)
+        ids = [*before, *continuation]
         scored = self._scored(ids, len(prompt)) if call.scores else self._next(ids)
         own, *labelled = await side_by_side(
-            scored, *(self._probed([*ids, *probe.ids], probe.labels) for probe in probes)
+            scored, *(self._probed([*before, *probe.after(continuation)], probe.labels) for probe in probes)
         )
         return replace(
             own,
@@ -394,7 +395,7 @@ def _params(sampling: Sampling, stop: Stop, call: Generate) -> SamplingParams:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
         allowed_token_ids=sorted(sampling.allowed) if sampling.allowed is not None else None,
-        seed=sampling.seed_at(len(call.prompt)) if sampling.temperature > 0 else None,
+        seed=sampling.seed_at(len(call.prompt) + len(call.after)) if sampling.temperature > 0 else None,
         stop=list(stop.delimiters),
         include_stop_str_in_output=True,
         stop_token_ids=sorted(stop.token_ids),

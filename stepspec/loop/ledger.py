@@ -1,16 +1,22 @@
 """Costs of one request: tokens by fate, seconds by role, and the rest of the token budget."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Coroutine, Generator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.engines.protocol import Chunk
 from stepspec.loop.step import Counts, Event, StepCommitted, Times
 
+T = TypeVar("T")
 Role = Literal["draft", "judge", "target", "controller"]
+_AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)
+"""Whether the running task works ahead of the request, which does not wait for it yet."""
+
 FIRSTS: Mapping[type[Event], str] = {
     StepCommitted: "first_step",
     AnswerDelta: "first_answer",
@@ -22,8 +28,8 @@ FIRSTS: Mapping[type[Event], str] = {
 class Ledger:
     """Counts and times of one request.
 
-    Times are exclusive: entering a role stops the clock of the outer role. `Times.other` is the time outside all
-    roles.
+    Work may overlap. The times of the roles say who was waited for: they are exclusive, as entering a role stops the
+    clock of the outer role, and add up to the wall time. The busy times say who worked, for the request or ahead of it.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -32,6 +38,9 @@ class Ledger:
         self._started = self._since = time.perf_counter()
         self._role: Role | None = None
         self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0, "controller": 0.0}
+        self._busy = dict.fromkeys(("draft", "judge", "target"), 0.0)
+        self._working: Counter[Role] = Counter()
+        self._working_since: dict[Role, float] = {}
         self._firsts: dict[str, float] = {}
         self.counts = Counts()
         self.cached: int | None = None
@@ -39,13 +48,41 @@ class Ledger:
 
     @contextmanager
     def time(self, role: Role) -> Generator[None]:
-        """Measure the time of the block for a role. In nested blocks, only the inner role's clock runs."""
+        """Measure the time of the block for a role. In nested blocks, only the inner role's clock runs.
+
+        In a task that works ahead, the block only counts as busy time.
+        """
+        self._start(role)
+        try:
+            if _AHEAD.get():
+                yield
+            else:
+                with self.waiting(role):
+                    yield
+        finally:
+            self._stop(role)
+
+    @contextmanager
+    def waiting(self, role: Role) -> Generator[None]:
+        """Measure a block that waits for a role whose work is timed elsewhere."""
         outer = self._role
         self._switch(role)
         try:
             yield
         finally:
             self._switch(outer)
+
+    def _start(self, role: Role) -> None:
+        if role in self._busy:
+            self._working[role] += 1
+            self._working_since.setdefault(role, time.perf_counter())
+
+    def _stop(self, role: Role) -> None:
+        """Overlapping calls of one role count once."""
+        if role in self._busy:
+            self._working[role] -= 1
+            if not self._working[role]:
+                self._busy[role] += time.perf_counter() - self._working_since.pop(role)
 
     def _switch(self, role: Role | None) -> None:
         now = time.perf_counter()
@@ -61,6 +98,8 @@ class Ledger:
 
     def waited(self, role: Role, queue_s: float) -> None:
         """Move the seconds that a role waited in its engine's queue from that role to `queue`."""
+        if _AHEAD.get():
+            return
         moved = min(queue_s, self._seconds[role])
         self._seconds[role] -= moved
         self._seconds["queue"] += moved
@@ -128,4 +167,11 @@ class Ledger:
         self._switch(self._role)
         wall = self._since - self._started
         other = max(0.0, wall - sum(self._seconds.values()))
-        return Times(**self._seconds, other=other, wall=wall, **self._firsts)
+        busy = {f"busy_{role}": seconds for role, seconds in self._busy.items()}
+        return Times(**self._seconds, other=other, wall=wall, **busy, **self._firsts)
+
+
+async def ahead(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as work that the request does not wait for yet. Call it in a task of its own."""
+    _AHEAD.set(True)
+    return await work

@@ -116,7 +116,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Times:
-    """Exclusive critical-path seconds of one request, each part measured separately."""
+    """Seconds of one request. Those on its critical path, from `queue` to `other`, are exclusive and measured
+    separately."""
 
     queue: float = 0.0
     draft: float = 0.0
@@ -126,6 +127,11 @@ class Times:
     other: float = 0.0
     """Wall time outside the other parts. On an idle machine it is below 1% or 1 ms."""
     wall: float = 0.0
+    busy_draft: float = 0.0
+    """Seconds in which the draft worked. Like the next two, not part of the sum: they may overlap, and the request need
+    not wait for all of them."""
+    busy_judge: float = 0.0
+    busy_target: float = 0.0
     first_step: float | None = None
     """Seconds until the first step was committed, or None without steps. Like `first_answer`, not part of the sum."""
     first_answer: float | None = None

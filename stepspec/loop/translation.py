@@ -45,8 +45,8 @@ class TranslatedDraft:
         self._draft_buffer = TokenBuffer(prompt)
         self._start = start
         self._reader: TextReader | None = None
-        self._proposed: tuple[list[int], Sequence[int]] = [], ()
-        """The draft's last output without end tags: in the target's ids, and in the draft's ids."""
+        self._ahead: dict[tuple[int, ...], tuple[int, ...]] = {}
+        """What the draft has written after the committed text, without end tags: its own ids by the target's ids."""
         draft_tag, target_tag = think_end_id(draft.tokenizer), think_end_id(tokenizer)
         end = min(tokenizer.end_ids, default=None)
         # If only one model has thinking tags, the other's end of text stands for the end of the thinking.
@@ -74,7 +74,7 @@ class TranslatedDraft:
         """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. A
         text that is cut has none.
 
-        The prompt must be the same buffer at every call. All ids come in one chunk.
+        The prompt must be the same buffer at every call, and no call may be open when it grows. All ids come in one chunk.
 
         Raises:
             UsageError: the sampling has `logit_bias` or `allowed`, which use the target's ids.
@@ -86,11 +86,13 @@ class TranslatedDraft:
             )
         self._catch_up(call.prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
-        chunk = await collect(self._draft.generate(replace(call, prompt=self._draft_buffer, stop=own_stop, hint=())))
+        after = self._translated(tuple(call.after))
+        own = replace(call, prompt=self._draft_buffer, after=after, stop=own_stop, hint=())
+        chunk = await collect(self._draft.generate(own))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
         tokenizer = self._draft.tokenizer
         ids = self.tokenizer.encode_text(tokenizer.decode(visible_ids(tokenizer, written)))
-        self._proposed = ids, written
+        self._ahead[(*call.after, *ids)] = (*after, *written)
         tag = self._tags.get(chunk.ids[-1]) if chunk.end == "token" else None
         output = ids if tag is None else [*ids, tag]
         translated = Chunk(
@@ -110,14 +112,25 @@ class TranslatedDraft:
         else:
             yield translated
 
+    def _translated(self, ids: tuple[int, ...]) -> Sequence[int]:
+        """Return uncommitted ids of the target in the draft's ids."""
+        if not ids or ids in self._ahead:
+            return self._ahead.get(ids, ())
+        return self._draft.tokenizer.encode_text(self.tokenizer.decode(visible_ids(self.tokenizer, ids)))
+
     def _catch_up(self, prompt: TokenBuffer) -> None:
         """Append the text committed since the last call to the draft's ids."""
         if self._reader is None:
             self._reader = TextReader(self.tokenizer, prompt, self._start, partial(visible_ids, self.tokenizer))
-        target_ids, draft_ids = self._proposed
-        if target_ids and prompt.since(self._reader.position)[: len(target_ids)] == target_ids:
-            self._draft_buffer.append(draft_ids)
-            self._reader.position += len(target_ids)
+        new = tuple(prompt.since(self._reader.position))
+        if not new:
+            return
+        for target_ids in sorted(self._ahead, key=len, reverse=True):
+            if target_ids and new[: len(target_ids)] == target_ids:
+                self._draft_buffer.append(self._ahead[target_ids])
+                self._reader.position += len(target_ids)
+                break
+        self._ahead.clear()
         if text := self._reader.read(len(prompt), to_the_end=False):
             self._draft_buffer.append(self._draft.tokenizer.encode_text(text))
 

@@ -90,7 +90,7 @@ def sample_texts(
     for first in range(0, num_rows, batch):
         rows += _run_batch(target, drafter, prompt, sampling, range(first, first + batch), depth, num_tokens)
     drafted = sum(row.metrics.drafted for row in rows)
-    return torch.tensor([row.generated for row in rows]), sum(row.metrics.accepted for row in rows) / max(drafted, 1)
+    return torch.tensor([row.beyond for row in rows]), sum(row.metrics.accepted for row in rows) / max(drafted, 1)
 
 
 def _run_batch(

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from stepspec.engines.torch_engine.attention import runs_of_like_length
 from stepspec.engines.torch_engine.cache import FIRST_CAPACITY
-from stepspec.engines.torch_engine.model import CausalModel
+from stepspec.engines.torch_engine.model import Branch, CausalModel
 from stepspec.errors import UsageError
 
 ROUNDING = 2e-4
@@ -155,7 +155,7 @@ def test_branches_see_what_comes_before_them_and_not_each_other(network: PreTrai
     logits = model.extend(
         [0],
         [trunk + [id for branch in branches for id in branch]],
-        branches=[[len(branch) for branch in branches]],
+        branches=[[Branch(len(branch)) for branch in branches]],
     )[0]
     model.cache.check()
     assert torch.allclose(logits[:5], slow_logits(network, prompt + trunk)[6:], atol=ROUNDING)
@@ -174,10 +174,22 @@ def test_each_row_of_a_pass_can_have_its_own_branches(network: PreTrainedModel, 
     trunks, branches = [random_ids(5, 1), random_ids(9, 2), random_ids(3, 3)], [[2, 3], [], [4]]
     texts = [[random_ids(size, 10 * row + size) for size in sizes] for row, sizes in enumerate(branches)]
     ids = [[*trunk, *(id for text in row for id in text)] for trunk, row in zip(trunks, texts, strict=True)]
-    logits = model.extend([2, 0, 5], ids, branches=branches)
+    logits = model.extend([2, 0, 5], ids, branches=[[Branch(length) for length in row] for row in branches])
     for trunk, row, actual in zip(trunks, texts, logits, strict=True):
         expected = [slow_logits(network, trunk), *(slow_logits(network, trunk + text)[-len(text) :] for text in row)]
         assert torch.allclose(actual, torch.cat(expected), atol=ROUNDING)
+
+
+def test_a_branch_can_leave_the_trunk_anywhere(network: PreTrainedModel, model: CausalModel) -> None:
+    prompts, trunk, branch = [random_ids(6, 1), random_ids(3, 9)], random_ids(5, 2), random_ids(3, 3)
+    model.extend([0, 1], prompts)
+    hidden = [0, 2, 5]
+    row = [*trunk, *branch * len(hidden)]
+    found = model.extend([0, 1], [row, row], branches=[[Branch(3, each) for each in hidden]] * 2)
+    for prompt, logits in zip(prompts, found, strict=True):
+        for number, each in enumerate(hidden):
+            expected = slow_logits(network, prompt + trunk[: 5 - each] + branch)[-3:]
+            assert torch.allclose(logits[5 + 3 * number :][:3], expected, atol=ROUNDING)
 
 
 def test_the_first_layers_share_the_cache_and_leave_it_valid(network: PreTrainedModel, model: CausalModel) -> None:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from stepspec.engines.hugging_face import load_tokenizer
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
+    DrafterName,
     Drafting,
     Generate,
     Sampling,
@@ -96,3 +97,38 @@ async def test_every_drafter_leaves_the_pairs_text_unchanged(prompts, expected, 
     assert list(again.ids) == expected[0]
     if num_tokens:
         assert sum(chunk.accepted for chunk in (*chunks, again)) > 0
+
+
+@pytest.mark.parametrize("drafter", ["none", *CALL_DRAFTERS])
+async def test_what_follows_ids_after_the_prompt_is_what_follows_the_longer_prompt(
+    prompts, expected, drafter: DrafterName
+) -> None:
+    """Calls on one buffer overlap, as in a family that continues several uncommitted texts."""
+    draft = TorchEngine.load(str(WEIGHTS / "draft"))
+    engine = TorchEngine.load(str(WEIGHTS / "target")).drafted_by(draft)
+    buffer, written = TokenBuffer(prompts[0]), expected[0]
+    for _ in range(2):  # the second time from the cache
+        calls = [
+            Generate(buffer, Sampling(), Stop(20), Drafting(drafter), written[:length], logprobs=True)
+            for length in (0, 7, 7, 30)
+        ]
+        chunks = await asyncio.gather(*(collect(engine.generate(call)) for call in calls))
+        for call, chunk in zip(calls, chunks, strict=True):
+            assert list(chunk.ids) == written[len(call.after) : len(call.after) + 20]
+            assert len(chunk.logprobs or ()) == 20
+    buffer.append(written[:30])
+    longer = await collect(engine.generate(Generate(buffer, Sampling(), Stop(20), Drafting(drafter))))
+    assert list(longer.ids) == written[30:50]
+    assert longer.cached >= len(prompts[0]) + 29
+    if drafter in ("none", "draft-model"):  # the others draft from past outputs, which changes sampled texts
+        texts = [
+            (await collect(engine.generate(Generate(prompt, how, Stop(20), Drafting(drafter, 3), after)))).ids
+            for how, prompt, after in [
+                (Sampling(1.0, seed=3), buffer, ()),
+                (Sampling(1.0, seed=3), TokenBuffer(prompts[0]), written[:30]),
+                (Sampling(1.0, seed=4), buffer, ()),
+            ]
+        ]
+        assert texts[0] == texts[1] != texts[2]
+    await engine.aclose()
+    await draft.aclose()

@@ -20,7 +20,7 @@ def table() -> SlotTable:
 @torch.inference_mode()
 def use(table: SlotTable, buffer: TokenBuffer, beyond: list[int] | None = None) -> tuple[Slot, list[int]]:
     """Run one call that reads the unread ids and then `beyond`. Return its slot and the ids that it read."""
-    slot = table.acquire(buffer)
+    slot = table.acquire(buffer, len(buffer))
     assert slot is not None
     read = table.unread(slot, buffer, len(buffer)) + (beyond or [])
     table.model.extend([slot.index], [read])
@@ -53,6 +53,19 @@ def test_ids_read_beyond_the_buffer_are_reused_as_far_as_they_are_committed(tabl
     slot, read = use(table, buffer)
     assert read == [9, 6]
     assert table.model.cache_length(slot.index) == 6
+
+
+@torch.inference_mode()
+def test_of_the_slots_that_follow_a_buffer_the_one_with_most_of_the_text_is_chosen(table: SlotTable) -> None:
+    buffer = TokenBuffer([1, 2, 3])
+    slots = [table.acquire(buffer, 3) for _ in range(2)]
+    for slot, after in zip(slots, ([4, 5], [6, 7]), strict=True):
+        assert slot is not None
+        table.model.extend([slot.index], [table.unread(slot, buffer, 3, after)])
+        table.remember(slot, buffer, 3, after)
+        table.release(slot)
+    buffer.append([6, 7, 8])
+    assert use(table, buffer) == (slots[1], [8])
 
 
 def test_ids_read_beyond_the_buffer_are_dropped_when_rejected(table: SlotTable) -> None:
@@ -108,7 +121,7 @@ def test_a_copied_prefix_gives_the_same_logits_as_reading_it(table: SlotTable) -
     prompt = random_ids(40)
     first, second = TokenBuffer(prompt), TokenBuffer([*prompt, 5])
     use(table, first)
-    slot = table.acquire(second)
+    slot = table.acquire(second, len(second))
     assert slot is not None
     unread = table.unread(slot, second, len(second))
     with torch.inference_mode():
@@ -125,12 +138,12 @@ def test_a_short_shared_prefix_is_read_again(table: SlotTable) -> None:
 
 def test_a_busy_slot_is_never_reused(table: SlotTable) -> None:
     buffers = [TokenBuffer([1]), TokenBuffer([2]), TokenBuffer([3])]
-    slots = [table.acquire(buffer) for buffer in buffers]
+    slots = [table.acquire(buffer, len(buffer)) for buffer in buffers]
     assert slots[2] is None
     assert slots[0] is not None
     assert slots[1] is not None
     table.release(slots[1])
-    assert table.acquire(buffers[0]) is slots[1], "a buffer whose own slot is busy does not get the free slot"
+    assert table.acquire(buffers[0], len(buffers[0])) is slots[1], "a buffer whose own slot is busy does not get the free slot"
 
 
 def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:
@@ -182,23 +195,23 @@ IDS = st.lists(st.integers(0, 3), max_size=6)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
-@given(st.lists(IDS, min_size=2, max_size=2), st.lists(st.tuples(st.integers(0, 1), IDS, IDS), max_size=8))
+@given(st.lists(IDS, min_size=2, max_size=2), st.lists(st.tuples(st.integers(0, 1), IDS, IDS, IDS), max_size=8))
 @torch.inference_mode()
 def test_a_call_reads_its_own_prompt_however_its_buffer_has_grown_since(
-    texts: list[list[int]], calls: list[tuple[int, list[int], list[int]]]
+    texts: list[list[int]], calls: list[tuple[int, list[int], list[int], list[int]]]
 ) -> None:
-    """A call on either buffer is made; then the buffer grows; then the call reads."""
+    """A call on either buffer, and on ids after it, is made; then the buffer grows; then the call reads."""
     buffers = [TokenBuffer([5, *ids]) for ids in texts]
-    for which, grown, beyond in calls:
+    for which, grown, after, beyond in calls:
         buffer = buffers[which]
         prompt = buffer.since(0)
         buffer.append(grown)
-        slot = GROWING.acquire(buffer)
+        slot = GROWING.acquire(buffer, len(prompt), after)
         assert slot is not None
-        read = GROWING.unread(slot, buffer, len(prompt))
-        assert read == prompt[GROWING.model.cache_length(slot.index) :] != []
+        read = GROWING.unread(slot, buffer, len(prompt), after)
+        assert read == [*prompt, *after][GROWING.model.cache_length(slot.index) :] != []
         logits = GROWING.model.extend([slot.index], [[*read, *beyond]])[0]
-        assert torch.allclose(logits, slow_logits(NETWORK, [*prompt, *beyond])[-len(logits) :], atol=1e-4)
-        GROWING.remember(slot, buffer, len(prompt), beyond)
+        assert torch.allclose(logits, slow_logits(NETWORK, [*prompt, *after, *beyond])[-len(logits) :], atol=1e-4)
+        GROWING.remember(slot, buffer, len(prompt), [*after, *beyond])
         GROWING.release(slot)
         GROWING.check()

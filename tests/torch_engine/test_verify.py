@@ -32,6 +32,8 @@ PROBES = [
     Probe(tuple(random_ids(1, 4)), (5,)),
     Probe(tuple(random_ids(6, 5)), tuple(range(10, 20))),
 ]
+EARLIER = [Probe(tuple(random_ids(3, 6)), (1, 2), 0), Probe((), (3,), 4), Probe(tuple(random_ids(2, 7)), (4,), 7)]
+"""Probes that leave the step before its end."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -44,7 +46,7 @@ def slow_verification(
 ) -> Verification:
     """Compute a verification with one plain pass for the step and one for each probe."""
     rows = slow_logits(network, [*prompt, *step])[len(prompt) - 1 :].log_softmax(-1)
-    ends = [slow_logits(network, [*prompt, *step, *probe.ids])[-1].log_softmax(-1) for probe in probes]
+    ends = [slow_logits(network, [*prompt, *probe.after(step)])[-1].log_softmax(-1) for probe in probes]
     return Verification(
         logprobs=tuple(rows[index, token].item() for index, token in enumerate(step)),
         choices=tuple(row.argmax().item() for row in rows[:-1]),
@@ -80,6 +82,14 @@ async def test_a_prompt_of_one_token_can_be_verified(network: PreTrainedModel) -
     async with serving(make_model(network)) as engine:
         actual = await engine.verify(Verify(TokenBuffer([3]), STEP, PROBES))
     assert_same(actual, slow_verification(network, [3], STEP, PROBES))
+
+
+async def test_probes_can_be_anywhere_in_a_step(network: PreTrainedModel) -> None:
+    probes = [EARLIER[0], PROBES[0], *EARLIER[1:]]
+    async with serving(make_model(network)) as engine:
+        actual = await engine.verify(Verify(TokenBuffer(PROMPT), STEP, probes))
+    assert_same(actual, slow_verification(network, PROMPT, STEP, probes))
+    assert actual.passes == 1
 
 
 async def test_probes_together_equal_each_probe_alone(network: PreTrainedModel) -> None:

@@ -123,18 +123,19 @@ class RemoteEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. The server drafts as it was started; `drafting` and `hint` have no effect."""
         prompt, sampling = call.prompt, call.sampling
-        check_room(self, len(prompt), 1)
-        check_ids(self.name, self.tokenizer.num_ids, prompt, sampling.named_ids)
-        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - len(prompt)))
+        length = len(prompt) + len(call.after)
+        check_room(self, length, 1)
+        check_ids(self.name, self.tokenizer.num_ids, prompt, call.after, sampling.named_ids)
+        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         watch = StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids)
         conversation = self._conversation(prompt)
-        fields = self._fields(within(sampling, self._vocabulary), stop, len(prompt))
+        fields = self._fields(within(sampling, self._vocabulary), stop, length)
         if call.json_schema is not None and self._server.schema_field:
             fields |= schema_fields(self._server.schema_field, call.json_schema)
         with_logprobs = call.logprobs and "logprobs" in self.abilities
         if with_logprobs:
             fields["logprobs"] = 1
-        body = conversation.body(prompt, fields)
+        body = conversation.body(prompt, fields, [call.after])
         reader = _ChunkReader(self.address, self._server, self.tokenizer)
         deadline = TokenDeadline(self.address)
         total, usage, finish, unfinished = Chunk((), "length"), Usage(), None, True
@@ -280,7 +281,7 @@ class RemoteEngine:
         check_room(self, len(prompt), len(continuation) + max((len(probe.ids) for probe in probes), default=0) + 1)
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
         check_ids(self.name, self.tokenizer.num_ids, prompt, continuation, *probe_ids)
-        ends = [[*continuation, *probe.ids] for probe in probes]
+        ends = [probe.after(continuation) for probe in probes]
         if call.scores and self._server.scores:
             own, probed = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
         else:

@@ -10,6 +10,7 @@ import torch
 
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import Chunk, Probe, TokenBuffer, Verification
+from stepspec.engines.torch_engine.model import Branch
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot
 from stepspec.errors import EngineError
@@ -35,8 +36,8 @@ class Call(ABC):
         return [0]
 
     @property
-    def branches(self) -> list[int]:
-        """Lengths of the branches at the end of the pending ids."""
+    def branches(self) -> list[Branch]:
+        """The branches at the end of the pending ids."""
         return []
 
     @property
@@ -68,6 +69,12 @@ class Generation(Call):
 
     def __post_init__(self) -> None:
         self.row.metrics = self.metrics
+        self._num_after = len(self.row.beyond)
+
+    @property
+    def after(self) -> Sequence[int]:
+        """The ids after the prompt that the generation continues."""
+        return self.row.beyond[: self._num_after]
 
     @property
     def starts(self) -> bool:
@@ -80,11 +87,11 @@ class Generation(Call):
 
     @property
     def keep(self) -> list[int]:
-        return [0] if self.starts else []
+        return [self._num_after] if self.starts else []
 
     @property
     def num_beyond(self) -> int:
-        return 0 if self.starts else -1
+        return self._num_after - (not self.starts)
 
     @property
     def problem(self) -> str | None:
@@ -94,7 +101,7 @@ class Generation(Call):
     def send(self) -> None:
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
-        ids, details = tuple(row.generated[self.num_sent :]), row.details
+        ids, details = tuple(row.beyond[self._num_after + self.num_sent :]), row.details
         chunk = Chunk(ids)
         if details is not None:
             new = slice(self.num_sent, None)
@@ -119,20 +126,23 @@ class Scoring(Call):
     outcome: "asyncio.Future[Verification]"
 
     @property
-    def branches(self) -> list[int]:
-        return [len(probe.ids) for probe in self.probes]
+    def branches(self) -> list[Branch]:
+        return [Branch(len(probe.ids), len(self.continuation) - self._place(probe)) for probe in self.probes]
+
+    def _place(self, probe: Probe) -> int:
+        return len(self.continuation) if probe.place is None else probe.place
 
     @property
     def num_beyond(self) -> int:
-        return len(self.continuation) + sum(self.branches)
+        return len(self.continuation) + sum(len(probe.ids) for probe in self.probes)
 
     @property
     def keep(self) -> list[int]:
-        trunk = len(self.continuation)
-        ends, column = [], trunk
-        for length in self.branches:
-            column += length
-            ends.append(column if length else trunk)
+        trunk = column = len(self.continuation)
+        ends = list[int]()
+        for probe in self.probes:
+            column += len(probe.ids)
+            ends.append(column if probe.ids else self._place(probe))
         return [*range(trunk + 1), *ends]
 
     def settle(self, logits: torch.Tensor) -> None:

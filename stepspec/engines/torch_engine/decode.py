@@ -179,13 +179,13 @@ class Rounds:
             )
             pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
-            before, num_kept = len(row.generated), int(values[0])
+            before, num_kept = len(row.beyond), int(values[0])
             tokens, numbers = values[1 : num_kept + 2], values[num_tokens + 2 :]
             details = list(zip(numbers[::2], numbers[1::2], strict=True)) if detailed else None
             num_accepted = row.emit([int(token) for token in tokens], num_kept, details)
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):
-                each.note_round(num_drafted, num_accepted, len(row.generated) - before)
+                each.note_round(num_drafted, num_accepted, len(row.beyond) - before)
         for each in (self._metrics, *(row.metrics for row in alive)):
             each.passes["verify"] += 1
             if draft.passes:

@@ -184,16 +184,16 @@ class TorchEngine:
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         prompt, drafting = call.prompt, call.drafting
-        prompt_length = len(prompt)
-        check_room(self, prompt_length, 1)
-        check_ids(self.name, self._model.vocab_size, prompt, call.hint, call.sampling.named_ids)
+        prompt_length, length = len(prompt), len(prompt) + len(call.after)
+        check_room(self, length, 1)
+        check_ids(self.name, self._model.vocab_size, prompt, call.after, call.hint, call.sampling.named_ids)
         if drafting.drafter == "engine":
             drafting = Drafting()  # this engine has no speculation of its own
         self._drafters.check(drafting.drafter)
         constraint = None
         if call.json_schema is not None:
             constraint = await asyncio.to_thread(self._grammars.constraint, call.json_schema)
-        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - prompt_length))
+        stop = replace(call.stop, max_tokens=min(call.stop.max_tokens, self.max_context - length))
         generation = Generation(
             prompt=prompt,
             prompt_length=prompt_length,
@@ -207,6 +207,7 @@ class TorchEngine:
                 StopWatch(stop, self.tokenizer.piece, self.tokenizer.end_ids),
                 call.hint,
                 constraint,
+                beyond=[*call.after],
                 details=TokenDetails() if call.logprobs else None,
             ),
             chunks=asyncio.Queue(),

@@ -48,6 +48,14 @@ class Positions(NamedTuple):
         return self.span if isinstance(self.slots, Tensor) else self.span + width - 1
 
 
+class Branch(NamedTuple):
+    """Columns at the end of a row that the others do not see, such as a judge's question."""
+
+    length: int
+    hidden: int = 0
+    """How many columns at the end of the trunk the branch does not see. It leaves the trunk before them."""
+
+
 class CausalModel:
     """An unmodified Hugging Face model with a slot cache. `cache.lengths[slot]` is the number of ids read into a slot.
 
@@ -163,7 +171,7 @@ class CausalModel:
         Args:
             positions: where the rows are in the cache.
             ids: [B, T].
-            branches: what `_branch_columns` returns, [2, B, T]; None without branches.
+            branches: what `_branch_columns` returns, [3, B, T]; None without branches.
 
         Returns:
             Hidden states [B, T, W].
@@ -178,10 +186,11 @@ class CausalModel:
             mask = torch.arange(span, device=self.device) <= cells[:, :, None]  # [B, T, S]
         if branches is not None:
             assert mask is not None
-            numbers, shifts = branches
+            numbers, shifts, ends = branches
             position_ids = cells - shifts
             of_key = numbers.new_zeros(len(ids), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
-            mask = mask & ((of_key == 0) | (of_key == numbers[:, :, None]))
+            before = torch.arange(span, device=self.device) < (starts[:, None] + ends)[:, :, None]  # [B, T, S]
+            mask = mask & (((of_key == 0) & before) | (of_key == numbers[:, :, None]))
         position_ids = position_ids.clamp(max=self.max_context - 1)  # padding may be beyond the context
         return self._body(ids, position_ids, None if mask is None else mask[:, None], self.cache)
 
@@ -191,7 +200,7 @@ class CausalModel:
         ids: Sequence[Sequence[int]],
         *,
         keep: Sequence[Sequence[int]] | None = None,
-        branches: Sequence[Sequence[int]] | None = None,
+        branches: Sequence[Sequence[Branch]] | None = None,
     ) -> tuple[Tensor, ...]:
         """Read further ids into slots in one pass, and advance the slots' lengths.
 
@@ -199,8 +208,8 @@ class CausalModel:
             slots: one slot per row.
             ids: B rows of ids, ragged; row b goes to the positions after the contents of its slot.
             keep: for each row, the columns whose logits to return; all by default.
-            branches: for each row, the lengths of its trailing branches. A branch sees itself and the ids before the
-                row's first branch; its positions continue from there.
+            branches: for each row, the branches at its end. A branch sees itself and the trunk, which is everything
+                before the row's first branch, up to where it leaves it. Its positions continue from there.
 
         Returns:
             For each row, the logits of its columns, [C, V].
@@ -210,7 +219,7 @@ class CausalModel:
         padded = [[*row, *[0] * (width - len(row))] for row in ids]
         inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
         branch_columns = None
-        if branches is not None and any(map(sum, branches)):
+        if branches is not None and any(branch.length for row in branches for branch in row):
             branch_columns = _branch_columns([len(row) for row in ids], branches, width).to(self.device)
         positions = Positions(slots, inputs[:, 0], max(starts) + 1, self.runs_of(starts))
         hidden = self.read(positions, inputs[:, 1:], branch_columns)
@@ -236,8 +245,8 @@ class CausalModel:
     def _deviation(self, ids: list[int], reference: Tensor) -> float:
         """Return how far logits over the slot cache deviate from the model's own, as a share of their spread.
 
-        The ids are read in several passes, in rows of different lengths, after a rollback, and on a branch beside
-        another.
+        The ids are read in several passes, in rows of different lengths, after a rollback, and on branches: beside
+        another one, and before the end of the trunk.
 
         Args:
             ids: a text.
@@ -250,8 +259,10 @@ class CausalModel:
         self.rollback(0, 5)
         alone = self.extend([0], [ids[5:]], keep=[[2]])
         self.rollback(0, 5)
-        beside = self.extend([0], [[*ids[:2], *ids[5:]]], branches=[[2, 3]])
-        ends = torch.stack([each[-1] for each in (*ragged, *alone, *beside)]).float()  # [4, V]
+        beside = self.extend([0], [[*ids[:2], *ids[5:]]], branches=[[Branch(2), Branch(3)]])
+        self.rollback(0, 4)
+        before = self.extend([0], [[*ids[4:6], *ids[5:]]], branches=[[Branch(3, hidden=1)]])
+        ends = torch.stack([each[-1] for each in (*ragged, *alone, *beside, *before)]).float()  # [5, V]
         spread = (reference - reference.mean()).norm()  # the measure is relative, as a small model's logits are small
         return float(((ends - reference).norm(dim=-1) / spread).nan_to_num(torch.inf).max())
 
@@ -298,24 +309,28 @@ def _max_context(config: Any) -> int:
     return longest
 
 
-def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Return the branch number of each column, and how far to shift its position; [2, B, T].
+def _branch_columns(lengths: Sequence[int], branches: Sequence[Sequence[Branch]], width: int) -> Tensor:
+    """Return for each column its branch's number, how far to shift its position, and the visible columns; [3, B, T].
 
-    Branches are numbered from 1; 0 is no branch. The shift is the number of columns of earlier branches.
+    Branches are numbered from 1; 0 is no branch. A position is shifted back by the columns between the branch and the
+    place where it leaves the trunk. A branch sees the trunk's columns up to there.
 
     Args:
         lengths: length of each row.
-        branches: for each row, the lengths of its trailing branches.
+        branches: for each row, the branches at its end.
         width: T, the padded length of all rows.
     """
     numbers, shifts = ([[0] * width for _ in lengths] for _ in range(2))
+    ends = [[width] * width for _ in lengths]
     for row, (length, row_branches) in enumerate(zip(lengths, branches, strict=True)):
-        trunk = column = length - sum(row_branches)
-        for number, count in enumerate(row_branches, 1):
-            numbers[row][column : column + count] = [number] * count
-            shifts[row][column : column + count] = [column - trunk] * count
-            column += count
-    return torch.tensor([numbers, shifts])
+        trunk = column = length - sum(branch.length for branch in row_branches)
+        for number, branch in enumerate(row_branches, 1):
+            columns, end = slice(column, column + branch.length), trunk - branch.hidden
+            numbers[row][columns] = [number] * branch.length
+            shifts[row][columns] = [column - end] * branch.length
+            ends[row][columns] = [end] * branch.length
+            column += branch.length
+    return torch.tensor([numbers, shifts, ends])
 
 
 def _trials(network: PreTrainedModel) -> list[list[int]]:

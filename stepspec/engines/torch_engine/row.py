@@ -22,7 +22,10 @@ class TokenDetails:
 
 @dataclass(eq=False)  # rows are compared by identity
 class BatchRow:
-    """A generation in progress. Its text is the buffer's first `prompt_length` ids, then `generated`."""
+    """A generation in progress. Its text is the buffer's first `prompt_length` ids, then `beyond`.
+
+    `beyond` holds the ids of the call after its prompt, then those generated.
+    """
 
     buffer: TokenBuffer
     prompt_length: int
@@ -31,7 +34,7 @@ class BatchRow:
     watch: StopWatch
     hint: Sequence[int] = ()
     constraint: Constraint | None = None
-    generated: list[int] = field(default_factory=list)
+    beyond: list[int] = field(default_factory=list)
     end: ChunkEnd | None = None
     slot: Slot = field(init=False)  # set when the call is admitted
     seen: Tensor | None = None  # bool [V], the tokens in the first `num_seen` ids; set if there is a penalty
@@ -42,7 +45,7 @@ class BatchRow:
     @property
     def length(self) -> int:
         """Number of tokens of the text so far."""
-        return self.prompt_length + len(self.generated)
+        return self.prompt_length + len(self.beyond)
 
     def num_wanted(self, chosen: int) -> int:
         """Return how many tokens to draft: the call's own number if it sets one, else `chosen`."""
@@ -57,7 +60,7 @@ class BatchRow:
     def ids_from(self, position: int) -> list[int]:
         """Return the ids of the row's text from `position` on."""
         beyond = max(0, position - self.prompt_length)
-        return self.buffer.since(position, self.prompt_length) + self.generated[beyond:]
+        return self.buffer.since(position, self.prompt_length) + self.beyond[beyond:]
 
     def emit(self, tokens: Sequence[int], num_drafted: int, details: Sequence[Sequence[float]] | None = None) -> int:
         """Append tokens up to the one that ends the text; return how many of the first `num_drafted` were appended.
@@ -67,17 +70,17 @@ class BatchRow:
             num_drafted: how many of them were drafted.
             details: log-probability and entropy of each token, if the row returns them.
         """
-        before = len(self.generated)
+        before = len(self.beyond)
         for token in tokens:
-            self.generated.append(token)
+            self.beyond.append(token)
             self.end = self.watch.feed(token)
             if self.end is not None:
                 break
         if self.details is not None and details is not None:
-            kept = details[: len(self.generated) - before]
+            kept = details[: len(self.beyond) - before]
             self.details.logprobs.extend(logprob for logprob, _ in kept)
             self.details.entropies.extend(entropy for _, entropy in kept)
         if self.constraint is not None:
             ended = self.end == "token"
-            self.constraint.consume(self.generated[before : len(self.generated) - ended], ended=ended)
-        return min(num_drafted, len(self.generated) - before)
+            self.constraint.consume(self.beyond[before : len(self.beyond) - ended], ended=ended)
+        return min(num_drafted, len(self.beyond) - before)

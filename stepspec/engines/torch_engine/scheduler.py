@@ -91,16 +91,17 @@ class Scheduler:
         """Give slots to waiting calls, first come, first served."""
         while self._waiting:
             call = self._waiting[0]
-            slot = self._slots.acquire(call.prompt)
+            after = call.after if isinstance(call, Generation) else ()
+            slot = self._slots.acquire(call.prompt, call.prompt_length, after)
             if slot is None:
                 return
             del self._waiting[0]
             call.queue_s = time.perf_counter() - call.asked_at
-            unread = self._slots.unread(slot, call.prompt, call.prompt_length)
+            unread = self._slots.unread(slot, call.prompt, call.prompt_length, after)
             call.slot = slot
             for each in (self._metrics, call.metrics):
-                each.prompt_tokens += call.prompt_length
-                each.cached_tokens += call.prompt_length - len(unread)
+                each.prompt_tokens += call.prompt_length + len(after)
+                each.cached_tokens += call.prompt_length + len(after) - len(unread)
             if isinstance(call, Scoring):
                 call.pending = [*unread, *call.continuation, *(id for probe in call.probes for id in probe.ids)]
             elif isinstance(call, Generation):
@@ -215,7 +216,7 @@ class Scheduler:
         if isinstance(call, Scoring):
             beyond = call.continuation
         elif isinstance(call, Generation):
-            beyond = call.row.generated
+            beyond = call.row.beyond
             self._drafters.release(call.row)
         self._slots.remember(slot, call.prompt, call.prompt_length, beyond)
         self._slots.release(slot)

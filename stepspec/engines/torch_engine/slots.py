@@ -49,12 +49,19 @@ class SlotTable:
         self._slots = [Slot(index) for index in range(max_slots)]
         self._clock = 0
 
-    def acquire(self, buffer: TokenBuffer) -> Slot | None:
-        """Return a slot for a call on the buffer, with the longest prefix that any slot holds; None if all are busy."""
+    def acquire(self, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()) -> Slot | None:
+        """Return a slot for a call on the buffer, with the longest prefix that any slot holds; None if all are busy.
+
+        Several slots follow the buffer if calls on it overlapped. The one with the most of the call's text is chosen.
+        """
         idle = [slot for slot in self._slots if not slot.busy]
         if not idle:
             return None
-        slot = next((slot for slot in idle if slot.follows(buffer)), None) or self._claim(buffer, idle)
+        following = [slot for slot in idle if slot.follows(buffer)]
+        if len(following) > 1:
+            slot = max(following, key=lambda slot: _num_held(slot, buffer, prompt_length, after))
+        else:
+            slot = following[0] if following else self._claim(buffer, idle)
         self._clock += 1
         slot.busy, slot.last_used = True, self._clock
         return slot
@@ -105,25 +112,27 @@ class SlotTable:
                 self.model.rollback(slot.index, 0)
                 slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
 
-    def unread(self, slot: Slot, buffer: TokenBuffer, prompt_length: int) -> list[int]:
-        """Return which of the buffer's first `prompt_length` ids the slot has not read; always includes the last one.
+    def unread(
+        self, slot: Slot, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()
+    ) -> list[int]:
+        """Return which ids of a call's text the slot has not read; always includes the last one.
 
-        Contents that differ from the buffer are rolled back. Ids beyond `prompt_length` are ignored; they are there if
-        the buffer grew after the call was made.
+        The text is the buffer's first `prompt_length` ids, then `after`. Contents that differ from it are rolled back.
+        Later ids of the buffer are ignored; they are there if the buffer grew after the call was made.
         """
-        new = buffer.since(slot.agreed, prompt_length)
-        known = min(slot.agreed + _common_prefix(slot.ids[slot.agreed :], new), prompt_length - 1)
+        known = min(_num_held(slot, buffer, prompt_length, after), prompt_length + len(after) - 1)
         self.model.rollback(slot.index, known)
-        slot.agreed = known
+        slot.agreed = min(known, prompt_length)
         del slot.ids[known:]
-        return buffer.since(known, prompt_length)
+        return [*buffer.since(known, prompt_length), *after[max(0, known - prompt_length) :]]
 
     def remember(self, slot: Slot, buffer: TokenBuffer, prompt_length: int, beyond: Sequence[int]) -> None:
         """Record that the slot's text is the buffer's first `prompt_length` ids, then `beyond`.
 
         Anything read after these ids is rolled back. Ids that were not read yet do not count as held.
         """
-        slot.ids += [*buffer.since(len(slot.ids), prompt_length), *beyond]
+        num_beyond = max(0, len(slot.ids) - prompt_length)
+        slot.ids += [*buffer.since(len(slot.ids), prompt_length), *beyond[num_beyond:]]
         held = min(self.model.cache_length(slot.index), len(slot.ids))
         self.model.rollback(slot.index, held)
         slot.agreed = min(prompt_length, held)
@@ -134,6 +143,12 @@ class SlotTable:
         for slot in self._slots:
             assert slot.busy or self.model.cache_length(slot.index) == len(slot.ids), slot
             assert slot.agreed <= len(slot.ids), slot
+
+
+def _num_held(slot: Slot, buffer: TokenBuffer, prompt_length: int, after: Sequence[int]) -> int:
+    """Return how many leading ids of a call's text the slot holds."""
+    agreed = min(slot.agreed, prompt_length)
+    return agreed + _common_prefix(slot.ids[agreed:], [*buffer.since(agreed, prompt_length), *after])
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

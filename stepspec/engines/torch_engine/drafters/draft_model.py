@@ -52,9 +52,9 @@ class DraftModel(Drafter):
 
     def _slot(self, row: BatchRow) -> Slot:
         if row not in self._slots:
-            slot = self._table.acquire(row.buffer)
+            slot = self._table.acquire(row.buffer, row.prompt_length, row.beyond)
             assert slot is not None, "the draft model has as many slots as the target"
-            self._table.unread(slot, row.buffer, row.prompt_length)
+            self._table.unread(slot, row.buffer, row.prompt_length, row.beyond)
             self._slots[row] = slot
         return self._slots[row]
 
@@ -73,7 +73,7 @@ class DraftModel(Drafter):
         """See `Drafter.release`."""
         if row in self._slots:
             slot = self._slots.pop(row)
-            self._table.remember(slot, row.buffer, row.prompt_length, row.generated)
+            self._table.remember(slot, row.buffer, row.prompt_length, row.beyond)
             self._table.release(slot)
 
     def forget(self) -> None:

@@ -24,7 +24,7 @@ class Texts(Generic[S]):
 
     buffer: S
     own: S
-    num_written: int = 0
+    num_written: int
 
 
 class Library(Generic[S]):
@@ -47,19 +47,19 @@ class Library(Generic[S]):
         if row not in self._rows:
             self._rows[row] = self._open(row)
         texts = self._rows[row]
-        texts.own.append(row.generated[texts.num_written :])
-        texts.num_written = len(row.generated)
+        texts.own.append(row.beyond[texts.num_written :])
+        texts.num_written = len(row.beyond)
         return texts
 
     def _open(self, row: BatchRow) -> Texts[S]:
         source, num_known = self._buffers.get(row.buffer) or (self._make(), 0)
         source.append(row.buffer.since(num_known, row.prompt_length))
         self._buffers[row.buffer] = source, max(num_known, row.prompt_length)
-        own, tail = self._make(), row.ids_from(max(0, row.length - self._overlap))
+        own, tail = self._make(), row.ids_from(max(0, row.prompt_length - self._overlap))
         if row.hint:
             own.append([*tail, *row.hint])
         own.append(tail)
-        return Texts(source, own)
+        return Texts(source, own, len(row.beyond))
 
     def close(self, row: BatchRow) -> None:
         """Drop the indexes of a row that has ended."""

@@ -312,7 +312,7 @@ class ScriptedEngine:
             logprobs=tuple(logprobs),
             choices=tuple(own[:-1]),
             next_choice=own[-1],
-            probe_logprobs=(digits,) * len(probes),
+            probe_logprobs=tuple(digits[: len(probe.labels)] for probe in probes),
             probe_choices=(rated,) * len(probes),
             queue_s=opinion.queue_s,
         )
@@ -426,7 +426,8 @@ class Stage:
     def _check(self, events: Sequence[Event], result: Result) -> None:
         counts = result.counts
         counts.check(self.max_tokens)
-        assert counts.wasted <= counts.committed + 2 * self.policy.step.max_step_tokens
+        longest, rate = self.policy.waste
+        assert counts.wasted <= rate * (counts.committed + 2 * longest)
         assert tuple(event.step for event in events if isinstance(event, StepCommitted)) == result.steps
         assert [step.index for step in result.steps] == list(range(counts.steps))
         assert result.reasoning == "".join(step.text for step in result.steps)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
 from stepspec.engines.protocol import THINK_END, THINK_OPEN, Tokenizer
-from stepspec.errors import ContextError, UsageError, unknown_name
+from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
 
 Message = Mapping[str, Any]
 """A turn of a conversation: `role`, `content`, and any other fields that the model's chat template uses."""
@@ -312,6 +312,18 @@ def _render_request(tokenizer: Tokenizer, messages: Sequence[Message], tools: Se
     if think_end_id(tokenizer) is None or text.rstrip().endswith(THINK_OPEN):
         return text
     return f"{text}{THINK_OPEN}\n"
+
+
+def yes_no_labels(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the last tokens of " yes" and " no", the answers to a judge prompt.
+
+    Raises:
+        ModelError: both end with the same token.
+    """
+    yes, no = (tokenizer.encode(f" {answer}")[-1] for answer in ("yes", "no"))
+    if yes == no:
+        raise ModelError("The target's tokenizer ends yes and no with the same token, so it cannot answer.")
+    return yes, no
 
 
 def render_probe(tokenizer: Tokenizer, rating: JudgePrompt) -> str:

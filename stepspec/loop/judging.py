@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 from pydantic import PlainValidator, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -30,6 +30,15 @@ logger = logging.getLogger(__name__)
 Decision = Literal["accept", "reject", "undecided"]
 GROUP = "stepspec.judges"
 """Entry point group in which an installed package names its judges."""
+
+
+class Answer(NamedTuple):
+    """The target's answer to a probe."""
+
+    choice: int
+    """Its most likely token."""
+    label_logprobs: tuple[float, ...]
+    """Log-probs of the probe's labels; empty if the engine returns none."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,9 @@ class Evidence:
         choice: the target's most likely token after the judge's probe; None without a probe.
         probe: the judge's probe.
         label_logprobs: log-probs of the probe's labels.
+        tokenizer: the target's.
+        own_step: in family `compare`, the step that the target has written at the same place.
+        ask: in family `compare`, asks the target a question before both steps.
     """
 
     question: str
@@ -59,6 +71,9 @@ class Evidence:
     probe: Probe | None = None
     choice: int | None = None
     label_logprobs: tuple[float, ...] = ()
+    tokenizer: Tokenizer | None = None
+    own_step: str = ""
+    ask: Callable[[Probe], Awaitable[Answer]] | None = None
 
 
 class Judge(FileModel, ABC):
@@ -68,6 +83,8 @@ class Judge(FileModel, ABC):
     """Whether the judge needs the target's pass over the step."""
     can_accept: ClassVar[bool] = True
     """Whether the judge can accept a step, or only reject it."""
+    families: ClassVar[Sequence[str]] = ("score",)
+    """The families of policies that the judge is for. In `compare`, it sees the target's own step, and no pass."""
 
     kind: Any
     """Selects this judge. A subclass narrows it to one literal."""
@@ -123,6 +140,12 @@ class ThresholdJudge(Judge):
         if score >= self.threshold:
             return "accept"
         return "undecided" if self.reject_below is not None and score >= self.reject_below else "reject"
+
+
+def share_of_yes(logprobs: Sequence[float]) -> float | None:
+    """Return p(yes) / (p(yes) + p(no)) from their log-probs; None if neither has a probability above 1e-6."""
+    yes, no = map(math.exp, logprobs)
+    return yes / (yes + no) if yes + no > 1e-6 else None
 
 
 def judge_kinds() -> list[str]:

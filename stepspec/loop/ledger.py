@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -54,17 +54,17 @@ class Ledger:
         """
         self._start(role)
         try:
-            if _AHEAD.get():
+            with self.waiting(role):
                 yield
-            else:
-                with self.waiting(role):
-                    yield
         finally:
             self._stop(role)
 
     @contextmanager
     def waiting(self, role: Role) -> Generator[None]:
         """Measure a block that waits for a role whose work is timed elsewhere."""
+        if _AHEAD.get():
+            yield
+            return
         outer = self._role
         self._switch(role)
         try:
@@ -154,13 +154,14 @@ class Ledger:
         counts = self.counts
         return counts.accepted + counts.regenerated + counts.forced
 
-    def may_waste(self, max_step_tokens: int) -> bool:
-        """Whether the draft may propose one more step of at most `max_step_tokens` tokens.
+    def may_waste(self, max_step_tokens: int, rate: int = 1) -> bool:
+        """Whether there may be one more round of speculation, with at most `rate` uncommitted steps of
+        `max_step_tokens` tokens each for a committed one.
 
-        Wasted tokens never exceed the committed tokens plus two steps. This bounds the cost of speculation that never
-        succeeds.
+        Wasted tokens never exceed the committed tokens plus two steps, times `rate`. This bounds the cost of
+        speculation that never succeeds.
         """
-        return self.counts.wasted <= self._num_committed + max_step_tokens
+        return self.counts.wasted <= rate * (self._num_committed + max_step_tokens)
 
     def times(self) -> Times:
         """Return the seconds measured so far."""
@@ -171,7 +172,7 @@ class Ledger:
         return Times(**self._seconds, other=other, wall=wall, **busy, **self._firsts)
 
 
-async def ahead(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine as work that the request does not wait for yet. Call it in a task of its own."""
+async def ahead(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Call a coroutine function for work that the request does not wait for yet. Call it in a task of its own."""
     _AHEAD.set(True)
-    return await work
+    return await work(*arguments)

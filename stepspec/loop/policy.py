@@ -1,12 +1,13 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
 
 from stepspec.base.file_model import FileModel, Version, load_toml
 from stepspec.base.files import find_data_file
-from stepspec.engines.protocol import MAX_DRAFTED, DrafterName, Drafting, Tokenizer
+from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Drafting, Tokenizer
 from stepspec.loop.judging import AnyJudge, Panel
 
 PolicyKind = Literal["target", "token", "draft", "step"]
@@ -69,9 +70,41 @@ class SalvageTable(FileModel):
     under the target, in nats. At 0 only the target's own choices count."""
 
 
+class CompareTable(FileModel):
+    """How far family `compare` looks ahead."""
+
+    depth: int = Field(default=4, ge=1, le=16)
+    """Draft steps in a row. The target writes its own step after each of them, at the same time."""
+    width: int = Field(default=1, ge=1, le=8)
+    """Draft steps side by side at each place. The first one that stands is kept."""
+
+
+class RouteTable(FileModel):
+    """How family `route` decides who writes a step."""
+
+    signal: Literal["first-entropy", "words"] = "first-entropy"
+    """`first-entropy`: the entropy of the draft's first token, in nats. `words`: words of doubt, checking or concluding
+    in the step's first tokens."""
+    threshold: float = Field(default=0.5, ge=0)
+    """With `first-entropy`: above it, the target writes the step."""
+    opening_tokens: int = Field(default=20, ge=1)
+    """With `words`: tokens of the draft that are looked at, and that the target writes instead if they have such
+    words."""
+    checking_tokens: int = Field(default=125, ge=1)
+    """With `words`: tokens that the target writes instead if a word of checking is among them."""
+    doubts: int = Field(default=15, ge=1)
+    """With `words`: after this many openings of doubt, the target is asked to check the steps so far."""
+
+
+Family = Literal["target", "draft", "score", "compare", "route"]
+"""The families. Each is a module of `stepspec.loop.families`; target and draft are in `alone`."""
+
+JUDGED: Sequence[Family] = ("score", "compare")
+"""Families that need judges."""
+
+
 class Policy(FileModel):
-    """One policy file. `family` selects who writes: the target alone, the draft alone, or (`score`) the draft while
-    the target judges every finished step."""
+    """One policy file. `family` selects who writes."""
 
     version: Version
     """Version of the file format: 1."""
@@ -79,8 +112,10 @@ class Policy(FileModel):
     """One line for `stepspec policies` and reports."""
     paper: str | None = None
     """The paper that the policy follows."""
-    family: Literal["target", "draft", "score"]
-    """Who writes: the target alone, the draft alone, or the draft with the target judging every finished step."""
+    family: Family
+    """Who writes. `target`, `draft`: that model alone. `score`: the draft, and judges score every finished step.
+    `compare`: the draft, as far as its steps agree with those that the target writes at the same time. `route`: one of
+    the two, chosen as a step begins."""
     first_target_steps: int = Field(default=0, ge=0)
     """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None
@@ -94,11 +129,20 @@ class Policy(FileModel):
     first one that accepts or rejects decides."""
     judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
     """The judges of a step. Those that ask the target share one pass of it."""
+    compare: CompareTable = CompareTable()
+    """How far family `compare` looks ahead."""
+    route: RouteTable = RouteTable()
+    """How family `route` decides."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
-        if (self.family == "score") != bool(self.judges):
-            raise ValueError("family 'score' needs at least one [[judges]] table, and the other families take none")
+        if (self.family in JUDGED) != bool(self.judges):
+            needing = " and ".join(map(repr, JUDGED))
+            raise ValueError(f"families {needing} need at least one [[judges]] table, and the other families take none")
+        for judge in self.judges:
+            if self.family not in judge.families:
+                known = " and ".join(map(repr, judge.families))
+                raise ValueError(f"the judge {judge.name} is for family {known}, not {self.family!r}")
         names = [judge.name for judge in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"two of the judges {', '.join(names)} are the same")
@@ -132,6 +176,21 @@ class Policy(FileModel):
         """
         return Panel(self.judges, tokenizer, cascade=self.judging == "cascade", deadline_s=self.step.judge_deadline_s)
 
+    @model_validator(mode="after")
+    def _tables_where_used(self) -> "Policy":
+        for table in ("compare", "route"):
+            if table in self.model_fields_set and self.family != table:
+                raise ValueError(f"a [{table}] table has no effect in family {self.family!r}")
+        if self.salvage is not None and self.family != "score":
+            raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
+        return self
+
+    @property
+    def waste(self) -> tuple[int, int]:
+        """The arguments of `Ledger.may_waste`."""
+        places = sum(self.compare.width**level for level in range(self.compare.depth + 1))
+        return self.step.max_step_tokens, 2 * places if self.family == "compare" else 1
+
     @property
     def needs_scores(self) -> bool:
         """Whether the policy needs the target's log-probs of a proposed step's tokens."""
@@ -139,8 +198,15 @@ class Policy(FileModel):
 
     @property
     def needs_draft_logprobs(self) -> bool:
-        """Whether a judge needs the draft's log-probs or entropies."""
-        return any(judge.draft_needs for judge in self.judges)
+        """Whether a judge or the route needs the draft's log-probs or entropies."""
+        return bool(self.draft_needs)
+
+    @property
+    def draft_needs(self) -> frozenset[Ability]:
+        """Abilities that the draft needs."""
+        by_entropy = self.family == "route" and self.route.signal == "first-entropy"
+        needs = frozenset[Ability]({"entropies"} if by_entropy else ())
+        return needs.union(*(judge.draft_needs for judge in self.judges))
 
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:

@@ -29,7 +29,7 @@ from stepspec.engines.protocol import (
 )
 from stepspec.errors import ContextError, EngineError, UnknownIdError
 from stepspec.loop.breaker import Breaker
-from stepspec.loop.judging import Evidence, Panel
+from stepspec.loop.judging import Answer, Evidence, Panel
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.limits import Demands, Limits
 from stepspec.loop.policy import Policy
@@ -121,7 +121,7 @@ class Request:
         begun, which only the target writes.
         """
         while self.transcript.thinking and self.draft is not None and self.limits.allow_thinking():
-            if self._only_target or not self.ledger.may_waste(self.policy.step.max_step_tokens):
+            if self._only_target or not self.ledger.may_waste(*self.policy.waste):
                 return False
             if len(self.transcript.steps) >= self.policy.first_target_steps:
                 return True
@@ -131,39 +131,78 @@ class Request:
 
     async def propose(self) -> Proposal | None:
         """Return the draft's next step. None if the draft failed or was too slow; the target then continues alone."""
+        since, index, ids = time.time_ns(), len(self.transcript.steps), list[int]()
+        proposal = await self.drafted(self.limits.room, ids)
+        self.ledger.proposed(len(ids))
+        if proposal is None:
+            self.ledger.abandoned(len(ids))
+            return None
+        self.spans.drafted(since, index, len(proposal.ids))
+        self._proposed = True
+        self.emit([StepProposed(index, proposal.text, len(proposal.ids))])
+        return proposal
+
+    async def drafted(self, room: int, ids: list[int], after: Sequence[int] = (), sibling: int = 0) -> Proposal | None:
+        """Return a step of the draft, uncounted. None if the draft failed, was too slow, or is out of use.
+
+        Args:
+            room: most tokens of the step.
+            ids: receives the ids as they arrive.
+            after: uncommitted ids before the step.
+            sibling: number of the step among those at the same place. Each has its own random seed.
+        """
         if self.draft is None or not self.breaker.allows():
             return None
-        since, index = time.time_ns(), len(self.transcript.steps)
-        sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED)
-        stop = self.transcript.rest_of_step(self.limits.room)
-        call = Generate(self.transcript.buffer, sampling, stop, logprobs=self.policy.needs_draft_logprobs)
-        drafted: list[int] = []
+        sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED * (sibling + 1))
+        stop = self.transcript.rest_of_step(room)
+        logprobs = self.policy.needs_draft_logprobs
+        call = Generate(self.transcript.buffer, sampling, stop, after=after, logprobs=logprobs)
         try:
             with self.ledger.time("draft"):
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.limits.deadline):
-                    chunk = await collect(self.draft.generate(call), drafted)
+                    chunk = await collect(self.draft.generate(call), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
-            self.ledger.proposed(len(drafted))
-            self.ledger.abandoned(len(drafted))
             if not isinstance(error, ContextError) and self.limits.allow_thinking():
                 self.breaker.failed()
             return None
         self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
-        self.ledger.proposed(len(chunk.ids))
+        return self._step_of(chunk)
+
+    def _step_of(self, chunk: Chunk) -> Proposal:
         num_written = len(chunk.ids) - (chunk.end == "token")
         own = slice(None, -1 if chunk.end == "token" else None)
-        proposal = Proposal(
+        return Proposal(
             chunk.ids,
             self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])),
             num_written,
             None if chunk.logprobs is None else chunk.logprobs[own],
             None if chunk.entropies is None else chunk.entropies[own],
         )
-        self.spans.drafted(since, index, len(proposal.ids))
-        self._proposed = True
-        self.emit([StepProposed(index, proposal.text, len(proposal.ids))])
-        return proposal
+
+    async def written(self, room: int, ids: list[int], after: Sequence[int] = ()) -> Proposal:
+        """Return a step of the target, uncounted. The arguments are those of `drafted`.
+
+        Raises:
+            ContextError: there is no room in the target's context.
+            TimeoutError: the deadline was reached.
+            EngineError: the target failed.
+        """
+        stop, drafting = self.transcript.rest_of_step(room), self.policy.token.drafting
+        call = Generate(self.transcript.buffer, self.sampling, stop, drafting, after=after)
+        with self.ledger.time("target"):
+            async with asyncio.timeout_at(self.limits.deadline):
+                chunk = await collect(self.target.generate(call), ids)
+        self.ledger.add_target_call(chunk)
+        return self._step_of(chunk)
+
+    async def ask(self, after: Sequence[int], probe: Probe) -> Answer:
+        """Ask the target a question after uncommitted ids."""
+        with self.ledger.time("judge"):
+            found = await self.target.verify(Verify(self.transcript.buffer, after, [probe], scores=False))
+        self.ledger.waited("judge", found.queue_s)
+        self.ledger.add(target_passes=found.passes)
+        return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
 
     async def judge(self, proposal: Proposal) -> Judged | None:
         """Judge a step, with at most one pass of the target. None if the target cannot read it.
@@ -185,7 +224,7 @@ class Request:
     async def _judge(self, proposal: Proposal) -> Judged:
         steps = self.transcript.steps
         check_room(self.target, len(self.transcript.buffer), proposal.num_written)
-        repeated = bool(steps) and proposal.text.strip() == steps[-1].text.strip()
+        repeated = proposal.text.strip() == self.transcript.last_text.strip()
         if repeated or not proposal.text.strip() or self.demands.opens_call(proposal.text):
             if proposal.num_written and self.policy.salvage is None:
                 return Judged(Verdict(False, {}), None)
@@ -244,6 +283,75 @@ class Request:
             for _ in self.transcript.close_step("target"):
                 raise AssertionError("an end tag alone is not a step")
 
+    def commit(self, step: Proposal, writer: Literal["draft", "target"], verdict: Verdict | None = None) -> None:
+        """Commit a whole step of one model, with the tag that ends it."""
+        if writer == "draft":
+            self.ledger.judged(accepted=len(step.ids), rejected=0)
+            self.ledger.add(steps_accepted=bool(step.num_written))
+            self._origin, self._num_from_draft = "draft", step.num_written
+        else:
+            self.ledger.wrote("regenerated", len(step.ids))
+        self.transcript.extend(step.ids)
+        self._close_step(verdict)
+
+    # Routing
+
+    @property
+    def longest_step(self) -> int:
+        """Most tokens of a step."""
+        return self.policy.step.max_step_tokens
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the last two steps are equal."""
+        texts = [step.text.strip() for step in self.transcript.steps[-2:]]
+        return len(texts) == 2 and texts[0] == texts[1]
+
+    async def glance(self, num_tokens: int) -> Proposal | None:
+        """Return the draft's next tokens of the open step, at most `num_tokens`. None if there is no room for one, or
+        the draft failed or was too slow."""
+        room, ids = min(self.limits.room, num_tokens), list[int]()
+        if room <= 0:
+            return None
+        draft = await self.drafted(room, ids)
+        self.ledger.proposed(len(ids))
+        if draft is None:
+            self.ledger.abandoned(len(ids))
+        return draft
+
+    async def keep(self, draft: Proposal) -> None:
+        """Commit the draft's tokens to the open step. An end tag is kept only if the target chooses it too, and nothing
+        of a tool call."""
+        kept = draft.ids[: draft.num_written]
+        if self.demands.opens_call(self.tokenizer.decode([*self.transcript.open_ids, *kept])):
+            kept = ()
+        elif draft.tag is not None:
+            with suppress(ContextError):  # without room, the draft's text does not end here
+                kept = draft.ids if (await self._verify(draft, ())).next_choice == draft.tag else kept
+        self.ledger.judged(accepted=len(kept), rejected=len(draft.ids) - len(kept))
+        self._num_from_draft += min(len(kept), draft.num_written)
+        self.transcript.extend(kept)
+
+    async def take_over(self, draft: Proposal, num_tokens: int, sentence: str = "") -> None:
+        """Drop the draft's tokens, and let the target write at most `num_tokens` instead, after a sentence if given."""
+        self.ledger.judged(accepted=0, rejected=len(draft.ids))
+        ids = self.tokenizer.encode_text(sentence)[: max(0, self.limits.room)] if sentence else []
+        self.ledger.generated(len(ids))
+        self.ledger.wrote("forced", len(ids))
+        self.transcript.extend(ids)
+        await self._write_step("regenerated", num_tokens=num_tokens)
+
+    async def finish_step(self) -> None:
+        """Let the draft write the rest of the open step, or the target if the draft cannot, and commit it."""
+        if not self.transcript.step_is_over and (rest := await self.glance(self.longest_step)) is not None:
+            await self.keep(rest)
+        if not self.transcript.step_is_over:
+            await self._write_step("regenerated")
+        if self._num_from_draft:
+            others = len(self.transcript.open_ids) > self._num_from_draft + self.transcript.has_end_tag
+            self._origin = "salvaged" if others else "draft"
+        self._close_step()
+
     async def replace(self, proposal: Proposal, judged: Judged) -> None:
         """Let the target write a rejected step again, after the part of it that the policy salvages."""
         hint = self._salvage(proposal, judged)
@@ -277,12 +385,15 @@ class Request:
             return proposal.ids[num_kept + 1 :]
         return proposal.ids[num_kept:]
 
-    async def _write_step(self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = ()) -> None:
-        """Let the target finish the open step. `hint` holds ids that it may write next."""
+    async def _write_step(
+        self, fate: Literal["regenerated", "forced"], hint: Sequence[int] = (), num_tokens: int | None = None
+    ) -> None:
+        """Let the target finish the open step, or write `num_tokens` of it. `hint` holds ids that it may write next."""
         self._writing_since = time.time_ns()
         if self.transcript.step_is_over or self.limits.room <= 0:
             return
-        stop = self.transcript.rest_of_step(self.limits.room)
+        room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
+        stop = self.transcript.rest_of_step(room)
         num_before, chunk = len(self.transcript.open_ids), Chunk(())
         call = Generate(self.transcript.buffer, self.sampling, stop, self.policy.token.drafting, hint)
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:

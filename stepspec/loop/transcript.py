@@ -55,9 +55,19 @@ class Transcript:
         return StopWatch(self._step_stop, self._tokenizer.piece, self._tokenizer.end_ids)
 
     @property
+    def last_text(self) -> str:
+        """Text of the last step."""
+        return self.steps[-1].text if self.steps else ""
+
+    @property
     def step_is_over(self) -> bool:
         """Whether the open step is complete and can be closed."""
         return self._step_end is not None
+
+    @property
+    def has_end_tag(self) -> bool:
+        """Whether the open step ends with the tag that ends the thinking or the text."""
+        return self._step_end in ("thinking", "text")
 
     def rest_of_step(self, remaining: int) -> Stop:
         """Return where the writer of the open step must stop, with `remaining` tokens left in the budget."""

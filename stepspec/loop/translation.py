@@ -74,7 +74,8 @@ class TranslatedDraft:
         """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. A
         text that is cut has none.
 
-        The prompt must be the same buffer at every call, and no call may be open when it grows. All ids come in one chunk.
+        The prompt must be the same buffer at every call, and no call may be open when it grows. All ids come in one
+        chunk.
 
         Raises:
             UsageError: the sampling has `logit_bias` or `allowed`, which use the target's ids.

@@ -143,7 +143,8 @@ def test_a_busy_slot_is_never_reused(table: SlotTable) -> None:
     assert slots[0] is not None
     assert slots[1] is not None
     table.release(slots[1])
-    assert table.acquire(buffers[0], len(buffers[0])) is slots[1], "a buffer whose own slot is busy does not get the free slot"
+    free = table.acquire(buffers[0], len(buffers[0]))
+    assert free is slots[1], "a buffer whose own slot is busy does not get the free slot"
 
 
 def test_an_equal_buffer_is_another_buffer(table: SlotTable) -> None:

@@ -112,9 +112,7 @@ class SlotTable:
                 self.model.rollback(slot.index, 0)
                 slot.ids, slot.buffer, slot.agreed, slot.last_used = [], None, 0, 0
 
-    def unread(
-        self, slot: Slot, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()
-    ) -> list[int]:
+    def unread(self, slot: Slot, buffer: TokenBuffer, prompt_length: int, after: Sequence[int] = ()) -> list[int]:
         """Return which ids of a call's text the slot has not read; always includes the last one.
 
         The text is the buffer's first `prompt_length` ids, then `after`. Contents that differ from it are rolled back.

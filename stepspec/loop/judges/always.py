@@ -9,6 +9,7 @@ class AlwaysJudge(Judge):
     """Accepts every step."""
 
     asks_target: ClassVar[bool] = False
+    families = ("score", "compare")
 
     kind: Literal["always"]
     """Selects this judge."""

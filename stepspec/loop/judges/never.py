@@ -9,6 +9,7 @@ class NeverJudge(Judge):
     """Rejects every step."""
 
     asks_target: ClassVar[bool] = False
+    families = ("score", "compare")
 
     kind: Literal["never"]
     """Selects this judge."""

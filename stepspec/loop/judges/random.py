@@ -12,6 +12,7 @@ class RandomJudge(Judge):
     """Accepts a share of the steps at random."""
 
     asks_target: ClassVar[bool] = False
+    families = ("score", "compare")
 
     kind: Literal["random"]
     """Selects this judge."""

@@ -1,14 +1,12 @@
 """The yes-no judge: the target says whether the step is correct, and the two answers are weighed against each other."""
 
-import math
 from typing import Literal
 
 from pydantic import Field
 
-from stepspec.chat.prompts import YES_NO_PROMPT, render_probe
+from stepspec.chat.prompts import YES_NO_PROMPT, render_probe, yes_no_labels
 from stepspec.engines.protocol import Ability, Probe, Tokenizer
-from stepspec.errors import ModelError
-from stepspec.loop.judging import Evidence, ThresholdJudge
+from stepspec.loop.judging import Evidence, ThresholdJudge, share_of_yes
 
 
 class YesNoJudge(ThresholdJudge):
@@ -30,12 +28,8 @@ class YesNoJudge(ThresholdJudge):
         Raises:
             ModelError: both answers end with the same token.
         """
-        labels = tuple(tokenizer.encode(f" {answer}")[-1] for answer in ("yes", "no"))
-        if labels[0] == labels[1]:
-            raise ModelError("The target's tokenizer ends yes and no with the same token, so it cannot answer.")
-        return Probe(tuple(tokenizer.encode(render_probe(tokenizer, YES_NO_PROMPT))), labels)
+        return Probe(tuple(tokenizer.encode(render_probe(tokenizer, YES_NO_PROMPT))), yes_no_labels(tokenizer))
 
     async def score(self, evidence: Evidence) -> float | None:
         """Return p(yes) / (p(yes) + p(no)); None if the target gives neither a probability above 1e-6."""
-        yes, no = map(math.exp, evidence.label_logprobs)
-        return yes / (yes + no) if yes + no > 1e-6 else None
+        return share_of_yes(evidence.label_logprobs)

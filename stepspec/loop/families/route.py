@@ -1,0 +1,81 @@
+"""The first tokens of a step decide who writes it. Nothing is judged."""
+
+import re
+
+from stepspec.loop.policy import RouteTable
+from stepspec.loop.request import Request
+from stepspec.loop.step import Proposal
+
+
+async def route(request: Request) -> None:
+    """GlimpRouter (arXiv:2601.05110, section 3): the draft writes the first token of a step, and its entropy decides
+    which of the two models writes the step.
+
+    Speculative Thinking (arXiv:2504.12329, section 3): the draft writes the first tokens of a step. If they doubt or
+    conclude, the target writes as many instead; if they check, it writes more; after many doubts, it is asked to check
+    the steps so far. Then the draft writes on.
+
+    Departures: the target confirms the end of the thinking and writes the answer, and it writes the step after two
+    equal ones. The draft's first token is kept if the draft writes the step, and dropped otherwise. The word lists and
+    the sentence that asks to check are ours.
+    """
+    router = Words(request.policy.route) if request.policy.route.signal == "words" else Entropy(request.policy.route)
+    while await request.speculates():
+        opening = await request.glance(router.num_opening_tokens)
+        if opening is None:
+            return
+        num_target = request.longest_step if request.is_stuck else router.target_tokens(opening)
+        if num_target:
+            await request.take_over(opening, num_target, router.asks())
+        else:
+            await request.keep(opening)
+        await request.finish_step()
+
+
+class Entropy:
+    """The target writes a step whose first token has an entropy above the threshold."""
+
+    num_opening_tokens = 1
+
+    def __init__(self, table: RouteTable) -> None:
+        self._table = table
+
+    def target_tokens(self, opening: Proposal) -> int:
+        """Return how many tokens the target writes instead of the opening; 0 to keep it."""
+        entropies = opening.entropies or (0.0,)
+        return 0 if entropies[0] <= self._table.threshold else WHOLE_STEP
+
+    def asks(self) -> str:
+        """Return a sentence to begin the target's part with."""
+        return ""
+
+
+WHOLE_STEP = 1 << 30
+DOUBT = re.compile(r"\b(wait|hmm+|alternatively|hold on|another way|not sure|maybe|perhaps|however)\b", re.IGNORECASE)
+CHECK = re.compile(r"\b(check|verify|double-check|recheck|make sure|confirm|recap)\b", re.IGNORECASE)
+CONCLUSION = re.compile(r"\b(therefore|final answer|the answer|in conclusion|confident)\b", re.IGNORECASE)
+CHECK_STEPS = "Let me check whether there are some wrong steps."
+
+
+class Words:
+    """The target writes instead of an opening that has words of doubt, checking or concluding."""
+
+    def __init__(self, table: RouteTable) -> None:
+        self._table = table
+        self._num_doubts = 0
+        self.num_opening_tokens = table.opening_tokens
+
+    def target_tokens(self, opening: Proposal) -> int:
+        """Return how many tokens the target writes instead of the opening; 0 to keep it."""
+        doubts = DOUBT.search(opening.text) is not None
+        self._num_doubts += doubts
+        if CHECK.search(opening.text) or self._num_doubts >= self._table.doubts:
+            return self._table.checking_tokens
+        return self._table.opening_tokens if doubts or CONCLUSION.search(opening.text) else 0
+
+    def asks(self) -> str:
+        """Return a sentence to begin the target's part with, after many doubts."""
+        if self._num_doubts < self._table.doubts:
+            return ""
+        self._num_doubts = 0
+        return CHECK_STEPS

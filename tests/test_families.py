@@ -1,0 +1,290 @@
+"""The families beside `score`, run with engines that answer by the text so far: what is committed, and at what cost."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from scripted import PROMPT, Call, Opinion, Play, Reply, ScriptedEngine, Stage
+
+from stepspec.errors import EngineError, TargetError
+from stepspec.loop.limits import Demands
+from stepspec.loop.policy import Policy
+from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
+
+pytestmark = pytest.mark.anyio
+
+Plan = Callable[[int, str], Reply | str]
+"""What a model writes next, by the number of steps so far and their text."""
+
+ALIKE = {"kind": "equivalence", "threshold": 0.5}
+END, ANSWER = "</think>", "So 9.<|end|>"
+OWN = ("One two.\n\n", "Three four.\n\n", "Five six.\n\n", "Seven eight.\n\n")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Planned(ScriptedEngine):
+    """Writes what its plan says after the text so far. Steps are alike for it if they start with the same letter."""
+
+    plan: Plan
+    fails_to_compare: EngineError | None = None
+
+    def _reply_to(self, call: Call) -> Reply | str:
+        written = call.prompt.removeprefix(PROMPT)
+        thinking, ended, _ = written.partition(END)
+        if ended:
+            return ANSWER
+        reply = self.plan(thinking.count("\n\n"), thinking)
+        if isinstance(reply, str) and call.stop is not None and not call.stop.delimiters:
+            while END not in reply:  # everything up to the answer
+                following = self.plan((thinking + reply).count("\n\n"), thinking + reply)
+                reply += following if isinstance(following, str) else following.text
+        return reply
+
+    def _opinion_on(self, call: Call) -> Opinion | str:
+        if not call.probes:
+            text = call.prompt.removeprefix(PROMPT) + call.continuation
+            following = self.plan(text.count("\n\n"), text)
+            return Opinion(call.continuation + (following if isinstance(following, str) else following.text))
+        first, second = (line.partition(": ")[2] for line in call.probes[0].splitlines() if ": " in line)
+        return Opinion(digits={0: 0.9, 1: 0.1} if first[0] == second[0] else {1: 1.0}, fails=self.fails_to_compare)
+
+
+def steps(written: Sequence[str], end: str = END) -> Plan:
+    """Return a plan that writes these steps, then ends the thinking, whatever came before."""
+    return lambda number, _: written[number] if number < len(written) else end + ANSWER
+
+
+def compare(**settings: Any) -> Policy:
+    tables = {"judges": (ALIKE,), "compare": {"depth": 3}} | settings
+    return Policy.model_validate({"version": 1, "summary": "a test", "family": "compare"} | tables)
+
+
+def staged(policy: Policy, target: Plan, draft: Plan, **settings: Any) -> Stage:
+    stage = Stage(policy, **settings)
+    for engine, plan in ((stage.target, target), (stage.draft, draft)):
+        engine.__class__ = Planned
+        engine.plan = plan  # type: ignore[attr-defined]
+    return stage
+
+
+def origins(play: Play) -> list[tuple[str, str]]:
+    return [(step.origin, step.text) for step in play.result.steps]
+
+
+# Compare
+
+
+async def test_steps_that_say_the_same_are_the_draft_s_and_the_target_s_own_follows_the_run() -> None:
+    other = [step.replace("One", "Oh one").replace("Five", "Fine five") for step in OWN]
+    play = await staged(compare(), steps(OWN), steps(other)).play()
+    assert origins(play) == [*(("draft", text) for text in other[:3]), ("target", OWN[3])]
+    assert play.result.answer == "So 9."
+    counts = play.result.counts
+    assert (counts.steps_judged, counts.steps_accepted) == (4, 3)  # the last one only ends the thinking
+    assert counts.regenerated == play.result.steps[3].num_tokens
+    assert counts.discarded > 0
+
+
+async def test_the_first_step_that_differs_is_the_target_s_own_and_what_follows_it_is_dropped() -> None:
+    wrong = [OWN[0], "Xx four.\n\n", *OWN[2:]]
+    play = await staged(compare(), steps(OWN), steps(wrong)).play()
+    assert origins(play) == [("draft", OWN[0]), ("target", OWN[1]), ("draft", OWN[2]), ("draft", OWN[3])]
+    assert play.result.steps[1].scores == {"equivalence": 0.0}
+    assert play.result.counts.rejected == play.result.steps[1].num_tokens
+    judged = [event.accepted for event in play.events if isinstance(event, StepJudged)]
+    assert judged[:3] == [True, False, True]
+
+
+async def test_steps_with_the_same_words_need_no_question() -> None:
+    shouted = [step.upper() for step in OWN]
+    play = await staged(compare(judges=({"kind": "never"},)), steps(OWN), steps(shouted)).play()
+    assert [origin for origin, _ in origins(play)] == [*["draft"] * 3, "target"]
+    assert not [call for call in play.target.calls if call.probes]
+
+
+async def test_what_follows_a_run_is_written_while_the_run_is_written() -> None:
+    """Three steps take as long as one: the target writes all of them at the same time."""
+    slow = [Reply(step, delay_s=0.2) for step in OWN]
+
+    def own(number: int, _: str) -> Reply | str:
+        return slow[number] if number < 4 else END + ANSWER
+
+    play = await staged(compare(), own, steps(OWN)).play()
+    times = play.result.times
+    assert [origin for origin, _ in origins(play)] == [*["draft"] * 3, "target"]
+    assert 0.2 <= times.wall < 0.45
+    assert times.busy_target < 0.45
+
+
+@pytest.mark.parametrize("ends", [1, 2, 4])
+async def test_the_draft_does_not_end_the_thinking(ends: int) -> None:
+    play = await staged(compare(), steps(OWN), steps(OWN[:ends])).play()
+    assert play.result.reasoning == "".join(OWN)
+    assert play.result.answer == "So 9."
+
+
+async def test_a_repeated_step_and_one_that_was_cut_never_stand() -> None:
+    again = [OWN[0], OWN[0]]
+    play = await staged(compare(judges=({"kind": "always"},)), steps(OWN), steps([*again, *OWN[2:]])).play()
+    assert origins(play)[1] == ("target", OWN[1])
+    long = ["One two three four five six.\n\n", *OWN[1:]]
+    policy = compare(judges=({"kind": "always"},), step={"max_step_tokens": 5})
+    play = await staged(policy, steps(OWN), steps(long)).play()
+    assert origins(play)[0] == ("target", OWN[0])
+
+
+async def test_of_several_drafts_side_by_side_the_first_that_stands_is_kept() -> None:
+    written = iter(["Xx.\n\n", "Yy.\n\n", OWN[0]])
+
+    def draft(number: int, text: str) -> Reply | str:
+        return next(written) if not text else steps(OWN)(number, text)
+
+    play = await staged(compare(compare={"depth": 1, "width": 3}), steps(OWN), draft).play()
+    assert origins(play)[0] == ("draft", OWN[0])
+    firsts = [event for event in play.events if isinstance(event, StepProposed | StepJudged) and event.index == 0]
+    assert [event.accepted for event in firsts if isinstance(event, StepJudged)] == [False, False, True]
+    seeds = {call.sampling.seed for call in play.draft.calls[:3] if call.sampling}
+    assert len(seeds) == 3
+
+
+async def test_a_draft_that_fails_leaves_the_target_alone() -> None:
+
+    def broken(number: int, _: str) -> Reply | str:
+        return Reply(OWN[0][:3], fails=EngineError("no")) if number == 1 else OWN[number]
+
+    play = await staged(compare(), steps(OWN), broken).play()
+    assert play.result.reasoning == "".join(OWN)
+    assert play.result.counts.cancelled > 0
+
+
+async def test_a_question_that_fails_rejects() -> None:
+    stage = staged(compare(), steps(OWN), steps(["Oh one.\n\n", *OWN[1:]]))
+    stage.target.fails_to_compare = EngineError("no")  # type: ignore[attr-defined]
+    play = await stage.play()
+    assert origins(play)[0] == ("target", OWN[0])
+    assert play.result.steps[0].scores == {"equivalence": None}
+
+
+async def test_a_target_that_fails_is_an_error_with_the_committed_text() -> None:
+
+    def broken(number: int, _: str) -> Reply | str:
+        return OWN[number] if number < 2 else Reply(fails=EngineError("It broke."))
+
+    stage = staged(compare(compare={"depth": 1}), broken, steps(OWN))
+    with pytest.raises(TargetError) as caught:
+        await stage.play()
+    assert caught.value.committed == OWN[0] + OWN[1]
+    assert stage.target.num_open == stage.draft.num_open == 0
+
+
+async def test_closing_a_request_closes_all_calls() -> None:
+
+    def hanging(number: int, _: str) -> Reply | str:
+        return OWN[number] if number < 2 else Reply(hangs=True)
+
+    stage = staged(compare(compare={"depth": 1}), hanging, hanging)
+    events = stage.events()
+    async for event in events:
+        if isinstance(event, StepCommitted):
+            break
+    await events.aclose()
+    assert stage.target.num_open == stage.draft.num_open == 0
+
+
+@pytest.mark.parametrize("max_tokens", [*range(1, 30, 4), 200])
+async def test_the_budget_holds(max_tokens: int) -> None:
+    play = await staged(compare(), steps(OWN), steps(OWN), max_tokens=max_tokens).play()
+    play.result.counts.check(max_tokens)
+    if play.result.finish_reason == "length":
+        assert play.result.counts.committed == max_tokens
+
+
+async def test_the_deadline_holds() -> None:
+
+    def slow(number: int, _: str) -> Reply | str:
+        return Reply(OWN[number % 4], delay_s=0.05)
+
+    stage = staged(compare(), slow, slow)
+    stage.request.demands = stage.request.limits._demands = Demands(deadline_s=0.2)  # type: ignore[attr-defined]
+    started = asyncio.get_running_loop().time()
+    play = await stage.play()
+    assert play.result.limit == "deadline"
+    assert asyncio.get_running_loop().time() - started < 0.4
+
+
+# Route
+
+
+def route(**settings: Any) -> Policy:
+    return Policy.model_validate({"version": 1, "summary": "a test", "family": "route", "route": settings})
+
+
+def told(text: str, logprob: float) -> Reply:
+    """Return a reply whose first token has this log-prob; its entropy is -2 times as high."""
+    return Reply(text, logprobs={0: logprob})
+
+
+async def test_a_step_with_an_uncertain_first_token_is_the_target_s() -> None:
+    def draft(number: int, text: str) -> Reply | str:
+        if text and not text.endswith("\n\n"):
+            return OWN[number][len(text.rpartition("\n\n")[2]) :]
+        return told(OWN[number].replace("Three", "Four"), -0.4 if number == 1 else -0.1) if number < 4 else END
+
+    play = await staged(route(threshold=0.5), steps(OWN), draft).play()
+    assert origins(play) == [("draft", OWN[0]), ("target", OWN[1]), ("draft", OWN[2]), ("draft", OWN[3])]
+    assert play.result.answer == "So 9."
+    assert play.result.counts.rejected == 1  # the uncertain token
+    assert play.result.counts.steps_judged == 0
+
+
+@pytest.mark.parametrize(
+    ("opening", "by_target"), [("Fine", 0), ("Wait no", 3), ("Therefore it", 3), ("Let me verify", 5)]
+)
+async def test_words_of_doubt_and_checking_are_the_target_s(opening: str, by_target: int) -> None:
+    def draft(number: int, text: str) -> Reply | str:
+        last = text.rpartition("\n\n")[2]
+        return f"{opening} this is a step.\n\n" if not last else " and so on.\n\n"
+
+    target = "Aa bb cc dd ee ff gg.\n\n"
+    policy = route(signal="words", opening_tokens=3, checking_tokens=5)
+    play = await staged(policy, lambda number, _: target, draft, max_tokens=60).play()
+    first = play.result.steps[0]
+    assert first.num_tokens - first.num_from_draft == by_target
+    assert first.origin == ("salvaged" if by_target else "draft")
+
+
+async def test_after_many_doubts_the_target_is_asked_to_check() -> None:
+    policy = route(signal="words", opening_tokens=2, checking_tokens=4, doubts=3)
+
+    def draft(number: int, text: str) -> str:
+        return f"Wait, so {number}.\n\n"
+
+    play = await staged(policy, lambda number, _: f"Step {number}.\n\n", draft, max_tokens=80).play()
+    asked = [step.index for step in play.result.steps if step.text.startswith("Let me check whether")]
+    assert asked[:2] == [2, 5]
+
+
+async def test_the_draft_of_a_route_neither_ends_the_thinking_nor_repeats_forever() -> None:
+    play = await staged(route(), steps(OWN), lambda *_: told(END, -0.1)).play()
+    assert origins(play) == [("target", step) for step in OWN]
+    again = await staged(route(), steps(OWN), lambda *_: told(OWN[0], -0.1), max_tokens=60).play()
+    assert "target" in [origin for origin, _ in origins(again)]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 15, 40])
+@pytest.mark.parametrize("signal", ["words", "first-entropy"])
+async def test_the_budget_of_a_route_holds(max_tokens: int, signal: str) -> None:
+    policy = route(signal=signal, opening_tokens=3)
+    play = await staged(policy, steps(OWN), lambda *_: told("Wait a step.\n\n", -0.1), max_tokens=max_tokens).play()
+    if play.result.finish_reason == "length":
+        assert play.result.counts.committed == max_tokens
+
+
+async def test_a_draft_of_a_route_that_fails_leaves_the_target_alone() -> None:
+    play = await staged(route(), steps(OWN), lambda *_: Reply(fails=EngineError("no"))).play()
+    assert play.result.reasoning == "".join(OWN)

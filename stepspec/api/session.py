@@ -241,11 +241,10 @@ def _why_no_draft_model(pair: Pair) -> str:
 
 
 def _check_judging(policy: Policy, pair: Pair) -> None:
-    """Reject a policy whose judges or salvage need log-probabilities that a model does not return."""
-    if policy.family != "score":
-        return
+    """Reject a policy that needs log-probabilities which a model does not return."""
     wanted = [(f"The judge {judge.name}", pair.target, judge.needs) for judge in policy.judges]
     wanted += [(f"The judge {judge.name}", pair.draft, judge.draft_needs) for judge in policy.judges]
+    wanted.append((f"Family {policy.family!r}", pair.draft, policy.draft_needs))
     if policy.salvage is not None:
         wanted.append(("Salvage", pair.target, frozenset({"scores"})))
     for what, engine, needs in wanted:

@@ -68,11 +68,27 @@ class Standing:
     accepted: Piece | None = None
 
 
+@dataclass(frozen=True)
+class Branches:
+    """What is written at a place: the target's own step, and the draft's steps, each with what follows it."""
+
+    place: Place
+    own: "asyncio.Task[Piece | None]"
+    drafts: "list[tuple[asyncio.Task[Piece | None], asyncio.Task[Branches | None]]]"
+
+    @property
+    def tasks(self) -> "list[asyncio.Task[Any]]":
+        """Everything that is written here and after here."""
+        return [self.own, *(task for pair in self.drafts for task in pair)]
+
+
 class Lookahead:
     """The steps ahead of a request, from one commit to the next. On exit, unfinished work is cancelled and counted."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, width: int) -> None:
+        """`width`: number of draft steps at each place."""
         self._request = request
+        self._width = width
         self._tasks: dict[asyncio.Task[Any] | None, list[asyncio.Task[Any]]] = defaultdict(list)  # by parent
         self._pieces: list[Piece] = []
         self._draft_failed = False
@@ -109,6 +125,16 @@ class Lookahead:
         for task in tasks:
             task.cancel()
             self.drop(self._tasks[task])
+
+    def look(self, place: Place, depth: int) -> Branches:
+        """Start the target's own step at a place, and the draft's, with everything after them up to a depth."""
+        own = self.start(self.write, place)
+        drafts = [self.start(self.draft, place, sibling) for sibling in range(self._width if depth else 0)]
+        return Branches(place, own, [(draft, self.start(self._follow, place, draft, depth - 1)) for draft in drafts])
+
+    async def _follow(self, place: Place, draft: "asyncio.Task[Piece | None]", depth: int) -> Branches | None:
+        piece = await draft
+        return None if piece is None or piece.step.tag is not None else self.look(place.after(piece), depth)
 
     async def wait(self, role: Role, task: "asyncio.Task[T]") -> T:
         """Wait for work of a role."""

@@ -118,7 +118,7 @@ async def test_what_follows_a_run_is_written_while_the_run_is_written() -> None:
     times = play.result.times
     assert [origin for origin, _ in origins(play)] == [*["draft"] * 3, "target"]
     assert 0.2 <= times.wall < 0.45
-    assert times.busy_target < 0.45
+    assert times.target - 0.05 <= times.busy_target < 0.45
 
 
 @pytest.mark.parametrize("ends", [1, 2, 4])

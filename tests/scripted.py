@@ -235,7 +235,8 @@ class ScriptedEngine:
             def chunk() -> Chunk:
                 if not call.logprobs:
                     return Chunk(tuple(ids))
-                return Chunk(tuple(ids), logprobs=tuple(logprobs), entropies=tuple(-2 * each for each in logprobs))
+                details = {"entropies": tuple(-2 * each for each in logprobs), "margins": (0.5,) * len(ids)}
+                return Chunk(tuple(ids), logprobs=tuple(logprobs), **details)
 
             for num_passes, id in enumerate(self.tokenizer.encode(reply.text), 1):
                 ids.append(id)

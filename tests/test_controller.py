@@ -274,12 +274,15 @@ async def test_a_step_rejected_without_a_pass_gets_one_only_for_its_salvage(salv
     assert play.result.steps[0].scores == {"arithmetic": 0.0}
 
 
-@pytest.mark.parametrize(("signal", "score_of_step"), [("min-logprob", -2.0), ("first-entropy", -0.2)])
+@pytest.mark.parametrize(
+    ("signal", "threshold", "score_of_step"),
+    [("min-logprob", -3.0, -2.0), ("first-entropy", -3.0, -0.2), ("mean-margin", 0.4, 0.5)],
+)
 async def test_a_judge_sees_what_the_draft_thought_of_its_step_without_the_tag(
-    signal: str, score_of_step: float
+    signal: str, threshold: float, score_of_step: float
 ) -> None:
     """The fourth token is the tag."""
-    policy = score({"kind": "draft-confidence", "signal": signal, "threshold": -3.0})
+    policy = score({"kind": "draft-confidence", "signal": signal, "threshold": threshold})
     stage = Stage(policy, [Reply("One two." + END, logprobs={1: -2.0, 3: -9.0}), END], [END], [ANSWER])
     play = await stage.play()
     assert play.result.steps[0].scores == {f"draft-confidence.{signal}": score_of_step}

@@ -47,9 +47,11 @@ class Planned(ScriptedEngine):
 
     def _opinion_on(self, call: Call) -> Opinion | str:
         if not call.probes:
-            text = call.prompt.removeprefix(PROMPT) + call.continuation
-            following = self.plan(text.count("\n\n"), text)
-            return Opinion(call.continuation + (following if isinstance(following, str) else following.text))
+            before, own = call.prompt.removeprefix(PROMPT), ""
+            while own.count("\n\n") < 2 and END not in own:  # the step, and what comes after it
+                following = self.plan((before + own).count("\n\n"), before + own)
+                own += following if isinstance(following, str) else following.text
+            return Opinion(own)
         first, second = (line.partition(": ")[2] for line in call.probes[0].splitlines() if ": " in line)
         return Opinion(digits={0: 0.9, 1: 0.1} if first[0] == second[0] else {1: 1.0}, fails=self.fails_to_compare)
 
@@ -288,3 +290,50 @@ async def test_the_budget_of_a_route_holds(max_tokens: int, signal: str) -> None
 async def test_a_draft_of_a_route_that_fails_leaves_the_target_alone() -> None:
     play = await staged(route(), steps(OWN), lambda *_: Reply(fails=EngineError("no"))).play()
     assert play.result.reasoning == "".join(OWN)
+
+
+# Score: several candidates, and steps that are aborted
+
+
+def score(**settings: Any) -> Policy:
+    tables = {"judges": ({"kind": "likelihood", "threshold": -3.0},)} | settings
+    return Policy.model_validate({"version": 1, "summary": "a test", "family": "score"} | tables)
+
+
+async def test_of_several_accepted_candidates_the_best_is_kept() -> None:
+    written = iter(["Xx two.\n\n", "One two.\n\n", "One two.\n\n", "One bad.\n\n"])
+
+    def draft(number: int, text: str) -> str:
+        return next(written) if not text else steps(OWN)(number, text)
+
+    lenient = {"kind": "likelihood", "statistic": "mean", "threshold": -8.0}
+    policy = score(judges=(lenient,), score={"candidates": 4})
+    play = await staged(policy, steps(OWN), draft).play()
+    assert origins(play)[0] == ("draft", OWN[0])
+    assert len([event for event in play.events if isinstance(event, StepProposed) and event.index == 0]) == 3
+    assert play.result.counts.cancelled == 4 + 4 + 4  # the equal one, and two that were accepted
+
+
+async def test_without_an_accepted_candidate_the_target_writes_the_step() -> None:
+    policy = score(score={"candidates": 2})
+    play = await staged(policy, steps(OWN), lambda *_: "Xx yy.\n\n", temperature=1.0).play()
+    assert play.result.reasoning == "".join(OWN)
+    assert play.result.counts.accepted == 0
+
+
+async def test_a_step_that_repeats_itself_is_aborted() -> None:
+    endless = Reply("so it is " * 400, chunk_size=6, hangs=True)
+    stage = staged(score(), steps(OWN), lambda *_: endless)
+    play = await stage.play()
+    assert play.result.reasoning == "".join(OWN)
+    assert 32 <= play.result.counts.cancelled / (len(OWN) + 1) < 48
+    assert play.result.counts.steps_judged == 0
+
+
+async def test_a_step_whose_entropy_stays_high_is_aborted() -> None:
+    words = " ".join(f"w{number}" for number in range(100))
+    unsure = Reply(words, chunk_size=4, hangs=True, logprobs=dict.fromkeys(range(100), -2.0))
+    stage = staged(score(step={"abort_entropy": 3.0}), steps(OWN), lambda *_: unsure)
+    play = await stage.play()
+    assert play.result.reasoning == "".join(OWN)
+    assert play.result.counts.cancelled == 16 * (len(OWN) + 1)

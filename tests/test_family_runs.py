@@ -29,6 +29,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": ({"kind": "rating"},)},
     {"family": "score", "judges": ({"kind": "likelihood", "threshold": -3.0},), "salvage": {"min_logprob": -1.0}},
     {"family": "score", "judges": ({"kind": "random", "share": 0.6},), "first_target_steps": 2},
+    {"family": "score", "judges": ({"kind": "random", "share": 0.6},), "score": {"candidates": 3}},
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
     {"family": "compare", "judges": ({"kind": "random", "share": 0.7},), "compare": {"depth": 2, "width": 3}},
     {"family": "route"},

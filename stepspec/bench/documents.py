@@ -27,6 +27,7 @@ TABLES: Mapping[str, type[FileModel]] = {
     "`[step]`": policy.StepTable,
     "`[token]`": policy.TokenTable,
     "`[salvage]`": policy.SalvageTable,
+    "`[score]`": policy.ScoreTable,
     "`[compare]`": policy.CompareTable,
     "`[route]`": policy.RouteTable,
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},

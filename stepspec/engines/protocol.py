@@ -223,16 +223,17 @@ class Generate:
     stop: Stop
     drafting: Drafting = Drafting()
     """Token-level speculation."""
-    after: Sequence[int] = ()
-    """Ids after the prompt that are not part of it yet, such as steps that are not judged. The continuation follows
-    them."""
     hint: Sequence[int] = ()
     """Ids that are likely to come next, such as a rejected step. Lookup drafters draft from them."""
     json_schema: str | None = None
     """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
     `json schema`."""
     logprobs: bool = False
-    """Whether to return the log-probabilities of the generated ids, and entropies. Requires the ability `logprobs`."""
+    """Whether to return the log-probabilities of the generated ids, and entropies and margins if the engine has them.
+    Requires the ability `logprobs`."""
+    after: Sequence[int] = ()
+    """Ids after the prompt that are not part of it yet, such as steps that are not judged. The continuation follows
+    them."""
 
 
 ChunkEnd = Literal["delimiter", "token", "length"]
@@ -258,6 +259,8 @@ class Chunk:
     entropies: tuple[float, ...] | None = None
     """The entropy, in nats, of the model's distribution at each id, at temperature 1 and without penalty, bias or mask;
     None without the ability `entropies`."""
+    margins: tuple[float, ...] | None = None
+    """How much more probable the most likely token is than the second at each id, like `entropies`."""
 
 
 @dataclass(frozen=True)
@@ -315,7 +318,8 @@ Ability = Literal["scores", "choices", "label logprobs", "logprobs", "entropies"
 """Optional features of an engine.
 
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
-log-probs of labels. `logprobs`, `entropies`: `generate` returns these of what it writes. `json schema`: `generate`
+log-probs of labels. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and margins.
+`json schema`: `generate`
 supports a schema. `forget`: `forget` clears all caches.
 """
 
@@ -545,17 +549,19 @@ async def collect(chunks: AsyncGenerator[Chunk, None], so_far: list[int] | None 
         EngineError: the call ended without a last chunk.
     """
     ids: list[int] = [] if so_far is None else so_far
-    logprobs, entropies = list[float](), list[float]()
+    logprobs, entropies, margins = list[float](), list[float](), list[float]()
     async with aclosing(chunks):
         async for chunk in chunks:
             ids.extend(chunk.ids)
             logprobs.extend(chunk.logprobs or ())
             entropies.extend(chunk.entropies or ())
+            margins.extend(chunk.margins or ())
             if chunk.end is not None:
                 return replace(
                     chunk,
                     ids=tuple(ids),
                     logprobs=None if chunk.logprobs is None else tuple(logprobs),
                     entropies=None if chunk.entropies is None else tuple(entropies),
+                    margins=None if chunk.margins is None else tuple(margins),
                 )
     raise EngineError("The engine ended a generation without a reason.")

@@ -23,7 +23,7 @@ from pydantic_core.core_schema import ErrorType
 from stepspec.base.file_model import FileModel
 from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
 from stepspec.loop import judges
-from stepspec.loop.step import Step, Verdict
+from stepspec.loop.step import Proposal, Step, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Evidence:
         draft_logprobs: log-probabilities of the draft's own tokens of the step, at temperature 1; None unless a judge
             needs them. With another vocabulary, their number differs from that of the target's.
         draft_entropies: entropies of the distributions that these tokens were chosen from, in nats.
+        draft_margins: differences between the two highest probabilities of these distributions.
         verification: the target's pass over the step, with the log-probs of its tokens if the judge needs `scores`;
             None for a judge with `asks_target` false.
         choice: the target's most likely token after the judge's probe; None without a probe.
@@ -67,6 +68,7 @@ class Evidence:
     step: str
     draft_logprobs: tuple[float, ...] | None = None
     draft_entropies: tuple[float, ...] | None = None
+    draft_margins: tuple[float, ...] | None = None
     verification: Verification | None = None
     probe: Probe | None = None
     choice: int | None = None
@@ -74,6 +76,11 @@ class Evidence:
     tokenizer: Tokenizer | None = None
     own_step: str = ""
     ask: Callable[[Probe], Awaitable[Answer]] | None = None
+
+    @classmethod
+    def of(cls, step: Proposal, question: str, committed: Sequence[Step]) -> "Evidence":
+        """Return what is known of a draft's step before the target has read it."""
+        return cls(question, committed, step.text, step.logprobs, step.entropies, step.margins)
 
 
 class Judge(FileModel, ABC):

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -210,12 +210,8 @@ class Lookahead:
         async def no_pass() -> NoReturn:
             raise AssertionError("no judge of compared steps asks for a pass over them")
 
-        evidence = Evidence(
-            request.question,
-            request.transcript.steps,
-            step.text,
-            step.logprobs,
-            step.entropies,
+        evidence = replace(
+            Evidence.of(step, request.question, request.transcript.steps),
             tokenizer=request.tokenizer,
             own_step=own.text,
             ask=lambda probe: request.ask(place.ids, probe),

@@ -25,6 +25,8 @@ class StepTable(FileModel):
     """Seconds for the draft to write a step. A slower draft is not used for the rest of the request."""
     judge_deadline_s: float = Field(default=10.0, gt=0)
     """Seconds for a judge to score a step, besides the target's pass. A slower judge rejects the step."""
+    abort_entropy: float | None = Field(default=None, gt=0)
+    """Aborts a draft step whose last 16 tokens have a mean entropy above this, in nats. The step is rejected."""
 
 
 class TokenTable(FileModel):
@@ -68,6 +70,14 @@ class SalvageTable(FileModel):
     min_logprob: float = Field(default=0.0, le=0)
     """Keeps the longest prefix in which every token is the target's own choice, or has at least this log-probability
     under the target, in nats. At 0 only the target's own choices count."""
+
+
+class ScoreTable(FileModel):
+    """What family `score` proposes."""
+
+    candidates: int = Field(default=1, ge=1, le=16)
+    """Draft steps side by side at each place. Of those that the judges accept, the one with the highest score of the
+    first judge is kept."""
 
 
 class CompareTable(FileModel):
@@ -129,6 +139,8 @@ class Policy(FileModel):
     first one that accepts or rejects decides."""
     judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
     """The judges of a step. Those that ask the target share one pass of it."""
+    score: ScoreTable = ScoreTable()
+    """What family `score` proposes."""
     compare: CompareTable = CompareTable()
     """How far family `compare` looks ahead."""
     route: RouteTable = RouteTable()
@@ -178,7 +190,7 @@ class Policy(FileModel):
 
     @model_validator(mode="after")
     def _tables_where_used(self) -> "Policy":
-        for table in ("compare", "route"):
+        for table in ("score", "compare", "route"):
             if table in self.model_fields_set and self.family != table:
                 raise ValueError(f"a [{table}] table has no effect in family {self.family!r}")
         if self.salvage is not None and self.family != "score":
@@ -205,7 +217,7 @@ class Policy(FileModel):
     def draft_needs(self) -> frozenset[Ability]:
         """Abilities that the draft needs."""
         by_entropy = self.family == "route" and self.route.signal == "first-entropy"
-        needs = frozenset[Ability]({"entropies"} if by_entropy else ())
+        needs = frozenset[Ability]({"entropies"} if by_entropy or self.step.abort_entropy is not None else ())
         return needs.union(*(judge.draft_needs for judge in self.judges))
 
 

@@ -26,11 +26,13 @@ from stepspec.engines.protocol import (
     check_ids,
     check_room,
     collect,
+    side_by_side,
 )
 from stepspec.errors import ContextError, EngineError, UnknownIdError
 from stepspec.loop.breaker import Breaker
+from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel
-from stepspec.loop.ledger import Ledger
+from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Event, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
@@ -46,8 +48,9 @@ SURE = math.log(0.5)
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on a proposed step, and the target's pass over it; None if no judge and no salvage needed one."""
+    """A proposed step, the verdict on it, and the target's pass over it; None if no judge and no salvage needed one."""
 
+    proposal: Proposal
     verdict: Verdict
     verification: Verification | None
 
@@ -55,6 +58,11 @@ class Judged:
     def accepted(self) -> bool:
         """Whether the step is accepted."""
         return self.verdict.accepted
+
+    @property
+    def score(self) -> float:
+        """The score of the first judge that has one."""
+        return next((score for score in self.verdict.scores.values() if score is not None), -math.inf)
 
 
 @dataclass
@@ -129,17 +137,30 @@ class Request:
             self._close_step()
         return False
 
-    async def propose(self) -> Proposal | None:
-        """Return the draft's next step. None if the draft failed or was too slow; the target then continues alone."""
+    async def propose(self, count: int = 1) -> list[Proposal]:
+        """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
+        target then continues alone."""
+        if count == 1:
+            found = [await self._propose()]
+        else:
+            with self.ledger.waiting("draft"):
+                found = await side_by_side(*(ahead(self._propose, sibling) for sibling in range(count)))
+        different: dict[str, Proposal] = {}
+        for proposal in found:
+            if proposal is not None and different.setdefault(proposal.text, proposal) is not proposal:
+                self.ledger.abandoned(len(proposal.ids))
+        index, self._proposed = len(self.transcript.steps), bool(different)
+        self.emit(StepProposed(index, each.text, len(each.ids)) for each in different.values())
+        return [*different.values()]
+
+    async def _propose(self, sibling: int = 0) -> Proposal | None:
         since, index, ids = time.time_ns(), len(self.transcript.steps), list[int]()
-        proposal = await self.drafted(self.limits.room, ids)
+        proposal = await self.drafted(self.limits.room, ids, sibling=sibling)
         self.ledger.proposed(len(ids))
         if proposal is None:
             self.ledger.abandoned(len(ids))
             return None
         self.spans.drafted(since, index, len(proposal.ids))
-        self._proposed = True
-        self.emit([StepProposed(index, proposal.text, len(proposal.ids))])
         return proposal
 
     async def drafted(self, room: int, ids: list[int], after: Sequence[int] = (), sibling: int = 0) -> Proposal | None:
@@ -157,17 +178,18 @@ class Request:
         stop = self.transcript.rest_of_step(room)
         logprobs = self.policy.needs_draft_logprobs
         call = Generate(self.transcript.buffer, sampling, stop, after=after, logprobs=logprobs)
+        watch = Watch(self.policy.step.abort_entropy)
         try:
             with self.ledger.time("draft"):
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.limits.deadline):
-                    chunk = await collect(self.draft.generate(call), ids)
+                    chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
             if not isinstance(error, ContextError) and self.limits.allow_thinking():
                 self.breaker.failed()
             return None
         self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
-        return self._step_of(chunk)
+        return replace(self._step_of(chunk), aborted=watch.aborted)
 
     def _step_of(self, chunk: Chunk) -> Proposal:
         num_written = len(chunk.ids) - (chunk.end == "token")
@@ -178,6 +200,7 @@ class Request:
             num_written,
             None if chunk.logprobs is None else chunk.logprobs[own],
             None if chunk.entropies is None else chunk.entropies[own],
+            None if chunk.margins is None else chunk.margins[own],
         )
 
     async def written(self, room: int, ids: list[int], after: Sequence[int] = ()) -> Proposal:
@@ -204,13 +227,28 @@ class Request:
         self.ledger.add(target_passes=found.passes)
         return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
 
-    async def judge(self, proposal: Proposal) -> Judged | None:
-        """Judge a step, with at most one pass of the target. None if the target cannot read it.
+    async def judge(self, proposals: Sequence[Proposal]) -> Judged | None:
+        """Judge steps side by side, each with at most one pass of the target. Return the best one that is accepted, or
+        else the best one. None if there is none that the target can read.
 
         Empty steps, repeated steps and tool calls are rejected without asking the judges. The target cannot read a step
         that does not fit its context, or that has a token which it does not have. The context may still have room for
         writing then.
         """
+        if len(proposals) < 2:
+            return await self._judge_one(proposals[0]) if proposals else None
+        with self.ledger.waiting("judge"):
+            found = await side_by_side(*(ahead(self._judge_one, proposal) for proposal in proposals))
+        judged = [each for each in found if each is not None]
+        best = max(judged, key=lambda each: (each.accepted, each.score), default=None)
+        for each in judged:
+            if each is not best and each.accepted:
+                self.ledger.abandoned(len(each.proposal.ids))
+            elif each is not best:
+                self.ledger.judged(accepted=0, rejected=len(each.proposal.ids))
+        return best
+
+    async def _judge_one(self, proposal: Proposal) -> Judged | None:
         since, index = time.time_ns(), len(self.transcript.steps)
         try:
             judged = await self._judge(proposal)
@@ -222,15 +260,15 @@ class Request:
         return judged
 
     async def _judge(self, proposal: Proposal) -> Judged:
-        steps = self.transcript.steps
         check_room(self.target, len(self.transcript.buffer), proposal.num_written)
         repeated = proposal.text.strip() == self.transcript.last_text.strip()
-        if repeated or not proposal.text.strip() or self.demands.opens_call(proposal.text):
+        hopeless = repeated or proposal.aborted or not proposal.text.strip()
+        if hopeless or self.demands.opens_call(proposal.text):
             if proposal.num_written and self.policy.salvage is None:
-                return Judged(Verdict(False, {}), None)
+                return Judged(proposal, Verdict(False, {}), None)
             verification = await self._verify(proposal, ())
             only_ends = not proposal.num_written and verification.next_choice == proposal.tag
-            return Judged(Verdict(only_ends, {}), verification)
+            return Judged(proposal, Verdict(only_ends, {}), verification)
         seen: Verification | None = None
 
         async def verify_once() -> Verification:
@@ -240,7 +278,7 @@ class Request:
             return seen
 
         with self.ledger.time("judge"):
-            evidence = Evidence(self.question, steps, proposal.text, proposal.logprobs, proposal.entropies)
+            evidence = Evidence.of(proposal, self.question, self.transcript.steps)
             verdict = await self.panel.judge(evidence, verify_once, self.limits.deadline)
         if seen is None and self.tokenizer.num_ids is not None:  # else the target has read the ids
             check_ids(self.target.name, self.tokenizer.num_ids, self.transcript.buffer, proposal.ids)
@@ -248,7 +286,7 @@ class Request:
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError):  # without room, nothing is salvaged
                 seen = await self._verify(proposal, ())
-        return Judged(verdict, seen)
+        return Judged(proposal, verdict, seen)
 
     async def _verify(self, proposal: Proposal, probes: Sequence[Probe]) -> Verification:
         """Return the target's pass over a step."""
@@ -262,11 +300,12 @@ class Request:
 
     # Committing
 
-    def accept(self, proposal: Proposal, judged: Judged) -> None:
+    def accept(self, judged: Judged) -> None:
         """Commit the draft's step. An end tag is included only if the target chooses it too.
 
         The target's own choice after the step may also end the thinking.
         """
+        proposal = judged.proposal
         chosen = None if judged.verification is None else judged.verification.next_choice
         confirmed = proposal.tag is not None and proposal.tag == chosen
         accepted = proposal.ids if confirmed else proposal.ids[: proposal.num_written]
@@ -352,13 +391,13 @@ class Request:
             self._origin = "salvaged" if others else "draft"
         self._close_step()
 
-    async def replace(self, proposal: Proposal, judged: Judged) -> None:
+    async def replace(self, judged: Judged) -> None:
         """Let the target write a rejected step again, after the part of it that the policy salvages."""
-        hint = self._salvage(proposal, judged)
+        hint = self._salvage(judged)
         await self._write_step("regenerated", hint)
         self._close_step(judged.verdict)
 
-    def _salvage(self, proposal: Proposal, judged: Judged) -> tuple[int, ...]:
+    def _salvage(self, judged: Judged) -> tuple[int, ...]:
         """Keep the prefix of a rejected step that the target agrees with, if the policy salvages.
 
         The verifying pass also shows the target's own choice after that prefix. At temperature 0 that choice is the
@@ -369,11 +408,13 @@ class Request:
             The rest of the step as a hint for how the target continues. It leaves out a token that the target has
             already replaced.
         """
-        verification, verdict = judged.verification, judged.verdict
+        proposal, verification, verdict = judged.proposal, judged.verification, judged.verdict
         table = None if self.demands.opens_call(proposal.text) else self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
         num_kept = agreed_prefix(proposal, verification, bound) if table and verification is not None else 0
-        self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=len(proposal.ids) - num_kept)
+        num_dropped = len(proposal.ids) - num_kept
+        self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=0 if proposal.aborted else num_dropped)
+        self.ledger.abandoned(num_dropped if proposal.aborted else 0)
         self.transcript.extend(proposal.ids[:num_kept])
         self._origin, self._num_from_draft = "salvaged" if num_kept else "target", num_kept
         free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over

@@ -41,6 +41,10 @@ class Proposal:
     """Log-probabilities of the draft's own tokens, without the tag; None unless a judge needs them."""
     entropies: tuple[float, ...] | None = None
     """Entropies of the draft's distributions, like `logprobs`."""
+    margins: tuple[float, ...] | None = None
+    """Margins of the draft's distributions, like `logprobs`."""
+    aborted: bool = False
+    """Whether the step was hopeless, so that it was not written to its end."""
 
     @property
     def tag(self) -> int | None:

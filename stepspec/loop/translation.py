@@ -103,13 +103,14 @@ class TranslatedDraft:
             chunk.passes,
             logprobs=chunk.logprobs,
             entropies=chunk.entropies,
+            margins=chunk.margins,
         )
         end = next((length for length, id in enumerate(output, 1) if id in stop.token_ids), None)
         if end is not None and (end < len(output) or tag is None):
-            yield replace(translated, ids=tuple(output[:end]), end="token", logprobs=None, entropies=None)
+            yield replace(translated, ids=tuple(output[:end]), end="token", logprobs=None, entropies=None, margins=None)
         elif len(output) > stop.max_tokens:
             ids = tuple(output[: stop.max_tokens])
-            yield replace(translated, ids=ids, end="length", logprobs=None, entropies=None)
+            yield replace(translated, ids=ids, end="length", logprobs=None, entropies=None, margins=None)
         else:
             yield translated
 

@@ -109,7 +109,7 @@ async def test_what_follows_ids_after_the_prompt_is_what_follows_the_longer_prom
     buffer, written = TokenBuffer(prompts[0]), expected[0]
     for _ in range(2):  # the second time from the cache
         calls = [
-            Generate(buffer, Sampling(), Stop(20), Drafting(drafter), written[:length], logprobs=True)
+            Generate(buffer, Sampling(), Stop(20), Drafting(drafter), after=written[:length], logprobs=True)
             for length in (0, 7, 7, 30)
         ]
         chunks = await asyncio.gather(*(collect(engine.generate(call)) for call in calls))
@@ -122,7 +122,7 @@ async def test_what_follows_ids_after_the_prompt_is_what_follows_the_longer_prom
     assert longer.cached >= len(prompts[0]) + 29
     if drafter in ("none", "draft-model"):  # the others draft from past outputs, which changes sampled texts
         texts = [
-            (await collect(engine.generate(Generate(prompt, how, Stop(20), Drafting(drafter, 3), after)))).ids
+            (await collect(engine.generate(Generate(prompt, how, Stop(20), Drafting(drafter, 3), after=after)))).ids
             for how, prompt, after in [
                 (Sampling(1.0, seed=3), buffer, ()),
                 (Sampling(1.0, seed=3), TokenBuffer(prompts[0]), written[:30]),

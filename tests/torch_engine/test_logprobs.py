@@ -40,6 +40,8 @@ def assert_of_the_model(network: PreTrainedModel, prompt: Sequence[int], chunk: 
     expected = [rows[index, id].item() for index, id in enumerate(chunk.ids)]
     assert chunk.logprobs == pytest.approx(expected, abs=ROUNDING)
     assert chunk.entropies == pytest.approx((-(rows.exp() * rows).sum(-1)).tolist(), abs=ROUNDING)
+    two = rows.exp().topk(2).values
+    assert chunk.margins == pytest.approx((two[:, 0] - two[:, 1]).tolist(), abs=ROUNDING)
 
 
 @pytest.mark.parametrize("uses_graphs", [False, True])

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -105,12 +105,23 @@ class Generation(Call):
         chunk = Chunk(ids)
         if details is not None:
             new = slice(self.num_sent, None)
-            chunk = Chunk(ids, logprobs=tuple(details.logprobs[new]), entropies=tuple(details.entropies[new]))
+            logprobs, entropies, margins = (
+                tuple(each[new]) for each in (details.logprobs, details.entropies, details.margins)
+            )
+            chunk = replace(chunk, logprobs=logprobs, entropies=entropies, margins=margins)
         self.num_sent += len(ids)
         if row.end is not None:
             done = self.metrics
-            counts = done.target_passes, done.drafted, done.accepted, done.cached_tokens
-            chunk = Chunk(ids, row.end, self.queue_s, *counts, done, chunk.logprobs, chunk.entropies)
+            chunk = replace(
+                chunk,
+                end=row.end,
+                queue_s=self.queue_s,
+                passes=done.target_passes,
+                drafted=done.drafted,
+                accepted=done.accepted,
+                cached=done.cached_tokens,
+                metrics=done,
+            )
         self._call_soon(self.chunks.put_nowait, chunk)
 
     def fail(self, error: EngineError) -> None:

@@ -53,7 +53,7 @@ def verify_and_accept(
     Returns:
         The outcome [B, K + 2] and the hidden states [B, W]. Column 0 of the outcome, n, is the number of accepted
         tokens; columns 1 to n + 1 are these tokens and the one that follows. The hidden states gave that last one.
-        A detailed outcome is float64 with 2 * (K + 1) further columns: log-probability and entropy of each token.
+        A detailed outcome is float64 with 3 * (K + 1) further columns, the details of each token.
     """
     tokens = draft.tokens
     hidden = target.read(positions, torch.cat([last[:, None], tokens], 1))
@@ -181,7 +181,7 @@ class Rounds:
         for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
             before, num_kept = len(row.beyond), int(values[0])
             tokens, numbers = values[1 : num_kept + 2], values[num_tokens + 2 :]
-            details = list(zip(numbers[::2], numbers[1::2], strict=True)) if detailed else None
+            details = list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)) if detailed else None
             num_accepted = row.emit([int(token) for token in tokens], num_kept, details)
             target.cache.lengths[row.slot.index] = row.length - 1
             for each in (self._metrics, row.metrics):

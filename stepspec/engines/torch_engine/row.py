@@ -18,6 +18,7 @@ class TokenDetails:
 
     logprobs: list[float] = field(default_factory=list[float])
     entropies: list[float] = field(default_factory=list[float])
+    margins: list[float] = field(default_factory=list[float])
 
 
 @dataclass(eq=False)  # rows are compared by identity
@@ -68,7 +69,7 @@ class BatchRow:
         Args:
             tokens: the tokens.
             num_drafted: how many of them were drafted.
-            details: log-probability and entropy of each token, if the row returns them.
+            details: log-probability, entropy and margin of each token, if the row returns them.
         """
         before = len(self.beyond)
         for token in tokens:
@@ -78,8 +79,10 @@ class BatchRow:
                 break
         if self.details is not None and details is not None:
             kept = details[: len(self.beyond) - before]
-            self.details.logprobs.extend(logprob for logprob, _ in kept)
-            self.details.entropies.extend(entropy for _, entropy in kept)
+            for logprob, entropy, margin in kept:
+                self.details.logprobs.append(logprob)
+                self.details.entropies.append(entropy)
+                self.details.margins.append(margin)
         if self.constraint is not None:
             ended = self.end == "token"
             self.constraint.consume(self.beyond[before : len(self.beyond) - ended], ended=ended)

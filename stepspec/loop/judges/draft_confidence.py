@@ -4,12 +4,30 @@ The entropy of a step's first token is the signal of GlimpRouter (arXiv:2601.051
 """
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import model_validator
 
 from stepspec.engines.protocol import Ability
 from stepspec.loop.judging import Evidence, ThresholdJudge
+
+Signal = Literal[
+    "min-logprob",
+    "mean-logprob",
+    "first-logprob",
+    "mean-entropy",
+    "first-entropy",
+    "min-margin",
+    "mean-margin",
+    "first-margin",
+]
+STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "mean": fmean,
+    "first": lambda values: values[0],
+}
 
 
 class DraftConfidenceJudge(ThresholdJudge):
@@ -19,12 +37,21 @@ class DraftConfidenceJudge(ThresholdJudge):
 
     kind: Literal["draft-confidence"]
     """Selects this judge."""
-    signal: Literal["min-logprob", "mean-logprob", "mean-entropy", "first-entropy"] = "mean-logprob"
-    """The score of a step. `min-logprob`, `mean-logprob`: the draft's log-probability of the least probable token, or
-    the mean over the tokens. `mean-entropy`, `first-entropy`: the negated entropy of the draft's distributions, as the
-    mean over the tokens, or at the first one."""
-    threshold: float = Field(le=0)
+    signal: Signal = "mean-logprob"
+    """The score of a step. `min-logprob`, `mean-logprob`, `first-logprob`: the draft's log-probability of the least
+    probable token, the mean over the tokens, or that of the first one. `mean-entropy`, `first-entropy`: the negated
+    entropy of the draft's distributions. `min-margin`, `mean-margin`, `first-margin`: by how much their most probable
+    token leads, from 0 to 1."""
+    threshold: float
     """Lowest score that accepts a step."""
+
+    @model_validator(mode="after")
+    def _in_range(self) -> "DraftConfidenceJudge":
+        low, high = (0.0, 1.0) if self.signal.endswith("margin") else (-math.inf, 0.0)
+        if not low <= self.threshold <= high:
+            bounds = "from 0 to 1" if low == 0 else "at most 0"
+            raise ValueError(f"with the signal {self.signal} the threshold is {bounds}, not {self.threshold:g}")
+        return self
 
     @property
     def name(self) -> str:
@@ -34,18 +61,17 @@ class DraftConfidenceJudge(ThresholdJudge):
     @property
     def draft_needs(self) -> frozenset[Ability]:
         """Abilities that the draft needs for this judge."""
-        return frozenset({"entropies" if self.signal.endswith("entropy") else "logprobs"})
+        return frozenset({"logprobs" if self.signal.endswith("logprob") else "entropies"})
 
     async def score(self, evidence: Evidence) -> float | None:
         """Return the signal; None for a step without tokens."""
-        by_entropy = self.signal.endswith("entropy")
-        values = [-each for each in evidence.draft_entropies or ()] if by_entropy else evidence.draft_logprobs
-        if not values or not all(map(math.isfinite, values)):
+        statistic, _, what = self.signal.partition("-")
+        values: Mapping[str, Sequence[float] | None] = {
+            "logprob": evidence.draft_logprobs,
+            "entropy": [-each for each in evidence.draft_entropies or ()],
+            "margin": evidence.draft_margins,
+        }
+        found = values[what]
+        if not found or not all(map(math.isfinite, found)):
             return None
-        match self.signal:
-            case "first-entropy":
-                return values[0]
-            case "min-logprob":
-                return min(values)
-            case _:
-                return sum(values) / len(values)
+        return STATISTICS[statistic](found)

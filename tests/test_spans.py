@@ -77,6 +77,18 @@ async def test_a_rejected_step_is_regenerated_in_a_span(spans: InMemorySpanExpor
     assert (again["stepspec.step.draft_tokens"], again["stepspec.step.target_tokens"]) == (0, 3)
 
 
+async def test_steps_that_are_written_at_the_same_time_have_spans_that_overlap(spans: InMemorySpanExporter) -> None:
+    result = await StepSpec(policy="lookahead", pair=following_pair(delay_s=0.05)).generate("How many?")
+    assert [step.origin for step in result.steps] == ["draft", "draft"]
+    found = spans.get_finished_spans()
+    own = [span for span in found if span.name == "stepspec.step"]
+    assert [dict(span.attributes or {})["stepspec.step.index"] for span in own][:2] == [0, 1]
+    first, second = ((span.start_time or 0, span.end_time or 0) for span in own[:2])
+    assert second[0] < first[1] <= second[1]
+    assert len(of("stepspec.draft", found)) >= 2
+    assert [each["stepspec.step.accepted"] for each in of("stepspec.verify", found)][:2] == [True, True]
+
+
 async def test_an_error_is_recorded_in_the_span(spans: InMemorySpanExporter) -> None:
     tokenizer = WordTokenizer()
     target = ScriptedEngine(tokenizer, [Reply(fails=EngineError("It broke."))], name="target")

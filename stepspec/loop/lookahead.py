@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
-from stepspec.errors import ContextError
+from stepspec.errors import ContextError, UnknownIdError
 from stepspec.loop.judging import Evidence
 from stepspec.loop.ledger import Role, ahead
 from stepspec.loop.request import Request
@@ -158,24 +158,28 @@ class Lookahead:
         if step is None:
             self._draft_failed = True
             return None
-        request.spans.drafted(since, len(request.transcript.steps) + len(place.texts), len(step.ids))
+        request.spans.drafted(since, self._index(place), len(step.ids))
         piece._step = step
         return piece
 
     async def write(self, place: Place) -> Piece | None:
         """Return the target's own step at a place; None if there is no room or no time for one."""
-        request = self._request
+        request, since = self._request, time.time_ns()
         room = request.limits.room - len(place.ids)
         if room <= 0:
             return None
         piece = self._piece("target")
         try:
             piece._step = await request.written(room, piece.ids, place.ids)
-        except (ContextError, TimeoutError):
+        except (ContextError, UnknownIdError, TimeoutError):
             return None
         finally:
             request.ledger.generated(len(piece.ids))
+        request.spans.wrote_ahead(since, self._index(place), len(piece.ids))
         return piece
+
+    def _index(self, place: Place) -> int:
+        return len(self._request.transcript.steps) + len(place.texts)
 
     def _piece(self, writer: Literal["draft", "target"]) -> Piece:
         piece = Piece(writer)
@@ -188,17 +192,19 @@ class Lookahead:
         Steps with the same words do. A repeated step, a step that begins a tool call, one that reached its longest
         length and one that ends the thinking where the target's does not never stand.
         """
-        request, own, step = self._request, standing.own.step, draft.step
+        request, own, step, since = self._request, standing.own.step, draft.step, time.time_ns()
         before = place.texts[-1] if place.texts else request.transcript.last_text
         verdict = Verdict(False, {})
         complete = step.tag is not None or step.text.endswith(request.policy.step.delimiter)
         repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
-        if step.tag == own.tag and complete and not repeated and not request.demands.opens_call(step.text):
+        usable = complete and not repeated and request.target_has(step.ids)
+        if usable and step.tag == own.tag and not request.demands.opens_call(step.text):
             if step.text.casefold().split() == own.text.casefold().split():
                 verdict = Verdict(True, {})
             elif step.text.strip():
                 verdict = await self._judge(place, step, own)
         draft.judged = True
+        request.spans.judged(since, self._index(place), verdict)
         standing.compared.append((draft, verdict))
         if verdict.accepted:
             standing.accepted = draft

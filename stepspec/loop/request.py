@@ -23,7 +23,6 @@ from stepspec.engines.protocol import (
     Stop,
     Verification,
     Verify,
-    check_ids,
     check_room,
     collect,
     side_by_side,
@@ -280,8 +279,8 @@ class Request:
         with self.ledger.time("judge"):
             evidence = Evidence.of(proposal, self.question, self.transcript.steps)
             verdict = await self.panel.judge(evidence, verify_once, self.limits.deadline)
-        if seen is None and self.tokenizer.num_ids is not None:  # else the target has read the ids
-            check_ids(self.target.name, self.tokenizer.num_ids, self.transcript.buffer, proposal.ids)
+        if seen is None and not self.target_has(proposal.ids):  # else the target has read them
+            raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
         self.ledger.add(steps_judged=1)
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError):  # without room, nothing is salvaged
@@ -333,6 +332,10 @@ class Request:
         self.transcript.extend(step.ids)
         self._close_step(verdict)
 
+    def target_has(self, ids: Sequence[int]) -> bool:
+        """Whether the target has these tokens, as far as its vocabulary is known. A draft may have further ones."""
+        return self.tokenizer.num_ids is None or max(ids, default=0) < self.tokenizer.num_ids
+
     # Routing
 
     @property
@@ -349,20 +352,24 @@ class Request:
     async def glance(self, num_tokens: int) -> Proposal | None:
         """Return the draft's next tokens of the open step, at most `num_tokens`. None if there is no room for one, or
         the draft failed or was too slow."""
-        room, ids = min(self.limits.room, num_tokens), list[int]()
+        since, room, ids = time.time_ns(), min(self.limits.room, num_tokens), list[int]()
         if room <= 0:
             return None
         draft = await self.drafted(room, ids)
         self.ledger.proposed(len(ids))
         if draft is None:
             self.ledger.abandoned(len(ids))
+        else:
+            self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
         return draft
 
     async def keep(self, draft: Proposal) -> None:
-        """Commit the draft's tokens to the open step. An end tag is kept only if the target chooses it too, and nothing
-        of a tool call."""
+        """Commit the draft's tokens to the open step. An end tag is kept only if the target chooses it too. Nothing is
+        kept of a tool call, and of tokens that the target does not have."""
         kept = draft.ids[: draft.num_written]
-        if self.demands.opens_call(self.tokenizer.decode([*self.transcript.open_ids, *kept])):
+        if not self.target_has(kept) or self.demands.opens_call(
+            self.tokenizer.decode([*self.transcript.open_ids, *kept])
+        ):
             kept = ()
         elif draft.tag is not None:
             with suppress(ContextError):  # without room, the draft's text does not end here

@@ -99,7 +99,7 @@ class Counts:
     """Tokens drafted by token-level speculation inside the target's writing."""
     token_accepted: int = 0
     target_passes: int = 0
-    """Forward passes of the target, judging included."""
+    """Forward passes of the target, judging included, without those of calls that were cancelled."""
 
     @property
     def wasted(self) -> int:

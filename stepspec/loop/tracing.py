@@ -138,6 +138,11 @@ class Spans:
         }
         self._child(REGENERATE_SPAN if proposed else STEP_SPAN, since, step.index, attributes)
 
+    def wrote_ahead(self, since: int, index: int, num_tokens: int) -> None:
+        """Record a step that the target has written ahead, which may not be committed."""
+        attributes = {"stepspec.step.source": "target", "stepspec.step.target_tokens": num_tokens}
+        self._child(STEP_SPAN, since, index, attributes)
+
     def _child(self, name: str, since: int, index: int, attributes: Mapping[str, Any]) -> None:
         if self._span is None or self._api is None:
             return

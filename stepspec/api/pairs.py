@@ -18,7 +18,7 @@ from stepspec.errors import ModelError, UsageError, unknown_name
 EMBEDDED_NAME = "embedded"
 """The default pair."""
 
-PAIRS: Sequence[str] = (EMBEDDED_NAME,)
+PAIRS: Sequence[str] = (EMBEDDED_NAME, "smol")
 EMBEDDED = package_folder() / "mini" / "weights"
 SMOL = package_folder() / "mini" / "smol"
 SMOL_WEIGHTS = SMOL / "weights"

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from stepspec import __version__
-from stepspec.cli import benching
+from stepspec.cli import benching, pairing
 from stepspec.cli.advising import advise
 from stepspec.cli.comparing import compare_runs
 from stepspec.cli.evaluating import evaluate_policies, merge_runs
@@ -51,6 +51,7 @@ app.command("compare")(compare_runs)
 app.command("export")(export_run)
 app.command("merge")(merge_runs)
 app.command("grade")(grade_file)
+app.add_typer(pairing.app, name="pair")
 app.add_typer(benching.app, name="bench")
 app.command("policies")(list_policies)
 app.command("benchmarks")(list_benchmarks)

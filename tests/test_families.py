@@ -57,7 +57,7 @@ class Planned(ScriptedEngine):
 
 
 def steps(written: Sequence[str], end: str = END) -> Plan:
-    """Return a plan that writes these steps, then ends the thinking, whatever came before."""
+    """Return a plan that writes these steps, then ends the thinking, for any text before."""
     return lambda number, _: written[number] if number < len(written) else end + ANSWER
 
 
@@ -226,7 +226,7 @@ def route(**settings: Any) -> Policy:
     return Policy.model_validate({"version": 1, "summary": "a test", "family": "route", "route": settings})
 
 
-def told(text: str, logprob: float) -> Reply:
+def sure(text: str, logprob: float) -> Reply:
     """Return a reply whose first token has this log-prob; its entropy is -2 times as high."""
     return Reply(text, logprobs={0: logprob})
 
@@ -235,7 +235,7 @@ async def test_a_step_with_an_uncertain_first_token_is_the_target_s() -> None:
     def draft(number: int, text: str) -> Reply | str:
         if text and not text.endswith("\n\n"):
             return OWN[number][len(text.rpartition("\n\n")[2]) :]
-        return told(OWN[number].replace("Three", "Four"), -0.4 if number == 1 else -0.1) if number < 4 else END
+        return sure(OWN[number].replace("Three", "Four"), -0.4 if number == 1 else -0.1) if number < 4 else END
 
     play = await staged(route(threshold=0.5), steps(OWN), draft).play()
     assert origins(play) == [("draft", OWN[0]), ("target", OWN[1]), ("draft", OWN[2]), ("draft", OWN[3])]
@@ -272,9 +272,9 @@ async def test_after_many_doubts_the_target_is_asked_to_check() -> None:
 
 
 async def test_the_draft_of_a_route_neither_ends_the_thinking_nor_repeats_forever() -> None:
-    play = await staged(route(), steps(OWN), lambda *_: told(END, -0.1)).play()
+    play = await staged(route(), steps(OWN), lambda *_: sure(END, -0.1)).play()
     assert origins(play) == [("target", step) for step in OWN]
-    again = await staged(route(), steps(OWN), lambda *_: told(OWN[0], -0.1), max_tokens=60).play()
+    again = await staged(route(), steps(OWN), lambda *_: sure(OWN[0], -0.1), max_tokens=60).play()
     assert "target" in [origin for origin, _ in origins(again)]
 
 
@@ -282,7 +282,7 @@ async def test_the_draft_of_a_route_neither_ends_the_thinking_nor_repeats_foreve
 @pytest.mark.parametrize("signal", ["words", "first-entropy"])
 async def test_the_budget_of_a_route_holds(max_tokens: int, signal: str) -> None:
     policy = route(signal=signal, opening_tokens=3)
-    play = await staged(policy, steps(OWN), lambda *_: told("Wait a step.\n\n", -0.1), max_tokens=max_tokens).play()
+    play = await staged(policy, steps(OWN), lambda *_: sure("Wait a step.\n\n", -0.1), max_tokens=max_tokens).play()
     if play.result.finish_reason == "length":
         assert play.result.counts.committed == max_tokens
 

@@ -29,8 +29,9 @@ class SyncStepSpec:
         policy: str | Policy = "stepspec",
         *,
         pair: Pair | str | None = None,
+        judges: Mapping[str, str] | None = None,
     ) -> None:
-        self._spec = StepSpec(target, draft, policy, pair=pair)
+        self._spec = StepSpec(target, draft, policy, pair=pair, judges=judges)
         self._loop = LoopThread("stepspec")
         self._closed = False
 

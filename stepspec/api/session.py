@@ -13,7 +13,7 @@ import importlib
 import logging
 import reprlib
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
+from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import Ability, DrafterName, Engine, TokenBuffer, check_range, side_by_side
 from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
@@ -53,6 +54,11 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Engine kinds: module, class, and the extra that installs the required packages."""
 
+JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
+    "torch": ("stepspec.engines.torch_engine.judge", "TorchJudge", "torch"),
+}
+"""Engine kinds of judge models, like `ENGINES`."""
+
 RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
     "label logprobs": "log-probabilities of a judge's answers",
@@ -74,6 +80,8 @@ class Pair:
     """Whether both models give every token the same id."""
     breaker: Breaker = field(default_factory=Breaker)
     """Disables a draft that keeps failing, for all sessions."""
+    judges: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
+    """Judge models by name."""
     scope: PairScope | None = None
     """Description of the training data, for pairs that stepspec provides. Results of other questions get a note."""
 
@@ -87,15 +95,15 @@ class Pair:
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`."""
         self.breaker.worked()
-        await self.target.forget()
-        if self.draft is not None:
-            await self.draft.forget()
+        for model in (self.target, self.draft, *self.judges.values()):
+            if model is not None:
+                await model.forget()
 
     async def aclose(self) -> None:
-        """Free both models."""
-        await self.target.aclose()
-        if self.draft is not None:
-            await self.draft.aclose()
+        """Free all models."""
+        for model in (self.target, self.draft, *self.judges.values()):
+            if model is not None:
+                await model.aclose()
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,8 @@ def load_pair(
     pair: str | None = None,
     needs_draft: bool = True,
     notes: bool = True,
+    judges: Mapping[str, str] | None = None,
+    judge_names: Collection[str] = (),
 ) -> Pair:
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
@@ -155,6 +165,8 @@ def load_pair(
         needs_draft: whether a target without a draft is an error.
         notes: whether results get a note if the question is unlike the pair's training data. The note takes another
             pass over the prompt after the answer, so measurements turn it off.
+        judges: spec strings of judge models by name, `torch:FOLDER_OR_NAME`.
+        judge_names: names of judge models that policies need. A named pair may have them.
 
     Raises:
         UsageError: a spec string is invalid, only the draft is named, or there is no pair of that name.
@@ -162,18 +174,38 @@ def load_pair(
     """
     models = choose_models(target, draft, pair)
     scope = PairScope.load(models.folder) if notes and models.folder is not None else None
-    for spec in filter(None, (models.target, models.draft)):
+    judge_specs = _judge_specs(judges or {}, judge_names, models.folder)
+    for spec in filter(None, (models.target, models.draft, *judge_specs.values())):
         check_spec(spec)
     if models.draft is None and needs_draft:
         raise UsageError(NO_DRAFT)
     target_engine = _load_engine(models.target, models.titles[0])
     draft_engine = _load_engine(models.draft, models.titles[1]) if models.draft is not None else None
+    loaded = {name: _load_judge(name, spec) for name, spec in judge_specs.items()}
     if draft_engine is None:
-        return Pair(target_engine, None)
+        return Pair(target_engine, None, judges=loaded)
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
     if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
-    return Pair(target_engine, draft_engine, one_vocabulary, scope=scope)
+    return Pair(target_engine, draft_engine, one_vocabulary, judges=loaded, scope=scope)
+
+
+def _judge_specs(given: Mapping[str, str], wanted: Collection[str], folder: Path | None) -> Mapping[str, str]:
+    """Return the spec strings of judge models: the given ones, and those of a named pair that are wanted."""
+    if folder is None:
+        return given
+    return {name: f"torch:{folder / name}" for name in wanted if (folder / name / "config.json").exists()} | dict(given)
+
+
+def _load_judge(name: str, spec: str) -> JudgeModel:
+    kind, _, model = spec.partition(":")
+    if kind not in JUDGE_ENGINES:
+        raise UsageError(
+            f"The judge model {name!r} is {spec!r}. " + unknown_name("engine of judge models", kind, JUDGE_ENGINES)
+        )
+    module, engine, extra = JUDGE_ENGINES[kind]
+    with from_extra(extra, f"The {kind} engine"):
+        return getattr(importlib.import_module(module), engine).load(model, title=None)
 
 
 def check_spec(spec: str) -> None:
@@ -241,7 +273,17 @@ def _why_no_draft_model(pair: Pair) -> str:
 
 
 def _check_judging(policy: Policy, pair: Pair) -> None:
-    """Reject a policy that needs log-probabilities which a model does not return."""
+    """Reject a policy that needs a judge model that is not there, or log-probabilities that a model does not return."""
+    for name, ability in policy.judge_models.items():
+        model = pair.judges.get(name)
+        if model is None:
+            raise UsageError(
+                f"The policy needs the judge model {name!r}. Name it with --judge {name}=torch:FOLDER "
+                f'(judges={{"{name}": "torch:FOLDER"}} in Python).'
+            )
+        if ability not in model.abilities:
+            what = "reward steps" if ability == "reward" else "embed texts"
+            raise UsageError(f"The judge model {name!r}, {model.name}, does not {what}. Choose another model for it.")
     wanted = [(f"The judge {judge.name}", pair.target, judge.needs) for judge in policy.judges]
     wanted += [(f"The judge {judge.name}", pair.draft, judge.draft_needs) for judge in policy.judges]
     wanted.append((f"Family {policy.family!r}", pair.draft, policy.draft_needs))
@@ -305,6 +347,7 @@ class StepSpec:
         policy: str | Policy = "stepspec",
         *,
         pair: Pair | str | None = None,
+        judges: Mapping[str, str] | None = None,
     ) -> None:
         """Create a session. If it loads the models, closing it frees them.
 
@@ -313,6 +356,7 @@ class StepSpec:
             draft: spec string of the draft.
             policy: name of a policy, path of a policy file, or a `Policy`.
             pair: a loaded pair, or the name of one, instead of target and draft.
+            judges: spec strings of judge models by name. A loaded pair has its own.
 
         Raises:
             UsageError: the policy is unknown or needs a draft, or a model cannot be loaded.
@@ -320,9 +364,19 @@ class StepSpec:
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = "custom" if isinstance(policy, Policy) else policy
         self._owns_pair = not isinstance(pair, Pair)
-        self.pair = (
-            pair if isinstance(pair, Pair) else load_pair(target, draft, pair=pair, needs_draft=wanted.needs_draft)
-        )
+        if isinstance(pair, Pair):
+            if judges:
+                raise UsageError("judges belong to the pair: pass them to load_pair.")
+            self.pair = pair
+        else:
+            self.pair = load_pair(
+                target,
+                draft,
+                pair=pair,
+                needs_draft=wanted.needs_draft,
+                judges=judges,
+                judge_names=wanted.judge_models,
+            )
         if wanted.needs_draft and self.pair.draft is None:
             raise UsageError(NO_DRAFT)
         try:
@@ -438,6 +492,7 @@ class StepSpec:
                 marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
             ),
             spans=Spans(Asked(target.name, self.policy_name, options)),
+            judges=self.pair.judges,
         )
 
     def _demands(self, toolbox: Toolbox, options: RequestOptions) -> Demands:

@@ -16,11 +16,13 @@ from rich.console import Console
 from stepspec.cli.completing import names_of
 from stepspec.cli.options import (
     DraftOption,
+    JudgeOption,
     MaxTokensOption,
     PairOption,
     PoliciesOption,
     SeedOption,
     TargetOption,
+    judge_specs,
     numbers,
 )
 from stepspec.cli.progress import Meter, make_meter
@@ -50,6 +52,7 @@ def evaluate_policies(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
+    judge: JudgeOption = None,
     policy: PoliciesOption = None,
     temperature: Annotated[
         str | None,
@@ -99,7 +102,7 @@ def evaluate_policies(
 
     name, spec = load_benchmark(benchmark)
     settings, own_part = _settings(spec, concurrency, temperature, seed, max_tokens, repeats), Part.parse(part)
-    requested = load_policies(policy or DEFAULT_POLICIES)
+    requested, specs = load_policies(policy or DEFAULT_POLICIES), judge_specs(judge)
     problems = load_problems(spec, data, limit)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
     folders = [_folder_of(setting, folder, len(settings)) for setting in settings]
@@ -110,7 +113,10 @@ def evaluate_policies(
     keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
     needs_draft = any(each.needs_draft for each, _ in requested.values())
-    models = load_pair(target, draft, pair=pair, needs_draft=needs_draft, notes=False)
+    judge_names = {name for each, _ in requested.values() for name in each.judge_models}
+    models = load_pair(
+        target, draft, pair=pair, needs_draft=needs_draft, notes=False, judges=specs, judge_names=judge_names
+    )
     fitted = fit_policies(requested, models, leave_out=policy is None)
     for note in fitted.notes:
         print(note, file=sys.stderr)

@@ -24,6 +24,14 @@ PairOption = Annotated[
         autocompletion=one_of(PAIRS),
     ),
 ]
+JudgeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--judge",
+        metavar="NAME=MODEL",
+        help="A judge model that the policy names, as torch:NAME; repeat it for several.",
+    ),
+]
 PolicyOption = Annotated[
     str,
     typer.Option("--policy", metavar="NAME|FILE", help="The policy.", autocompletion=names_of("policies")),
@@ -44,6 +52,23 @@ MaxTokensOption = Annotated[
     int | None,
     typer.Option("--max-tokens", min=1, help="Limit for thinking and answer of a question, in tokens."),
 ]
+
+
+def judge_specs(options: list[str] | None) -> dict[str, str]:
+    """Return the spec strings of judge models by name.
+
+    Raises:
+        UsageError: an option is not NAME=MODEL, or two have the same name.
+    """
+    specs: dict[str, str] = {}
+    for option in options or ():
+        name, separator, spec = option.partition("=")
+        if not (name and separator and spec):
+            raise UsageError(f"--judge takes NAME=MODEL, such as reward=torch:path/to/folder; got {option!r}.")
+        if name in specs:
+            raise UsageError(f"Two options --judge have the name {name!r}. Remove one.")
+        specs[name] = spec
+    return specs
 
 
 def numbers(option: str, text: str, kind: Callable[[str], N]) -> list[N]:

@@ -17,12 +17,14 @@ from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import (
     DraftOption,
+    JudgeOption,
     MaxTokensOption,
     PairOption,
     PolicyOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
+    judge_specs,
 )
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
@@ -41,6 +43,7 @@ def answer_question(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
+    judge: JudgeOption = None,
     policy: PolicyOption = "stepspec",
     temperature: TemperatureOption = 0.0,
     top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens with this total probability.")] = 1.0,
@@ -96,7 +99,7 @@ def answer_question(
     from stepspec.api.session import StepSpec
 
     async def answer() -> None:
-        async with StepSpec(target, draft, policy, pair=pair) as spec:
+        async with StepSpec(target, draft, policy, pair=pair, judges=judge_specs(judge)) as spec:
             events = spec.stream(text, options)
             if as_json:
                 print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))

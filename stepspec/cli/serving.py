@@ -13,7 +13,7 @@ import typer
 
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
-from stepspec.cli.options import DraftOption, PairOption, PolicyOption, TargetOption
+from stepspec.cli.options import DraftOption, JudgeOption, PairOption, PolicyOption, TargetOption, judge_specs
 from stepspec.errors import UsageError
 
 logger = logging.getLogger("stepspec.serve")
@@ -30,6 +30,7 @@ def serve_models(
     target: TargetOption = None,
     draft: DraftOption = None,
     pair: PairOption = None,
+    judge: JudgeOption = None,
     policy: PolicyOption = "stepspec",
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from everywhere.")
@@ -66,10 +67,12 @@ def serve_models(
             super().handle_exit(sig, frame)
 
     sys.setswitchinterval(SWITCH_S)
-    needs_draft = load_policy(policy)[0].needs_draft
+    wanted, specs = load_policy(policy)[0], judge_specs(judge)
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in listening_sockets(host, port)]
-        models = load_pair(target, draft, pair=pair, needs_draft=needs_draft)
+        models = load_pair(
+            target, draft, pair=pair, needs_draft=wanted.needs_draft, judges=specs, judge_names=wanted.judge_models
+        )
         app = create_app(models, policy, max_body_bytes=max_body_bytes)
         config = uvicorn.Config(app, access_log=False, log_config=_with_requests(LOGGING_CONFIG))
         with suppress(KeyboardInterrupt):  # the server raises it again after shutdown

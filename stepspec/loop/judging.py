@@ -11,7 +11,7 @@ import math
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from pydantic_core.core_schema import ErrorType
 
 from stepspec.base.file_model import FileModel
+from stepspec.engines.judge_model import JudgeAbility, JudgeModel
 from stepspec.engines.protocol import Ability, Probe, Tokenizer, Verification
 from stepspec.loop import judges
 from stepspec.loop.step import Proposal, Step, Verdict
@@ -60,6 +61,7 @@ class Evidence:
         label_logprobs: log-probs of the probe's labels.
         tokenizer: the target's.
         own_step: in family `compare`, the step that the target has written at the same place.
+        models: the judge models by name.
         ask: in family `compare`, asks the target a question before both steps.
     """
 
@@ -75,12 +77,15 @@ class Evidence:
     label_logprobs: tuple[float, ...] = ()
     tokenizer: Tokenizer | None = None
     own_step: str = ""
+    models: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
     ask: Callable[[Probe], Awaitable[Answer]] | None = None
 
     @classmethod
-    def of(cls, step: Proposal, question: str, committed: Sequence[Step]) -> "Evidence":
+    def of(
+        cls, step: Proposal, question: str, committed: Sequence[Step], models: Mapping[str, JudgeModel]
+    ) -> "Evidence":
         """Return what is known of a draft's step before the target has read it."""
-        return cls(question, committed, step.text, step.logprobs, step.entropies, step.margins)
+        return cls(question, committed, step.text, step.logprobs, step.entropies, step.margins, models=models)
 
 
 class Judge(FileModel, ABC):
@@ -92,6 +97,8 @@ class Judge(FileModel, ABC):
     """Whether the judge can accept a step, or only reject it."""
     families: ClassVar[Sequence[str]] = ("score",)
     """The families of policies that the judge is for. In `compare`, it sees the target's own step, and no pass."""
+    model_needs: ClassVar[JudgeAbility | None] = None
+    """What the judge needs of the judge model that its setting `model` names; None without such a model."""
 
     kind: Any
     """Selects this judge. A subclass narrows it to one literal."""

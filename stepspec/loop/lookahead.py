@@ -217,7 +217,7 @@ class Lookahead:
             raise AssertionError("no judge of compared steps asks for a pass over them")
 
         evidence = replace(
-            Evidence.of(step, request.question, request.transcript.steps),
+            Evidence.of(step, request.question, request.transcript.steps, request.judges),
             tokenizer=request.tokenizer,
             own_step=own.text,
             ask=lambda probe: request.ask(place.ids, probe),

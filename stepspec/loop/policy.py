@@ -1,12 +1,13 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
 
 from stepspec.base.file_model import FileModel, Version, load_toml
 from stepspec.base.files import find_data_file
+from stepspec.engines.judge_model import JudgeAbility
 from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Drafting, Tokenizer
 from stepspec.loop.judging import AnyJudge, Panel
 
@@ -196,6 +197,11 @@ class Policy(FileModel):
         if self.salvage is not None and self.family != "score":
             raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
         return self
+
+    @property
+    def judge_models(self) -> Mapping[str, JudgeAbility]:
+        """The judge models that the judges need, by name."""
+        return {judge.model: judge.model_needs for judge in self.judges if judge.model_needs is not None}  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     @property
     def waste(self) -> tuple[int, int]:

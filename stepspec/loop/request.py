@@ -7,12 +7,13 @@ speculation inside the target's own writing is exact; the engine does it.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from stepspec.chat.answer import AnswerReader
+from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import (
     Chunk,
     Drafting,
@@ -86,6 +87,8 @@ class Request:
     demands: Demands = field(default_factory=Demands)
     answer: AnswerReader = field(default_factory=AnswerReader)
     spans: Spans = field(default_factory=Spans)
+    judges: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
+    """Judge models by name."""
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
@@ -277,7 +280,7 @@ class Request:
             return seen
 
         with self.ledger.time("judge"):
-            evidence = Evidence.of(proposal, self.question, self.transcript.steps)
+            evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges)
             verdict = await self.panel.judge(evidence, verify_once, self.limits.deadline)
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them
             raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")

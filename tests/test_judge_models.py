@@ -1,0 +1,126 @@
+"""Judge models: rewards and embeddings are those of transformers, and policies name the models that they need."""
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, LlamaModel
+
+from stepspec import Policy, StepSpec
+from stepspec.cli.options import judge_specs
+from stepspec.engines.torch_engine.judge import TorchJudge
+from stepspec.errors import ContextError, ModelError, UsageError
+from stepspec.mini import WEIGHTS
+
+pytestmark = pytest.mark.anyio
+
+QUESTION = "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?"
+STEPS = ["Ann has 12 apples.\n\n", "Ben has 12 + 5 = 17 apples.\n\n", "So it is 17.\n\n"]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return folders of tiny random models with the embedded pair's tokenizer: a reward model and an encoder."""
+    root = tmp_path_factory.mktemp("judges")
+    vocab_size = len(AutoTokenizer.from_pretrained(WEIGHTS / "target"))
+    config = LlamaConfig(vocab_size, 32, 64, 2, 4, 2, max_position_embeddings=256, num_labels=1)
+    torch.manual_seed(0)
+    found: dict[str, Path] = {}
+    for name, kind in (("reward", LlamaForSequenceClassification), ("embedding", LlamaModel)):
+        found[name] = root / name
+        kind(config).save_pretrained(found[name])
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            if (WEIGHTS / "target" / file).exists():
+                shutil.copy(WEIGHTS / "target" / file, found[name])
+    return found
+
+
+@pytest.fixture(scope="module")
+async def reward(folders: dict[str, Path]) -> AsyncIterator[TorchJudge]:
+    judge = TorchJudge.load(str(folders["reward"]))
+    yield judge
+    await judge.aclose()
+
+
+async def test_a_reward_is_the_model_s_own_whatever_was_read_before(
+    folders: dict[str, Path], reward: TorchJudge
+) -> None:
+    network = LlamaForSequenceClassification.from_pretrained(folders["reward"], dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folders["reward"])
+    opening = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, tokenize=False
+    )
+    texts = [STEPS[:1], STEPS[:2], [STEPS[0], "Something else.\n\n"], STEPS, STEPS[:2]]
+    for steps in texts:
+        ids = tokenizer.encode(opening, add_special_tokens=False)
+        ids += [id for step in steps for id in tokenizer.encode(step, add_special_tokens=False)]
+        with torch.inference_mode():
+            hidden = network.model(torch.tensor([ids])).last_hidden_state[0, -1]
+            expected = float(network.score(hidden).sigmoid())
+        assert await reward.reward(QUESTION, steps) == pytest.approx(expected, abs=1e-5)
+
+
+async def test_a_reward_reads_only_what_is_new(reward: TorchJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    await reward.forget()
+    read: list[int] = []
+    own = reward._body.forward
+
+    def counting(*args: object, **options: object) -> object:
+        read.append(options["input_ids"].shape[1])  # type: ignore[attr-defined]
+        return own(*args, **options)
+
+    monkeypatch.setattr(reward._body, "forward", counting)
+    for count in (1, 2, 3):
+        await reward.reward(QUESTION, STEPS[:count])
+    assert read[0] > 20 > max(read[1:])
+
+
+async def test_embeddings_are_means_of_length_one(folders: dict[str, Path]) -> None:
+    judge = TorchJudge.load(str(folders["embedding"]))
+    same, again, other = await judge.embed([STEPS[0], STEPS[0], STEPS[1]])
+    assert sum(a * a for a in same) == pytest.approx(1)
+    assert same == again != other
+    await judge.aclose()
+
+
+async def test_a_text_that_is_too_long_is_an_error(reward: TorchJudge) -> None:
+    with pytest.raises(ContextError, match="does not fit the context of reward, which is 256"):
+        await reward.reward(QUESTION, ["many words " * 300])
+
+
+async def test_a_policy_gets_its_judge_models_when_they_are_loaded(folders: dict[str, Path]) -> None:
+    judges = {name: f"torch:{folder}" for name, folder in folders.items()}
+    async with StepSpec(policy="rsd", judges=judges) as spec:
+        result = await spec.generate(QUESTION)
+        assert "reward" in result.steps[0].scores
+        assert result.steps[0].scores["reward"] is not None
+    lookahead = Policy.model_validate(
+        {"version": 1, "summary": "a test", "family": "compare", "judges": [{"kind": "embedding", "threshold": -1.0}]}
+    )
+    async with StepSpec(policy=lookahead, judges=judges) as spec:
+        assert (await spec.generate(QUESTION)).counts.steps_accepted > 0
+
+
+async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="needs the judge model 'reward'. Name it with --judge reward=torch:FOLDER"):
+        StepSpec(policy="rsd")
+    with pytest.raises(UsageError, match="does not reward steps"):
+        StepSpec(policy="rsd", judges={"reward": f"torch:{folders['embedding']}"})
+    with pytest.raises(UsageError, match="engine of judge models"):
+        StepSpec(policy="rsd", judges={"reward": "vllm:somewhere"})
+    with pytest.raises(ModelError):
+        StepSpec(policy="rsd", judges={"reward": "torch:/nowhere"})
+
+
+def test_judge_models_are_named_once() -> None:
+    assert judge_specs(["a=torch:x=y", "b=torch:z"]) == {"a": "torch:x=y", "b": "torch:z"}
+    for wrong in (["a"], ["=torch:x"], ["a="], ["a=torch:x", "a=torch:y"]):
+        with pytest.raises(UsageError):
+            judge_specs(wrong)

@@ -30,7 +30,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return folders of tiny random models with the embedded pair's tokenizer: a reward model and an encoder."""
     root = tmp_path_factory.mktemp("judges")
     vocab_size = len(AutoTokenizer.from_pretrained(WEIGHTS / "target"))
-    config = LlamaConfig(vocab_size, 32, 64, 2, 4, 2, max_position_embeddings=256, num_labels=1)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        num_labels=1,
+    )
     torch.manual_seed(0)
     found: dict[str, Path] = {}
     for name, kind in (("reward", LlamaForSequenceClassification), ("embedding", LlamaModel)):
@@ -109,7 +118,7 @@ async def test_a_policy_gets_its_judge_models_when_they_are_loaded(folders: dict
 
 
 async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="needs the judge model 'reward'. Name it with --judge reward=torch:FOLDER"):
+    with pytest.raises(UsageError, match=r"needs the judge model 'reward'\. Name it with --judge reward=torch:FOLDER"):
         StepSpec(policy="rsd")
     with pytest.raises(UsageError, match="does not reward steps"):
         StepSpec(policy="rsd", judges={"reward": f"torch:{folders['embedding']}"})

@@ -4,7 +4,7 @@ with SyncStepSpec() as spec:
     print(spec.generate("Ann has 3 apples. Ben has 4 more apples than Ann. How many apples has Ben?").answer)
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Unpack
 

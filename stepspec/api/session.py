@@ -200,9 +200,8 @@ def _judge_specs(given: Mapping[str, str], wanted: Collection[str], folder: Path
 def _load_judge(name: str, spec: str) -> JudgeModel:
     kind, _, model = spec.partition(":")
     if kind not in JUDGE_ENGINES:
-        raise UsageError(
-            f"The judge model {name!r} is {spec!r}. " + unknown_name("engine of judge models", kind, JUDGE_ENGINES)
-        )
+        unknown = unknown_name("engine of judge models", kind, JUDGE_ENGINES)
+        raise UsageError(f"The judge model {name!r} is {spec!r}. {unknown}")
     module, engine, extra = JUDGE_ENGINES[kind]
     with from_extra(extra, f"The {kind} engine"):
         return getattr(importlib.import_module(module), engine).load(model, title=None)

@@ -67,9 +67,7 @@ class TorchJudge:
             raise ModelError(f"Cannot load {name!r} as a judge model: {reason_of(error)}.") from error
         network, report = loaded
         if missing := sorted(report["missing_keys"]):  # transformers would initialize them randomly
-            raise ModelError(
-                f"The weights of {name!r} are incomplete: {len(missing)} are missing, such as {missing[0]}."
-            )
+            raise ModelError(f"{name!r} lacks {len(missing)} of its weights, such as {missing[0]}.")
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
         return cls(network.to(device).eval(), load_tokenizer(name, config), title, weights_hash(name))
 
@@ -112,9 +110,11 @@ class TorchJudge:
         self._check_room(len(ids))
         held = max(self._texts, key=lambda text: common_prefix(text, ids), default=())
         length = min(common_prefix(held, ids), len(ids) - 1)
-        cache = self._texts.pop(held) if length else DynamicCache()
-        if length:
-            cache.crop(length)
+        if length == 0:
+            held = ()
+        cache = self._texts.pop(held) if held else DynamicCache()
+        if length < len(held):
+            cache.crop(length - len(held))  # a negative number removes as many
         read = torch.tensor([ids[length:]], device=self._device)
         last = self._body(input_ids=read, past_key_values=cache, use_cache=True).last_hidden_state[0, -1]
         self._texts[ids] = cache

@@ -88,7 +88,8 @@ async def test_a_reward_reads_only_what_is_new(reward: TorchJudge, monkeypatch: 
     monkeypatch.setattr(reward._body, "forward", counting)
     for count in (1, 2, 3):
         await reward.reward(QUESTION, STEPS[:count])
-    assert read[0] > 20 > max(read[1:])
+        await reward.reward(QUESTION.replace("Ann", "Eve"), STEPS[:count])  # another request beside it
+    assert min(read[:2]) > 20 > max(read[2:])
 
 
 async def test_embeddings_are_means_of_length_one(folders: dict[str, Path]) -> None:

@@ -19,8 +19,11 @@ from stepspec.engines.judge_model import JudgeAbility
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
 T = TypeVar("T")
-MAX_TEXTS = 16
+MAX_TEXTS = 64
 """Number of texts whose keys and values are kept."""
+
+CHUNK = 256
+"""Number of ids that are compared together."""
 
 
 class TorchJudge:
@@ -110,8 +113,8 @@ class TorchJudge:
         self._check_room(len(ids))
         held = max(self._texts, key=lambda text: common_prefix(text, ids), default=())
         length = min(common_prefix(held, ids), len(ids) - 1)
-        if length == 0:
-            held = ()
+        if 2 * length < len(held):  # another text with the same beginning, which may go on
+            held, length = (), 0
         cache = self._texts.pop(held) if held else DynamicCache()
         if length < len(held):
             cache.crop(length - len(held))  # a negative number removes as many
@@ -144,6 +147,8 @@ class TorchJudge:
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many leading ids are equal."""
     length = min(len(first), len(second))
-    if first[:length] == second[:length]:
-        return length
-    return next(index for index in range(length) if first[index] != second[index])
+    for start in range(0, length, CHUNK):
+        end = min(start + CHUNK, length)
+        if first[start:end] != second[start:end]:
+            return next(index for index in range(start, end) if first[index] != second[index])
+    return length

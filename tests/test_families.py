@@ -9,7 +9,7 @@ from scripted import PROMPT, Call, Opinion, Play, Reply, ScriptedEngine, Stage
 
 from stepspec.errors import EngineError, TargetError
 from stepspec.loop.limits import Demands
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, StepTable
 from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
@@ -146,7 +146,7 @@ async def test_of_several_drafts_side_by_side_the_first_that_stands_is_kept() ->
     def draft(number: int, text: str) -> Reply | str:
         return next(written) if not text else steps(OWN)(number, text)
 
-    play = await staged(compare(compare={"depth": 1, "width": 3}), steps(OWN), draft).play()
+    play = await staged(compare(compare={"depth": 1, "width": 3}), steps(OWN), draft, temperature=1.0).play()
     assert origins(play)[0] == ("draft", OWN[0])
     firsts = [event for event in play.events if isinstance(event, StepProposed | StepJudged) and event.index == 0]
     assert [event.accepted for event in firsts if isinstance(event, StepJudged)] == [False, False, True]
@@ -157,7 +157,7 @@ async def test_of_several_drafts_side_by_side_the_first_that_stands_is_kept() ->
 async def test_a_draft_that_fails_leaves_the_target_alone() -> None:
 
     def broken(number: int, _: str) -> Reply | str:
-        return Reply(OWN[0][:3], fails=EngineError("no")) if number == 1 else OWN[number]
+        return Reply(OWN[0][:3], fails=EngineError("no")) if number == 1 else steps(OWN)(number, _)
 
     play = await staged(compare(), steps(OWN), broken).play()
     assert play.result.reasoning == "".join(OWN)
@@ -281,7 +281,7 @@ async def test_the_draft_of_a_route_neither_ends_the_thinking_nor_repeats_foreve
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 7, 15, 40])
 @pytest.mark.parametrize("signal", ["words", "first-entropy"])
 async def test_the_budget_of_a_route_holds(max_tokens: int, signal: str) -> None:
-    policy = route(signal=signal, opening_tokens=3)
+    policy = route(signal=signal, **({"opening_tokens": 3} if signal == "words" else {}))
     play = await staged(policy, steps(OWN), lambda *_: sure("Wait a step.\n\n", -0.1), max_tokens=max_tokens).play()
     if play.result.finish_reason == "length":
         assert play.result.counts.committed == max_tokens
@@ -308,7 +308,7 @@ async def test_of_several_accepted_candidates_the_best_is_kept() -> None:
 
     lenient = {"kind": "likelihood", "statistic": "mean", "threshold": -8.0}
     policy = score(judges=(lenient,), score={"candidates": 4})
-    play = await staged(policy, steps(OWN), draft).play()
+    play = await staged(policy, steps(OWN), draft, temperature=1.0).play()
     assert origins(play)[0] == ("draft", OWN[0])
     assert len([event for event in play.events if isinstance(event, StepProposed) and event.index == 0]) == 3
     assert play.result.counts.cancelled == 3 * 4 + 3 * 3 * 4  # an equal one and two accepted, then three equal ones
@@ -337,3 +337,35 @@ async def test_a_step_whose_entropy_stays_high_is_aborted() -> None:
     play = await stage.play()
     assert play.result.reasoning == "".join(OWN)
     assert play.result.counts.cancelled == 16 * (len(OWN) + 1)
+
+
+async def test_many_candidates_do_not_end_the_speculation() -> None:
+    """Three of four accepted candidates are wasted, which is part of the policy."""
+    long = tuple(f"{'word ' * 30}number {number}.\n\n" for number in range(20))
+    policy = score(score={"candidates": 4}, step={"max_step_tokens": 64})
+    play = await staged(policy, steps(long), steps(long), temperature=1.0).play()
+    assert [origin for origin, _ in origins(play)] == ["draft"] * 20
+    assert play.result.counts.steps_judged == play.result.counts.steps_accepted == 20
+
+
+async def test_a_draft_that_is_slower_than_the_target_is_not_waited_for() -> None:
+    play = await staged(compare(), steps(OWN), lambda *_: Reply(OWN[0], delay_s=2.0)).play()
+    assert [origin for origin, _ in origins(play)] == ["target"] * 4
+    assert play.result.times.wall < 1.0
+    assert play.result.estimated_speedup is not None
+
+
+async def test_a_draft_of_a_route_that_hangs_is_used_no_more() -> None:
+    def draft(number: int, text: str) -> Reply | str:
+        return Reply(hangs=True) if text and not text.endswith("\n\n") else sure(OWN[number], -0.1)
+
+    policy = route().model_copy(update={"step": StepTable(draft_deadline_s=0.1)})
+    play = await staged(policy, steps(OWN), draft).play()
+    assert play.result.times.wall < 0.5
+    assert len(play.draft.calls) == 2
+
+
+async def test_only_what_overlaps_has_no_estimated_speedup() -> None:
+    play = await staged(compare(), steps(OWN), steps(OWN)).play()
+    assert play.result.counts.discarded > 0
+    assert play.result.estimated_speedup is None

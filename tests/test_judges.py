@@ -345,10 +345,33 @@ def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy(
     assert {"likelihood", "rating", "yes-no", "arithmetic", "random", "always", "never"} <= {*shipped_judges()}
     needed: dict[str, dict[str, object]] = {"random": {"share": 0.5}}
     needed |= {kind: {"threshold": -3.0} for kind in ("likelihood", "draft-confidence")}
-    tables = [{"kind": kind} | needed.get(kind, {}) for kind in shipped_judges()]
-    policy = Policy.model_validate({"version": 1, "summary": "all", "family": "score", "judges": tables})
-    assert [each.kind for each in policy.judges] == shipped_judges()
-    assert len({each.name for each in policy.judges}) == len(tables)
+    found: set[str] = set()
+    for family in ("score", "compare"):
+        kinds = [kind for kind in shipped_judges() if family in find_judge(kind).families]
+        tables = [{"kind": kind} | needed.get(kind, {}) for kind in kinds]
+        policy = Policy.model_validate({"version": 1, "summary": "all", "family": family, "judges": tables})
+        assert [each.kind for each in policy.judges] == kinds
+        assert len({each.name for each in policy.judges}) == len(tables)
+        found |= {*kinds}
+    assert found == {*shipped_judges()}
+
+
+def test_a_judge_of_another_family_and_a_table_without_effect_are_refused() -> None:
+    head = {"version": 1, "summary": "x"}
+    for wrong, message in [
+        ({"family": "score", "judges": [{"kind": "equivalence"}]}, "is for family 'compare', not 'score'"),
+        ({"family": "route", "judges": [{"kind": "always"}]}, "the other families take none"),
+        ({"family": "compare"}, "need at least one"),
+        ({"family": "route", "compare": {"depth": 2}}, r"a \[compare\] table has no effect in family 'route'"),
+        ({"family": "compare", "judges": [{"kind": "never"}], "salvage": {}}, r"a \[salvage\] table has no effect"),
+        ({"family": "compare", "judges": [{"kind": "never"}], "compare": {"depth": 9, "width": 2}}, "at most 64"),
+        ({"family": "route", "route": {"signal": "words", "threshold": 1.0}}, "threshold has no effect"),
+        ({"family": "route", "route": {"doubts": 3}}, "doubts has no effect with the signal 'first-entropy'"),
+        ({"family": "target", "step": {"abort_entropy": 1.0}}, "abort_entropy has no effect"),
+        ({"family": "target", "score": {"candidates": 2}}, r"a \[score\] table has no effect"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Policy.model_validate(head | wrong)
 
 
 def test_a_judge_of_an_installed_package_works_in_a_policy(tmp_path: Path) -> None:

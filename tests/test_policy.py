@@ -23,7 +23,14 @@ from stepspec.loop.judges.rating import RatingJudge
 from stepspec.loop.policy import Policy, load_policy
 
 NAMES = list(list_data_files("policies"))
-EMULATED = {"specreason": "arXiv:2504.07891", "token": "arXiv:2211.17192"}
+EMULATED = {
+    "specreason": "arXiv:2504.07891",
+    "token": "arXiv:2211.17192",
+    "lookahead": "arXiv:2506.19830",
+    "rsd": "arXiv:2501.19324",
+    "glimprouter": "arXiv:2601.05110",
+    "speculative-thinking": "arXiv:2504.12329",
+}
 
 HEAD = 'version = 1\nsummary = "mine"\nfamily = "score"\n'
 RATING = '[[judges]]\nkind = "rating"\n'
@@ -140,7 +147,7 @@ def test_an_unknown_key_is_compared_with_those_of_its_own_table_only(tmp_path: P
             HEAD + '[[judges]]\nkind = "likelihood"\nstatistic = "quantile"\nthreshold = -1',
             'judges.0.likelihood: statistic = "quantile" needs a quantile',
         ),
-        (HEAD, "family 'score' needs at least one [[judges]] table"),
+        (HEAD, "families 'score' and 'compare' need at least one [[judges]] table"),
         (HEAD.replace("score", "target") + RATING, "the other families take none"),
         (HEAD.replace("score", "scroe") + RATING, "family 'scroe' is unknown; did you mean 'score'?"),
         (HEAD.replace("= 1", "= 2") + RATING, "version must be 1, got 2."),

@@ -78,7 +78,9 @@ async def test_a_rejected_step_is_regenerated_in_a_span(spans: InMemorySpanExpor
 
 
 async def test_steps_that_are_written_at_the_same_time_have_spans_that_overlap(spans: InMemorySpanExporter) -> None:
-    result = await StepSpec(policy="lookahead", pair=following_pair(delay_s=0.05)).generate("How many?")
+    pair = following_pair(delay_s=0.05)
+    pair.draft.delay_s = 0.01  # type: ignore[union-attr]
+    result = await StepSpec(policy="lookahead", pair=pair).generate("How many?")
     assert [step.origin for step in result.steps] == ["draft", "draft"]
     found = spans.get_finished_spans()
     own = [span for span in found if span.name == "stepspec.step"]

@@ -250,7 +250,7 @@ class Chunk:
     drafted: int = 0
     accepted: int = 0
     cached: int = 0
-    """Prompt ids that the engine found in its prefix cache."""
+    """Ids of the prompt, and of those after it, that the engine found in its prefix cache."""
     metrics: Metrics | None = None
     """Detailed metrics of the call; None if the engine does not report them."""
     logprobs: tuple[float, ...] | None = None
@@ -309,7 +309,7 @@ class Verify:
     continuation: Sequence[int]
     """The n ids to score."""
     probes: Sequence[Probe] = ()
-    """Branches after the continuation."""
+    """Branches that leave the continuation, most at its end."""
     scores: bool = True
     """Whether to return the n values of `Verification.logprobs` and `choices`. False may save work on a server."""
 
@@ -319,8 +319,7 @@ Ability = Literal["scores", "choices", "label logprobs", "logprobs", "entropies"
 
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
 log-probs of labels. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and margins.
-`json schema`: `generate`
-supports a schema. `forget`: `forget` clears all caches.
+`json schema`: `generate` supports a schema. `forget`: `forget` clears all caches.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
@@ -450,7 +449,7 @@ class Engine(Protocol):
         ...
 
     async def verify(self, call: Verify) -> Verification:
-        """Score a continuation of a prompt, and each probe after both. Probes do not see each other.
+        """Score a continuation of a prompt, and each probe after it or a part of it. Probes do not see each other.
 
         Raises:
             ContextError: prompt, continuation and probes exceed the context.

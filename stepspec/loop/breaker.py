@@ -22,12 +22,17 @@ class Breaker:
 
     def allows(self) -> bool:
         """Whether a request may try now. After the recovery time, only the first caller gets True."""
-        if self._num_failures < self._max_failures:
+        if self.is_closed:
             return True
         if self._clock() < self._next_try:
             return False
         self._next_try = self._clock() + self._recovery_s  # other requests wait for the result of this one
         return True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every request may try."""
+        return self._num_failures < self._max_failures
 
     def worked(self) -> None:
         """Record a success and close the breaker."""

@@ -1,4 +1,4 @@
-"""Aborting a draft step that is of no use while it is being written."""
+"""Abort a draft step that repeats itself or stays unsure."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -26,19 +26,21 @@ class Watch:
         self._ids: list[int] = []
         self._entropies: list[float] = []
         self.aborted = False
-        """Whether the step was ended early."""
+        """Whether the step is hopeless."""
 
     async def until_hopeless(self, chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks of the step until it ends or turns out hopeless."""
+        """Yield the chunks of the step until it ends or turns out hopeless.
+
+        A step that arrives in one chunk, such as one from a server, is only marked.
+        """
         async with aclosing(chunks):
             async for chunk in chunks:
                 self._ids = [*self._ids, *chunk.ids][-REPEATED:]
                 self._entropies = [*self._entropies, *(chunk.entropies or ())][-WINDOW:]
-                if chunk.end is None and (repeats(self._ids) or self._is_unsure):
-                    self.aborted = True
-                    yield replace(chunk, end="length")
+                self.aborted = repeats(self._ids) or self._is_unsure
+                yield replace(chunk, end="length") if self.aborted and chunk.end is None else chunk
+                if self.aborted:
                     return
-                yield chunk
 
     @property
     def _is_unsure(self) -> bool:

@@ -108,11 +108,14 @@ class Ledger:
         """Add to counts by name."""
         self.counts = replace(self.counts, **{name: getattr(self.counts, name) + n for name, n in counts.items()})
 
-    def add_target_call(self, chunk: Chunk) -> None:
-        """Add the passes and token-level counts of the last chunk of a target call."""
+    def add_target_call(self, chunk: Chunk, *, first: bool = True) -> None:
+        """Add the passes and token-level counts of the last chunk of a target call.
+
+        `first`: whether the call may be the first of the request, see `found_cached`.
+        """
         self.add(target_passes=chunk.passes, token_drafted=chunk.drafted, token_accepted=chunk.accepted)
         self.waited("target", chunk.queue_s)
-        if chunk.end is not None:
+        if chunk.end is not None and first:
             self.found_cached(chunk.cached)
 
     def found_cached(self, num_tokens: int) -> None:

@@ -65,6 +65,11 @@ class Limits:
             return self._ledger.remaining
         return min(self._ledger.remaining, most - self._transcript.num_thought - len(self._transcript.open_ids))
 
+    @property
+    def expired(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline
+
     def allow_thinking(self) -> bool:
         """Whether tokens and time are left for more thinking. Sets `reached` if not.
 
@@ -72,7 +77,7 @@ class Limits:
         """
         if not self._transcript.thinking:
             return True
-        if self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline:
+        if self.expired:
             self.reached = "deadline"
         elif self.room <= 0 < self._ledger.remaining:
             self.reached = "max_thinking_tokens"

@@ -1,4 +1,4 @@
-"""Work ahead of a request: steps of both models that are not committed yet, written and compared at the same time."""
+"""Work ahead of a request: steps of both models that are not committed yet, written and compared concurrently."""
 
 import asyncio
 import time
@@ -8,13 +8,15 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
-from stepspec.errors import ContextError, UnknownIdError
+from stepspec.errors import ContextError, StepSpecError, UnknownIdError
 from stepspec.loop.judging import Evidence
 from stepspec.loop.ledger import Role, ahead
 from stepspec.loop.request import Request
-from stepspec.loop.step import Proposal, StepJudged, StepProposed, Verdict
+from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict
 
 T = TypeVar("T")
+LEAST_PATIENCE_S = 0.05
+"""Shortest wait for the draft's step once the target's own is finished."""
 
 
 @dataclass(frozen=True)
@@ -23,49 +25,45 @@ class Place:
 
     Attributes:
         ids: the uncommitted ids before it.
-        texts: the texts of the uncommitted steps before it.
+        steps: the uncommitted steps before it.
     """
 
     ids: tuple[int, ...] = ()
-    texts: tuple[str, ...] = ()
-
-    def after(self, piece: "Piece") -> "Place":
-        """Return the place after a step at this place."""
-        return Place((*self.ids, *piece.step.ids[: piece.step.num_written]), (*self.texts, piece.step.text))
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(eq=False)
-class Piece:
-    """A step ahead.
+class StepAhead:
+    """A step that is not committed.
 
     Attributes:
-        writer: who writes it.
-        ids: what has arrived of it.
-        judged: whether a draft step was compared with the target's own.
-        kept: whether it was committed.
+        writer: the model that writes it.
+        ids: token ids received so far.
+        compared: whether a draft step was compared with the target's own.
+        committed: whether it was committed.
+        finished: the whole step; None before its end.
     """
 
     writer: Literal["draft", "target"]
     ids: list[int] = field(default_factory=list[int])
-    judged: bool = False
-    kept: bool = False
+    compared: bool = False
+    committed: bool = False
+    finished: Proposal | None = None
 
     @property
     def step(self) -> Proposal:
-        """The finished step."""
-        assert self._step is not None, "the step is not finished"
-        return self._step
-
-    _step: Proposal | None = None
+        """The whole step."""
+        assert self.finished is not None, "the step is not finished"
+        return self.finished
 
 
 @dataclass
-class Standing:
-    """The target's own step at a place, the draft's steps that were compared with it, and the one that stands."""
+class Comparison:
+    """The target's own step at a place, the draft steps that were compared with it, and the accepted one."""
 
-    own: Piece
-    compared: list[tuple[Piece, Verdict]] = field(default_factory=list[tuple[Piece, Verdict]])
-    accepted: Piece | None = None
+    own: StepAhead
+    compared: list[tuple[StepAhead, Verdict]] = field(default_factory=list[tuple[StepAhead, Verdict]])
+    accepted: StepAhead | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,9 @@ class Branches:
     """What is written at a place: the target's own step, and the draft's steps, each with what follows it."""
 
     place: Place
-    own: "asyncio.Task[Piece | None]"
-    drafts: "list[tuple[asyncio.Task[Piece | None], asyncio.Task[Branches | None]]]"
+    started: float
+    own: "asyncio.Task[StepAhead | None]"
+    drafts: "list[tuple[asyncio.Task[StepAhead | None], asyncio.Task[Branches | None]]]"
 
     @property
     def tasks(self) -> "list[asyncio.Task[Any]]":
@@ -86,11 +85,11 @@ class Lookahead:
     """The steps ahead of a request, from one commit to the next. On exit, unfinished work is cancelled and counted."""
 
     def __init__(self, request: Request, width: int) -> None:
-        """`width`: number of draft steps at each place."""
+        """`width`: number of draft steps at each place. At temperature 0 all are equal, so there is one."""
         self._request = request
-        self._width = width
+        self._width = width if request.sampling.temperature > 0 else 1
         self._tasks: dict[asyncio.Task[Any] | None, list[asyncio.Task[Any]]] = defaultdict(list)  # by parent
-        self._pieces: list[Piece] = []
+        self._steps: list[StepAhead] = []
         self._draft_failed = False
 
     async def __aenter__(self) -> "Lookahead":
@@ -102,17 +101,20 @@ class Lookahead:
         tasks = [task for children in self._tasks.values() for task in children]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         ledger = self._request.ledger
-        for piece in self._pieces:
-            if piece.kept:
+        for step in self._steps:
+            if step.committed:
                 continue
-            if piece.writer == "target":
-                ledger.wrote("discarded", len(piece.ids))
-            elif piece.judged:
-                ledger.judged(accepted=0, rejected=len(piece.ids))
+            if step.writer == "target":
+                ledger.wrote("discarded", len(step.ids))
+            elif step.compared:
+                ledger.judged(accepted=0, rejected=len(step.ids))
             else:
-                ledger.abandoned(len(piece.ids))
+                ledger.abandoned(len(step.ids))
+        for outcome in outcomes:  # a failed model matters only where its step is needed, a bug always
+            if isinstance(outcome, Exception) and not isinstance(outcome, StepSpecError) and error is None:
+                raise outcome
 
     def start(self, work: Callable[..., Awaitable[T]], *arguments: Any) -> "asyncio.Task[T]":
         """Start work that the request does not wait for yet."""
@@ -128,20 +130,38 @@ class Lookahead:
 
     def look(self, place: Place, depth: int) -> Branches:
         """Start the target's own step at a place, and the draft's, with everything after them up to a depth."""
-        own = self.start(self.write, place)
+        started, own = time.perf_counter(), self.start(self.write, place)
         drafts = [self.start(self.draft, place, sibling) for sibling in range(self._width if depth else 0)]
-        return Branches(place, own, [(draft, self.start(self._follow, place, draft, depth - 1)) for draft in drafts])
+        following = [(draft, self.start(self._follow, place, draft, depth - 1)) for draft in drafts]
+        return Branches(place, started, own, following)
 
-    async def _follow(self, place: Place, draft: "asyncio.Task[Piece | None]", depth: int) -> Branches | None:
-        piece = await draft
-        return None if piece is None or piece.step.tag is not None else self.look(place.after(piece), depth)
+    async def _follow(self, place: Place, draft: "asyncio.Task[StepAhead | None]", depth: int) -> Branches | None:
+        found = await draft
+        if found is None or found.step.tag is not None or not self._may_stand(place, found.step):
+            return None
+        step, ids = found.step, found.step.ids
+        committed = Step(self._index(place), "draft", step.text, len(ids), len(ids), "delimiter")
+        return self.look(Place((*place.ids, *ids), (*place.steps, committed)), depth)
 
     async def wait(self, role: Role, task: "asyncio.Task[T]") -> T:
         """Wait for work of a role."""
         with self._request.ledger.waiting(role):
             return await task
 
-    async def draft(self, place: Place, sibling: int = 0) -> Piece | None:
+    async def wait_for_draft(self, branches: Branches, draft: "asyncio.Task[StepAhead | None]") -> StepAhead | None:
+        """Return a draft step; None if it takes more than twice as long as the target's own.
+
+        The target then continues alone, as looking ahead cannot save time.
+        """
+        patience = max(LEAST_PATIENCE_S, time.perf_counter() - branches.started)
+        with self._request.ledger.waiting("draft"):
+            await asyncio.wait([draft], timeout=patience)
+        if draft.done():
+            return draft.result()
+        self._draft_failed = True
+        return None
+
+    async def draft(self, place: Place, sibling: int = 0) -> StepAhead | None:
         """Return the draft's next step at a place; None if it failed, was too slow, or has no room.
 
         Steps of other `sibling` numbers have other random seeds.
@@ -150,74 +170,80 @@ class Lookahead:
         room = request.limits.room - len(place.ids)
         if room <= 0:
             return None
-        piece = self._piece("draft")
+        step = self._step_ahead("draft")
         try:
-            step = await request.drafted(room, piece.ids, place.ids, sibling)
+            step.finished = await request.drafted(room, step.ids, place.ids, sibling)
         finally:
-            request.ledger.proposed(len(piece.ids))
-        if step is None:
-            self._draft_failed = True
+            request.ledger.proposed(len(step.ids))
+        if step.finished is None:
+            self._draft_failed |= not place.ids and not sibling
             return None
         request.spans.drafted(since, self._index(place), len(step.ids))
-        piece._step = step
-        return piece
+        return step
 
-    async def write(self, place: Place) -> Piece | None:
+    async def write(self, place: Place) -> StepAhead | None:
         """Return the target's own step at a place; None if there is no room or no time for one."""
         request, since = self._request, time.time_ns()
         room = request.limits.room - len(place.ids)
         if room <= 0:
             return None
-        piece = self._piece("target")
+        step = self._step_ahead("target")
         try:
-            piece._step = await request.written(room, piece.ids, place.ids)
+            step.finished = await request.written(room, step.ids, place.ids)
         except (ContextError, UnknownIdError, TimeoutError):
             return None
         finally:
-            request.ledger.generated(len(piece.ids))
-        request.spans.wrote_ahead(since, self._index(place), len(piece.ids))
-        return piece
+            request.ledger.generated(len(step.ids))
+        request.spans.wrote_ahead(since, self._index(place), len(step.ids))
+        return step
+
+    def _step_ahead(self, writer: Literal["draft", "target"]) -> StepAhead:
+        step = StepAhead(writer)
+        self._steps.append(step)
+        return step
 
     def _index(self, place: Place) -> int:
-        return len(self._request.transcript.steps) + len(place.texts)
+        return len(self._request.transcript.steps) + len(place.steps)
 
-    def _piece(self, writer: Literal["draft", "target"]) -> Piece:
-        piece = Piece(writer)
-        self._pieces.append(piece)
-        return piece
+    def _may_stand(self, place: Place, step: Proposal) -> bool:
+        """Whether a draft step can be accepted at all.
 
-    async def same(self, place: Place, draft: Piece, standing: Standing) -> bool:
+        A repeated step, one that begins a tool call, one that reached its longest length, and one with tokens that the
+        target does not have are never accepted.
+        """
+        request = self._request
+        before = place.steps[-1].text if place.steps else request.transcript.last_text
+        repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
+        usable = step.end != "length" and not step.aborted and not repeated
+        return usable and request.target_has(step.ids) and not request.demands.opens_call(step.text)
+
+    async def same(self, place: Place, draft: StepAhead, comparison: Comparison) -> bool:
         """Return whether a draft step means the same as the target's own step at a place.
 
-        Steps with the same words do. A repeated step, a step that begins a tool call, one that reached its longest
-        length and one that ends the thinking where the target's does not never stand.
+        Steps with the same words do. A step that ends the thinking means the same only as one that ends it too.
         """
-        request, own, step, since = self._request, standing.own.step, draft.step, time.time_ns()
-        before = place.texts[-1] if place.texts else request.transcript.last_text
+        own, step, since = comparison.own.step, draft.step, time.time_ns()
         verdict = Verdict(False, {})
-        complete = step.tag is not None or step.text.endswith(request.policy.step.delimiter)
-        repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
-        usable = complete and not repeated and request.target_has(step.ids)
-        if usable and step.tag == own.tag and not request.demands.opens_call(step.text):
+        if step.tag == own.tag and self._may_stand(place, step):
             if step.text.casefold().split() == own.text.casefold().split():
                 verdict = Verdict(True, {})
             elif step.text.strip():
                 verdict = await self._judge(place, step, own)
-        draft.judged = True
-        request.spans.judged(since, self._index(place), verdict)
-        standing.compared.append((draft, verdict))
+        draft.compared = True
+        self._request.spans.judged(since, self._index(place), verdict)
+        comparison.compared.append((draft, verdict))
         if verdict.accepted:
-            standing.accepted = draft
+            comparison.accepted = draft
         return verdict.accepted
 
     async def _judge(self, place: Place, step: Proposal, own: Proposal) -> Verdict:
         request = self._request
 
         async def no_pass() -> NoReturn:
-            raise AssertionError("no judge of compared steps asks for a pass over them")
+            raise AssertionError("policies whose judges ask for a pass are rejected in this family")
 
         evidence = replace(
-            Evidence.of(step, request.question, request.transcript.steps, request.judges),
+            Evidence.of(step, request.question, [*request.transcript.steps, *place.steps], request.judges),
             tokenizer=request.tokenizer,
             own_step=own.text,
             ask=lambda probe: request.ask(place.ids, probe),
@@ -225,22 +251,19 @@ class Lookahead:
         with request.ledger.time("judge"):
             return await request.panel.judge(evidence, no_pass, request.limits.deadline)
 
-    def commit(self, path: list[Standing]) -> bool:
-        """Commit the steps of a path, as far as the thinking goes on. Return whether the draft is still of use."""
+    def commit(self, path: list[Comparison]) -> bool:
+        """Commit the steps of a path while the thinking goes on. Return whether to keep speculating."""
         request = self._request
-        for standing in path:
-            index, verdict = len(request.transcript.steps), None
-            for draft, verdict in standing.compared:
+        for comparison in path:
+            index, last = len(request.transcript.steps), None
+            for draft, verdict in comparison.compared:
+                last = verdict
                 request.ledger.add(steps_judged=1)
-                request.emit(
-                    [
-                        StepProposed(index, draft.step.text, len(draft.step.ids)),
-                        StepJudged(index, verdict.accepted, verdict.scores),
-                    ]
-                )
-            piece = standing.accepted or standing.own
-            piece.kept = True
-            request.commit(piece.step, piece.writer, verdict)
+                request.emit([StepProposed(index, draft.step.text, len(draft.step.ids))])
+                request.emit([StepJudged(index, verdict.accepted, verdict.scores)])
+            step = comparison.accepted or comparison.own
+            step.committed = True
+            request.commit(step.step, step.writer, last)
             if not request.transcript.thinking:
                 break
         return bool(path) and not self._draft_failed

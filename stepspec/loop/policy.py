@@ -25,9 +25,10 @@ class StepTable(FileModel):
     draft_deadline_s: float = Field(default=60.0, gt=0)
     """Seconds for the draft to write a step. A slower draft is not used for the rest of the request."""
     judge_deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds for a judge to score a step, besides the target's pass. A slower judge rejects the step."""
+    """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step."""
     abort_entropy: float | None = Field(default=None, gt=0)
-    """Aborts a draft step whose last 16 tokens have a mean entropy above this, in nats. The step is rejected."""
+    """Rejects a draft step whose last 16 tokens have a mean entropy above this, in nats, and aborts it where the draft
+    delivers it in chunks."""
 
 
 class TokenTable(FileModel):
@@ -73,12 +74,16 @@ class SalvageTable(FileModel):
     under the target, in nats. At 0 only the target's own choices count."""
 
 
+MAX_PLACES = 64
+"""Most places at which the target writes a step in one round of family `compare`."""
+
+
 class ScoreTable(FileModel):
     """What family `score` proposes."""
 
     candidates: int = Field(default=1, ge=1, le=16)
-    """Draft steps side by side at each place. Of those that the judges accept, the one with the highest score of the
-    first judge is kept."""
+    """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
+    highest score of the first judge is kept."""
 
 
 class CompareTable(FileModel):
@@ -87,7 +92,21 @@ class CompareTable(FileModel):
     depth: int = Field(default=4, ge=1, le=16)
     """Draft steps in a row. The target writes its own step after each of them, at the same time."""
     width: int = Field(default=1, ge=1, le=8)
-    """Draft steps side by side at each place. The first one that stands is kept."""
+    """Draft steps side by side at each place, above temperature 0. The first accepted one is kept."""
+
+    @property
+    def num_places(self) -> int:
+        """Number of places at which the target writes a step."""
+        return sum(self.width**level for level in range(self.depth + 1))
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> "CompareTable":
+        if self.num_places > MAX_PLACES:
+            raise ValueError(
+                f"depth {self.depth} and width {self.width} make {self.num_places} places; at most {MAX_PLACES} are "
+                "supported"
+            )
+        return self
 
 
 class RouteTable(FileModel):
@@ -105,6 +124,14 @@ class RouteTable(FileModel):
     """With `words`: tokens that the target writes instead if a word of checking is among them."""
     doubts: int = Field(default=15, ge=1)
     """With `words`: after this many openings of doubt, the target is asked to check the steps so far."""
+
+    @model_validator(mode="after")
+    def _keys_of_the_signal(self) -> "RouteTable":
+        words = {"opening_tokens", "checking_tokens", "doubts"}
+        for key in {"threshold"} if self.signal == "words" else words:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} has no effect with the signal {self.signal!r}")
+        return self
 
 
 Family = Literal["target", "draft", "score", "compare", "route"]
@@ -125,8 +152,8 @@ class Policy(FileModel):
     """The paper that the policy follows."""
     family: Family
     """Who writes. `target`, `draft`: that model alone. `score`: the draft, and judges score every finished step.
-    `compare`: the draft, as far as its steps agree with those that the target writes at the same time. `route`: one of
-    the two, chosen as a step begins."""
+    `compare`: the draft, as far as its steps agree with those that the target writes concurrently. `route`: one of the
+    two, chosen as a step begins."""
     first_target_steps: int = Field(default=0, ge=0)
     """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None
@@ -156,6 +183,8 @@ class Policy(FileModel):
             if self.family not in judge.families:
                 known = " and ".join(map(repr, judge.families))
                 raise ValueError(f"the judge {judge.name} is for family {known}, not {self.family!r}")
+            if self.family == "compare" and judge.asks_target:
+                raise ValueError(f"the judge {judge.name} asks for a pass over the step, which 'compare' does not make")
         names = [judge.name for judge in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"two of the judges {', '.join(names)} are the same")
@@ -192,10 +221,12 @@ class Policy(FileModel):
     @model_validator(mode="after")
     def _tables_where_used(self) -> "Policy":
         for table in ("score", "compare", "route"):
-            if table in self.model_fields_set and self.family != table:
+            if self.family != table and getattr(self, table) != type(self).model_fields[table].default:
                 raise ValueError(f"a [{table}] table has no effect in family {self.family!r}")
         if self.salvage is not None and self.family != "score":
             raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
+        if self.step.abort_entropy is not None and self.family in ("target", "draft"):
+            raise ValueError(f"abort_entropy has no effect in family {self.family!r}")
         return self
 
     @property
@@ -206,8 +237,8 @@ class Policy(FileModel):
     @property
     def waste(self) -> tuple[int, int]:
         """The arguments of `Ledger.may_waste`."""
-        places = sum(self.compare.width**level for level in range(self.compare.depth + 1))
-        return self.step.max_step_tokens, 2 * places if self.family == "compare" else 1
+        places = self.compare.num_places
+        return self.step.max_step_tokens, {"score": self.score.candidates, "compare": 2 * places}.get(self.family, 1)
 
     @property
     def needs_scores(self) -> bool:

@@ -53,6 +53,8 @@ class Judged:
     proposal: Proposal
     verdict: Verdict
     verification: Verification | None
+    by_judges: bool = False
+    """Whether the judges were asked."""
 
     @property
     def accepted(self) -> bool:
@@ -103,6 +105,7 @@ class Request:
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._origin: Origin = "target"  # of the open step
         self._num_from_draft = 0
+        self._draft_refused = False
         self._only_target = False
         self._writing_since: int | None = None
         self._proposed = False
@@ -142,7 +145,7 @@ class Request:
     async def propose(self, count: int = 1) -> list[Proposal]:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
         target then continues alone."""
-        if count == 1:
+        if count == 1 or self.sampling.temperature == 0:  # else all are equal
             found = [await self._propose()]
         else:
             with self.ledger.waiting("draft"):
@@ -174,7 +177,7 @@ class Request:
             after: uncommitted ids before the step.
             sibling: number of the step among those at the same place. Each has its own random seed.
         """
-        if self.draft is None or not self.breaker.allows():
+        if self.draft is None or not (self.breaker.is_closed if sibling else self.breaker.allows()):
             return None
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED * (sibling + 1))
         stop = self.transcript.rest_of_step(room)
@@ -186,24 +189,16 @@ class Request:
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.limits.deadline):
                     chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
-            if not isinstance(error, ContextError) and self.limits.allow_thinking():
+            if not isinstance(error, ContextError) and not self.limits.expired and not sibling:
                 self.breaker.failed()
             return None
         self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
-        return replace(self._step_of(chunk), aborted=watch.aborted)
+        return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted)
 
-    def _step_of(self, chunk: Chunk) -> Proposal:
-        num_written = len(chunk.ids) - (chunk.end == "token")
-        own = slice(None, -1 if chunk.end == "token" else None)
-        return Proposal(
-            chunk.ids,
-            self.tokenizer.decode(self.transcript.visible(chunk.ids[:num_written])),
-            num_written,
-            None if chunk.logprobs is None else chunk.logprobs[own],
-            None if chunk.entropies is None else chunk.entropies[own],
-            None if chunk.margins is None else chunk.margins[own],
-        )
+    def _text_of(self, chunk: Chunk) -> str:
+        """Return the text of a step, without the tag that ends it."""
+        return self.tokenizer.decode(self.transcript.visible(chunk.ids[: num_written(chunk)]))
 
     async def written(self, room: int, ids: list[int], after: Sequence[int] = ()) -> Proposal:
         """Return a step of the target, uncounted. The arguments are those of `drafted`.
@@ -218,8 +213,8 @@ class Request:
         with self.ledger.time("target"):
             async with asyncio.timeout_at(self.limits.deadline):
                 chunk = await collect(self.target.generate(call), ids)
-        self.ledger.add_target_call(chunk)
-        return self._step_of(chunk)
+        self.ledger.add_target_call(chunk, first=not after)
+        return _step_of(chunk, self._text_of(chunk))
 
     async def ask(self, after: Sequence[int], probe: Probe) -> Answer:
         """Ask the target a question after uncommitted ids."""
@@ -237,28 +232,32 @@ class Request:
         that does not fit its context, or that has a token which it does not have. The context may still have room for
         writing then.
         """
-        if len(proposals) < 2:
-            return await self._judge_one(proposals[0]) if proposals else None
-        with self.ledger.waiting("judge"):
-            found = await side_by_side(*(ahead(self._judge_one, proposal) for proposal in proposals))
+        if len(proposals) == 1:
+            found = [await self._judge_one(proposals[0])]
+        else:
+            with self.ledger.waiting("judge"):
+                found = await side_by_side(*(ahead(self._judge_one, proposal) for proposal in proposals))
         judged = [each for each in found if each is not None]
         best = max(judged, key=lambda each: (each.accepted, each.score), default=None)
         for each in judged:
-            if each is not best and each.accepted:
+            spare = each is not best and (each.accepted or each.proposal.aborted)
+            if spare:
                 self.ledger.abandoned(len(each.proposal.ids))
             elif each is not best:
                 self.ledger.judged(accepted=0, rejected=len(each.proposal.ids))
+            self.ledger.add(steps_judged=each.by_judges and not spare)
+            chosen = each.accepted and each is best
+            self.emit([StepJudged(len(self.transcript.steps), chosen, each.verdict.scores)])
         return best
 
     async def _judge_one(self, proposal: Proposal) -> Judged | None:
-        since, index = time.time_ns(), len(self.transcript.steps)
+        since = time.time_ns()
         try:
             judged = await self._judge(proposal)
         except (ContextError, UnknownIdError):
             self.ledger.abandoned(len(proposal.ids))
             return None
-        self.spans.judged(since, index, judged.verdict)
-        self.emit([StepJudged(index, judged.accepted, judged.verdict.scores)])
+        self.spans.judged(since, len(self.transcript.steps), judged.verdict)
         return judged
 
     async def _judge(self, proposal: Proposal) -> Judged:
@@ -284,11 +283,10 @@ class Request:
             verdict = await self.panel.judge(evidence, verify_once, self.limits.deadline)
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them
             raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
-        self.ledger.add(steps_judged=1)
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError):  # without room, nothing is salvaged
                 seen = await self._verify(proposal, ())
-        return Judged(proposal, verdict, seen)
+        return Judged(proposal, verdict, seen, by_judges=True)
 
     async def _verify(self, proposal: Proposal, probes: Sequence[Probe]) -> Verification:
         """Return the target's pass over a step."""
@@ -355,7 +353,8 @@ class Request:
     async def glance(self, num_tokens: int) -> Proposal | None:
         """Return the draft's next tokens of the open step, at most `num_tokens`. None if there is no room for one, or
         the draft failed or was too slow."""
-        since, room, ids = time.time_ns(), min(self.limits.room, num_tokens), list[int]()
+        in_context = self.target.max_context - len(self.transcript.buffer)
+        since, room, ids = time.time_ns(), min(self.limits.room, num_tokens, in_context), list[int]()
         if room <= 0:
             return None
         draft = await self.drafted(room, ids)
@@ -368,15 +367,15 @@ class Request:
 
     async def keep(self, draft: Proposal) -> None:
         """Commit the draft's tokens to the open step. An end tag is kept only if the target chooses it too. Nothing is
-        kept of a tool call, and of tokens that the target does not have."""
+        kept of a tool call, of a step that repeats itself, and of tokens that the target does not have."""
         kept = draft.ids[: draft.num_written]
-        if not self.target_has(kept) or self.demands.opens_call(
-            self.tokenizer.decode([*self.transcript.open_ids, *kept])
-        ):
-            kept = ()
+        text = self.tokenizer.decode([*self.transcript.open_ids, *kept])
+        if draft.aborted or not self.target_has(kept) or self.demands.opens_call(text):
+            kept, self._draft_refused = (), True
         elif draft.tag is not None:
             with suppress(ContextError):  # without room, the draft's text does not end here
                 kept = draft.ids if (await self._verify(draft, ())).next_choice == draft.tag else kept
+            self._draft_refused = len(kept) < len(draft.ids)
         self.ledger.judged(accepted=len(kept), rejected=len(draft.ids) - len(kept))
         self._num_from_draft += min(len(kept), draft.num_written)
         self.transcript.extend(kept)
@@ -390,16 +389,30 @@ class Request:
         self.transcript.extend(ids)
         await self._write_step("regenerated", num_tokens=num_tokens)
 
-    async def finish_step(self) -> None:
-        """Let the draft write the rest of the open step, or the target if the draft cannot, and commit it."""
-        if not self.transcript.step_is_over and (rest := await self.glance(self.longest_step)) is not None:
-            await self.keep(rest)
-        if not self.transcript.step_is_over:
+    async def finish_step(self) -> bool:
+        """Let the draft write the rest of the open step, or the target if the draft cannot, and commit it.
+
+        Returns:
+            Whether the draft still works.
+        """
+        works = True
+        if not self.step_is_over and not self._draft_refused:
+            rest = await self.glance(self.longest_step)
+            works = rest is not None or self.limits.room <= 0
+            if rest is not None:
+                await self.keep(rest)
+        if not self.step_is_over:
             await self._write_step("regenerated")
         if self._num_from_draft:
             others = len(self.transcript.open_ids) > self._num_from_draft + self.transcript.has_end_tag
             self._origin = "salvaged" if others else "draft"
         self._close_step()
+        return works
+
+    @property
+    def step_is_over(self) -> bool:
+        """Whether nothing more is written to the open step."""
+        return self.transcript.step_is_over or self.answer.stopped
 
     async def replace(self, judged: Judged) -> None:
         """Let the target write a rejected step again, after the part of it that the policy salvages."""
@@ -469,7 +482,7 @@ class Request:
         """Commit the open step. If it opens a tool call, the target continues alone."""
         scores = {} if verdict is None else verdict.scores
         self.emit(self.transcript.close_step(self._origin, self._num_from_draft, scores))
-        self._origin, self._num_from_draft = "target", 0
+        self._origin, self._num_from_draft, self._draft_refused = "target", 0, False
         self._writing_since, self._proposed = None, False
         steps = self.transcript.steps
         self._only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
@@ -513,6 +526,21 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
         self.emit(self.transcript.finish(writer))
+
+
+def num_written(chunk: Chunk) -> int:
+    """Return the number of tokens of a finished call without the token that ended it."""
+    return len(chunk.ids) - (chunk.end == "token")
+
+
+def _step_of(chunk: Chunk, text: str) -> Proposal:
+    """Return a step from a finished call and its text. The details of the tag that ends it are left out."""
+    count = num_written(chunk)
+    logprobs, entropies, margins = (
+        None if each is None else each[:-1] if chunk.end == "token" else each
+        for each in (chunk.logprobs, chunk.entropies, chunk.margins)
+    )
+    return Proposal(chunk.ids, text, count, logprobs, entropies, margins, chunk.end or "length")
 
 
 async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) -> AsyncGenerator[Chunk, None]:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
+from stepspec.engines.protocol import ChunkEnd
 from stepspec.loop.rendering import result_html
 
 Origin = Literal["draft", "salvaged", "target"]
@@ -43,8 +44,10 @@ class Proposal:
     """Entropies of the draft's distributions, like `logprobs`."""
     margins: tuple[float, ...] | None = None
     """Margins of the draft's distributions, like `logprobs`."""
+    end: ChunkEnd = "length"
+    """How it ended. Only a step that ended with a delimiter or a tag is complete."""
     aborted: bool = False
-    """Whether the step was hopeless, so that it was not written to its end."""
+    """Whether the draft repeated itself or was too unsure."""
 
     @property
     def tag(self) -> int | None:
@@ -231,9 +234,9 @@ class Result:
     @property
     def estimated_speedup(self) -> float | None:
         """Estimated speedup over the target alone, at the speed at which it wrote its own tokens in this request. This
-        is not a measurement. None if the target wrote too few tokens."""
+        is not a measurement. None if the target wrote too few tokens, or several steps concurrently."""
         written, times = self.counts.target_generated, self.times
-        if written < LEAST_TO_JUDGE_BY or not times.target or not times.wall:
+        if written < LEAST_TO_JUDGE_BY or self.counts.discarded or not times.target or not times.wall:
             return None
         return self.counts.committed * times.target / written / times.wall
 

@@ -117,7 +117,7 @@ class TranslatedDraft:
     def _translated(self, ids: tuple[int, ...]) -> Sequence[int]:
         """Return uncommitted ids of the target in the draft's ids."""
         if not ids or ids in self._ahead:
-            return self._ahead.get(ids, ())
+            return self._ahead[ids] if ids else ()
         return self._draft.tokenizer.encode_text(self.tokenizer.decode(visible_ids(self.tokenizer, ids)))
 
     def _catch_up(self, prompt: TokenBuffer) -> None:

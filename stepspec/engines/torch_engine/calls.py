@@ -69,12 +69,11 @@ class Generation(Call):
 
     def __post_init__(self) -> None:
         self.row.metrics = self.metrics
-        self._num_after = len(self.row.beyond)
 
     @property
     def after(self) -> Sequence[int]:
         """The ids after the prompt that the generation continues."""
-        return self.row.beyond[: self._num_after]
+        return self.row.beyond[: self.row.num_after]
 
     @property
     def starts(self) -> bool:
@@ -87,11 +86,11 @@ class Generation(Call):
 
     @property
     def keep(self) -> list[int]:
-        return [self._num_after] if self.starts else []
+        return [self.row.num_after] if self.starts else []
 
     @property
     def num_beyond(self) -> int:
-        return self._num_after - (not self.starts)
+        return self.row.num_after - (not self.starts)
 
     @property
     def problem(self) -> str | None:
@@ -101,7 +100,7 @@ class Generation(Call):
     def send(self) -> None:
         """Send the ids that are new since the last chunk. The last chunk includes the costs."""
         row = self.row
-        ids, details = tuple(row.beyond[self._num_after + self.num_sent :]), row.details
+        ids, details = tuple(row.beyond[row.num_after + self.num_sent :]), row.details
         chunk = Chunk(ids)
         if details is not None:
             new = slice(self.num_sent, None)

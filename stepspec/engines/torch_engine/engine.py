@@ -208,6 +208,7 @@ class TorchEngine:
                 call.hint,
                 constraint,
                 beyond=[*call.after],
+                num_after=len(call.after),
                 details=TokenDetails() if call.logprobs else None,
             ),
             chunks=asyncio.Queue(),

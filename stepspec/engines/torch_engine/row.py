@@ -36,6 +36,8 @@ class BatchRow:
     hint: Sequence[int] = ()
     constraint: Constraint | None = None
     beyond: list[int] = field(default_factory=list)
+    num_after: int = 0
+    """Number of ids in `beyond` that were not generated."""
     end: ChunkEnd | None = None
     slot: Slot = field(init=False)  # set when the call is admitted
     seen: Tensor | None = None  # bool [V], the tokens in the first `num_seen` ids; set if there is a penalty

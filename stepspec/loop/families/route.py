@@ -29,7 +29,8 @@ async def route(request: Request) -> None:
             await request.take_over(opening, num_target, router.asks())
         else:
             await request.keep(opening)
-        await request.finish_step()
+        if not await request.finish_step():
+            return
 
 
 class Entropy:
@@ -42,8 +43,10 @@ class Entropy:
 
     def target_tokens(self, opening: Proposal) -> int:
         """Return how many tokens the target writes instead of the opening; 0 to keep it."""
-        entropies = opening.entropies or (0.0,)
-        return 0 if entropies[0] <= self._table.threshold else WHOLE_STEP
+        if not opening.num_written:
+            return 0  # a tag alone, which the target has to confirm
+        certain = opening.entropies and opening.entropies[0] <= self._table.threshold
+        return 0 if certain else WHOLE_STEP
 
     def asks(self) -> str:
         """Return a sentence to begin the target's part with."""

@@ -95,7 +95,7 @@ class Suffix(Drafter):
         """See `Drafter.release`. The row's output is added to the past outputs of its archive."""
         self._texts.close(row)
         past = self._past[row.drafting.archive]
-        past[-1].append(row.beyond)
+        past[-1].append(row.beyond[row.num_after :])
         if len(past[-1]) > MAX_PAST // 2:
             self._past[row.drafting.archive] = [past[-1], Occurrences()]
 

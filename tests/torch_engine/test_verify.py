@@ -84,6 +84,20 @@ async def test_a_prompt_of_one_token_can_be_verified(network: PreTrainedModel) -
     assert_same(actual, slow_verification(network, [3], STEP, PROBES))
 
 
+async def test_without_scores_a_continuation_that_was_written_is_not_read_again(network: PreTrainedModel) -> None:
+    """As for a question about steps that are not committed."""
+    async with serving(make_model(network)) as engine:
+        buffer = TokenBuffer(PROMPT)
+        written = [*(await generate(engine, buffer, 9)).ids]
+        expected = slow_verification(network, PROMPT, written, PROBES)
+        for probes in (PROBES, EARLIER):
+            actual = await engine.verify(Verify(buffer, written, probes, scores=False))
+            again = slow_verification(network, PROMPT, written, probes)
+            assert (actual.logprobs, actual.choices, actual.next_choice) == (None, None, expected.next_choice)
+            assert actual.probe_choices == again.probe_choices
+        assert (await engine.verify(Verify(buffer, written, PROBES, scores=False))).cached == len(PROMPT) + 8
+
+
 async def test_probes_can_be_anywhere_in_a_step(network: PreTrainedModel) -> None:
     probes = [EARLIER[0], PROBES[0], *EARLIER[1:]]
     async with serving(make_model(network)) as engine:

@@ -31,6 +31,11 @@ class Call(ABC):
     metrics: Metrics = field(default_factory=Metrics)
 
     @property
+    def after(self) -> Sequence[int]:
+        """Ids after the prompt that need no logits of their own, so that they may be cached too."""
+        return ()
+
+    @property
     def keep(self) -> list[int]:
         """Columns whose logits the call needs from its last pass; column 0 is the prompt's last id."""
         return [0]
@@ -72,7 +77,6 @@ class Generation(Call):
 
     @property
     def after(self) -> Sequence[int]:
-        """The ids after the prompt that the generation continues."""
         return self.row.beyond[: self.row.num_after]
 
     @property
@@ -133,7 +137,13 @@ class Scoring(Call):
 
     continuation: Sequence[int]
     probes: Sequence[Probe]
+    scores: bool
     outcome: "asyncio.Future[Verification]"
+
+    @property
+    def after(self) -> Sequence[int]:
+        only_asks = not self.scores and self.probes and all(probe.place is None for probe in self.probes)
+        return self.continuation if only_asks else ()
 
     @property
     def branches(self) -> list[Branch]:
@@ -153,10 +163,10 @@ class Scoring(Call):
         for probe in self.probes:
             column += len(probe.ids)
             ends.append(column if probe.ids else self._place(probe))
-        return [*range(trunk + 1), *ends]
+        return [*range(trunk + 1), *ends] if self.scores else [trunk, *ends]
 
     def settle(self, logits: torch.Tensor) -> None:
-        """Set the result from the logits [n + 1 + number of probes, V] of the columns in `keep`."""
+        """Set the result from the logits of the columns in `keep`."""
         verification = read_verification(logits.float().log_softmax(-1), self)
         self._call_soon(self._settle, verification)
 
@@ -173,17 +183,22 @@ class Scoring(Call):
 
 
 def read_verification(logprobs: torch.Tensor, call: Scoring) -> Verification:
-    """Return the verification that log-probabilities [n + 1 + number of probes, V] describe."""
-    count = len(call.continuation)
-    trunk = logprobs[:count]
-    chosen = trunk.gather(1, torch.tensor([call.continuation], device=trunk.device).T)[:, 0] if count else trunk[:, 0]
+    """Return the verification that the log-probabilities of the columns in `keep` describe.
+
+    Those are [n + 1 + number of probes, V], or [1 + number of probes, V] without scores.
+    """
+    count = len(call.continuation) if call.scores else 0
     argmax = logprobs.argmax(-1).tolist()
+    own: tuple[float, ...] | None = None
+    if call.scores:
+        chosen = torch.tensor(call.continuation, dtype=torch.long, device=logprobs.device)
+        own = tuple(logprobs[:count].gather(1, chosen[:, None])[:, 0].tolist())
     labels = [
         tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
     ]
     return Verification(
-        logprobs=tuple(chosen.tolist()),
-        choices=tuple(argmax[:count]),
+        logprobs=own,
+        choices=tuple(argmax[:count]) if call.scores else None,
         next_choice=argmax[count],
         probe_logprobs=tuple(labels),
         probe_choices=tuple(argmax[count + 1 :]),

@@ -226,7 +226,7 @@ class TorchEngine:
             generation.cancelled = True
 
     async def verify(self, call: Verify) -> Verification:
-        """See `Engine.verify`. The result always includes the log-probabilities, as they cost nothing here."""
+        """See `Engine.verify`. If only probes are asked, what the cache holds of the continuation is not read again."""
         prompt, continuation, probes = call.prompt, call.continuation, call.probes
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
@@ -239,6 +239,7 @@ class TorchEngine:
             asked_at=time.perf_counter(),
             continuation=continuation,
             probes=probes,
+            scores=call.scores,
             outcome=loop.create_future(),
         )
         self._submit(scoring)

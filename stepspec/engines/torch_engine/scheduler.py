@@ -91,7 +91,7 @@ class Scheduler:
         """Give slots to waiting calls, first come, first served."""
         while self._waiting:
             call = self._waiting[0]
-            after = call.after if isinstance(call, Generation) else ()
+            after = call.after
             slot = self._slots.acquire(call.prompt, call.prompt_length, after)
             if slot is None:
                 return
@@ -103,7 +103,8 @@ class Scheduler:
                 each.prompt_tokens += call.prompt_length + len(after)
                 each.cached_tokens += call.prompt_length + len(after) - len(unread)
             if isinstance(call, Scoring):
-                call.pending = [*unread, *call.continuation, *(id for probe in call.probes for id in probe.ids)]
+                further = () if after else call.continuation
+                call.pending = [*unread, *further, *(id for probe in call.probes for id in probe.ids)]
             elif isinstance(call, Generation):
                 call.row.slot = slot
                 call.pending = unread if call.starts and len(unread) > 1 else unread[:-1]
@@ -158,6 +159,8 @@ class Scheduler:
             self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
         self._metrics.passes["read"] += 1
         for call, chunk in zip(calls, chunks, strict=True):
+            if isinstance(call, Generation):
+                slot_of(call).ids.extend(chunk)  # for calls on the same text that begin before this one ends
             del call.pending[: len(chunk)]
             call.metrics.passes["read"] += 1
         for call, rows in read:

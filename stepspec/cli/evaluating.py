@@ -192,7 +192,9 @@ class _Task:
         from stepspec.evaluation.running import Gauges, conditions, evaluate
 
         engines = {"target": self.pair.target, "draft": self.pair.draft}
-        run = conditions(self.name, self.benchmark, self.problems, self.policies, engines, self.pair.hash, setting)
+        run = conditions(
+            self.name, self.benchmark, self.problems, self.policies, engines, self.pair.hash, setting, self.pair.judges
+        )
         meter.begin(keeping.folder.name)
         return await evaluate(
             run,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import Engine
 from stepspec.evaluation.benchmark import Benchmark, wording_version
 from stepspec.evaluation.machine import commit, hardware, versions
@@ -33,6 +34,7 @@ def conditions(
     engines: Mapping[str, Engine | None],
     pair_hash: str,
     settings: Settings,
+    judges: Mapping[str, JudgeModel] | None = None,
 ) -> RunRecord:
     """Return the record of a run that is about to start on this machine."""
     sampling = benchmark.sampling
@@ -44,7 +46,7 @@ def conditions(
         prompt_id=benchmark.prompt,
         prompt_version=wording_version(benchmark),
         policies={name: _policy_record(policy, text, engines["target"]) for name, (policy, text) in policies.items()},
-        engines={role: engine_record(engine) for role, engine in engines.items()},
+        engines={role: engine_record(engine) for role, engine in engines.items()} | judge_records(judges or {}),
         pair=pair_hash,
         temperature=temperature,
         top_p=sampling.top_p,
@@ -66,6 +68,11 @@ def engine_record(engine: Engine | None) -> EngineRecord | None:
         return None
     behavior = {"speculation": engine.own_speculation, "forgets": "forget" in engine.abilities}
     return EngineRecord.model_validate({**engine.describe(), **behavior})
+
+
+def judge_records(judges: Mapping[str, JudgeModel]) -> dict[str, EngineRecord | None]:
+    """Return the records of judge models, by "judge" and their names."""
+    return {f"judge {name}": EngineRecord.model_validate(judge.describe()) for name, judge in judges.items()}
 
 
 def _policy_record(policy: Policy, text: str, target: Engine | None) -> PolicyRecord:

@@ -24,20 +24,20 @@ TOGETHER = 16
 """Number of prompts that are scored concurrently."""
 
 
-def gsm_mini_questions() -> tuple[list[str], str]:
+def gsm_mini_questions(count: int = NUM_PROMPTS) -> tuple[list[str], str]:
     """Return the questions for the embedded pair, and a description of their origin."""
-    problems = itertools.islice(load_split("calibration"), NUM_PROMPTS)
+    problems = itertools.islice(load_split("calibration"), count)
     return [problem.question for problem in problems], "gsm-mini's calibration split"
 
 
-def smol_questions() -> tuple[list[str], str]:
+def smol_questions(count: int = NUM_PROMPTS) -> tuple[list[str], str]:
     """Return the questions for the pair `smol`, and a description of their origin."""
     from stepspec.mini.smol import texts
 
-    found = [each.question for each in itertools.islice(plain.load_split("calibration"), NUM_PROMPTS // 2)]
-    found += [problem.question for problem in itertools.islice(load_split("calibration"), NUM_PROMPTS // 4)]
+    found = [each.question for each in itertools.islice(plain.load_split("calibration"), count // 2)]
+    found += [problem.question for problem in itertools.islice(load_split("calibration"), count // 4)]
     found += [question for question, _ in texts.chats()]
-    found += [question for question, _, _ in texts.load_gsm8k("train")[: NUM_PROMPTS - len(found)]]
+    found += [question for question, _, _ in texts.load_gsm8k("train")[: max(0, count - len(found))]]
     return found, "the calibration splits of gsm-plain and gsm-mini, GSM8K's training split and general questions"
 
 
@@ -58,9 +58,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", choices=list(QUESTIONS), default="embedded", help="Use the questions of this pair.")
     parser.add_argument("--folder", type=Path, default=WEIGHTS, help=f"Folder of the pair, with its {FILE}.")
+    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="Number of prompts.")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
-    questions, origin = QUESTIONS[arguments.pair]()
+    questions, origin = QUESTIONS[arguments.pair](arguments.prompts)
     engine = TorchEngine.load(str(folder / "target"))
     bound = round(float(np.quantile(asyncio.run(means(engine, questions)), QUANTILE)), 3)
     asyncio.run(engine.aclose())

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
+from stepspec.engines.protocol import Probe
 from stepspec.errors import ContextError, StepSpecError, UnknownIdError
-from stepspec.loop.judging import Evidence
+from stepspec.loop.judging import Answer, Evidence
 from stepspec.loop.ledger import Role, ahead
 from stepspec.loop.request import Request
 from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict
@@ -239,6 +240,9 @@ class Lookahead:
     async def _judge(self, place: Place, step: Proposal, own: Proposal) -> Verdict:
         request = self._request
 
+        async def ask(probe: Probe) -> Answer:
+            return await request.ask(place.ids, probe)
+
         async def no_pass() -> NoReturn:
             raise AssertionError("policies whose judges ask for a pass are rejected in this family")
 
@@ -246,7 +250,7 @@ class Lookahead:
             Evidence.of(step, request.question, [*request.transcript.steps, *place.steps], request.judges),
             tokenizer=request.tokenizer,
             own_step=own.text,
-            ask=lambda probe: request.ask(place.ids, probe),
+            ask=ask,
         )
         with request.ledger.time("judge"):
             return await request.panel.judge(evidence, no_pass, request.limits.deadline)

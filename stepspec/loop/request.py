@@ -480,7 +480,7 @@ class Request:
 
     def _close_step(self, verdict: Verdict | None = None) -> None:
         """Commit the open step. If it opens a tool call, the target continues alone."""
-        scores = {} if verdict is None else verdict.scores
+        scores = None if verdict is None else verdict.scores
         self.emit(self.transcript.close_step(self._origin, self._num_from_draft, scores))
         self._origin, self._num_from_draft, self._draft_refused = "target", 0, False
         self._writing_since, self._proposed = None, False

@@ -49,7 +49,7 @@ class Scheduler:
         """Return a dummy row with its own slot, to pad batches."""
         buffer = TokenBuffer([0])
         row = BatchRow(buffer, 1, Sampling(), Drafting(), StopWatch(Stop(1), str, frozenset()))
-        slot = self._slots.acquire(buffer)
+        slot = self._slots.acquire(buffer, 1)
         assert slot is not None
         row.slot = slot
         return row

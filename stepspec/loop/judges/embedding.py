@@ -13,7 +13,7 @@ class EmbeddingJudge(ThresholdJudge):
 
     asks_target: ClassVar[bool] = False
     families = ("compare",)
-    model_needs: ClassVar[JudgeAbility] = "embed"
+    model_needs: ClassVar[JudgeAbility | None] = "embed"
 
     kind: Literal["embedding"]
     """Selects this judge."""

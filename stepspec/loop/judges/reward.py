@@ -12,7 +12,7 @@ class RewardJudge(ThresholdJudge):
     """The reward of the step by a judge model."""
 
     asks_target: ClassVar[bool] = False
-    model_needs: ClassVar[JudgeAbility] = "reward"
+    model_needs: ClassVar[JudgeAbility | None] = "reward"
 
     kind: Literal["reward"]
     """Selects this judge."""

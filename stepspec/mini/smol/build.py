@@ -161,8 +161,9 @@ def _shaped(config: Any, num_layers: int) -> LlamaConfig:
 
 def write_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a Hugging Face model folder in bfloat16."""
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.max_length = CONTEXT
+    if model.can_generate():
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.generation_config.max_length = CONTEXT
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -24,9 +24,14 @@ pytestmark = pytest.mark.anyio
 QUESTIONS = (
     "Tom has 3 apples. Anna has 4 more apples than Tom. How many apples does Anna have?",
     "What is the capital of France?",
-    "Hello, how are you?",
+    "Tell me about volcanoes.",
 )
 NUM_NEW = 60
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +64,12 @@ async def answers(target: Path, draft: Path, policy: str) -> list[str]:
     return [result.reasoning + result.answer for result in results]
 
 
-async def test_greedy_texts_are_those_of_transformers(pair: Path) -> None:
+@pytest.fixture(scope="module")
+async def own_texts(pair: Path) -> list[str]:
+    return await answers(pair / "target", pair / "draft", "target")
+
+
+async def test_greedy_texts_are_those_of_transformers(pair: Path, own_texts: list[str]) -> None:
     """Compared as text, without the tags, in float32."""
     network = AutoModelForCausalLM.from_pretrained(pair / "target", dtype=torch.float32)
     tokenizer = load_tokenizer(str(pair / "target"), network.config)
@@ -69,17 +79,17 @@ async def test_greedy_texts_are_those_of_transformers(pair: Path) -> None:
         with torch.inference_mode():
             written = network.generate(ids, max_new_tokens=NUM_NEW, do_sample=False)[0, ids.shape[1] :].tolist()
         text = tokenizer.decode([id for id in written if id not in tokenizer.end_ids])
-        expected.append(text.replace("</think>\n\n", "").replace("</think>", ""))
-    assert await answers(pair / "target", pair / "draft", "target") == expected
+        expected.append(text.replace("</think>", ""))
+    assert own_texts == expected
 
 
 async def test_the_draft_vocabulary_changes_no_text_and_the_target_writes_tokens_outside_it(
-    pair: Path, tmp_path: Path
+    pair: Path, own_texts: list[str], tmp_path: Path
 ) -> None:
     whole = tmp_path / "draft"
     shutil.copytree(pair / "draft", whole, ignore=shutil.ignore_patterns(FILE))
     texts = [await answers(pair / "target", draft, "token") for draft in (pair / "draft", whole)]
-    assert texts[0] == texts[1] == await answers(pair / "target", pair / "draft", "target")
+    assert texts[0] == texts[1] == own_texts
     tokenizer = load_tokenizer(str(pair / "target"))
     vocabulary = load_draft_vocabulary(pair / "draft", 49_152)
     assert vocabulary is not None

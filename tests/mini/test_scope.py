@@ -1,5 +1,6 @@
 """The embedded pair adds a note to questions unlike its training data, and to no others."""
 
+import html
 import itertools
 import json
 import random
@@ -48,7 +49,7 @@ async def test_a_result_has_the_note_and_notebooks_show_it() -> None:
     async with StepSpec() as spec:
         strange, known = await spec.batch(["What is the capital of France?", problem.question], max_tokens=20)
     assert (strange.note, known.note) == (knows, None)
-    assert knows in result_html(strange)
+    assert html.escape(knows) in result_html(strange)
     assert "Note:" not in result_html(known)
 
 

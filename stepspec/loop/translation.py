@@ -116,8 +116,10 @@ class TranslatedDraft:
 
     def _translated(self, ids: tuple[int, ...]) -> Sequence[int]:
         """Return uncommitted ids of the target in the draft's ids."""
-        if not ids or ids in self._ahead:
-            return self._ahead[ids] if ids else ()
+        if not ids:
+            return ()
+        if ids in self._ahead:
+            return self._ahead[ids]
         return self._draft.tokenizer.encode_text(self.tokenizer.decode(visible_ids(self.tokenizer, ids)))
 
     def _catch_up(self, prompt: TokenBuffer) -> None:

@@ -16,14 +16,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
 from stepspec.engines.judge_model import JudgeAbility
+from stepspec.engines.torch_engine.slots import common_prefix
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
 T = TypeVar("T")
 MAX_TEXTS = 64
 """Number of texts whose keys and values are kept."""
-
-CHUNK = 256
-"""Number of ids that are compared together."""
 
 
 class TorchJudge:
@@ -142,13 +140,3 @@ class TorchJudge:
             raise ContextError(
                 f"A text of {length} tokens does not fit the context of {self.name}, which is {self._max_context}."
             )
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many leading ids are equal."""
-    length = min(len(first), len(second))
-    for start in range(0, length, CHUNK):
-        end = min(start + CHUNK, length)
-        if first[start:end] != second[start:end]:
-            return next(index for index in range(start, end) if first[index] != second[index])
-    return length

@@ -15,6 +15,9 @@ from stepspec.engines.torch_engine.model import CausalModel
 LEAST_PREFIX = 16
 """Minimum number of shared ids to copy. Reading fewer again takes no longer than a copy."""
 
+CHUNK = 256
+"""Number of ids that are compared together."""
+
 
 @dataclass
 class Slot:
@@ -69,7 +72,7 @@ class SlotTable:
     def _claim(self, buffer: TokenBuffer, idle: Sequence[Slot]) -> Slot:
         """Make an idle slot follow a buffer that no idle slot follows, and return it."""
         ids = buffer.since(0)
-        shared = {slot.index: _common_prefix(slot.ids, ids) for slot in self._slots if slot.ids}
+        shared = {slot.index: common_prefix(slot.ids, ids) for slot in self._slots if slot.ids}
         source = max(shared, key=lambda index: shared[index], default=None)
         slot = min(idle, key=_reuse_order)
         if source is None or shared[source] < LEAST_PREFIX:
@@ -146,15 +149,17 @@ class SlotTable:
 def _num_held(slot: Slot, buffer: TokenBuffer, prompt_length: int, after: Sequence[int]) -> int:
     """Return how many leading ids of a call's text the slot holds."""
     agreed = min(slot.agreed, prompt_length)
-    return agreed + _common_prefix(slot.ids[agreed:], [*buffer.since(agreed, prompt_length), *after])
+    return agreed + common_prefix(slot.ids[agreed:], [*buffer.since(agreed, prompt_length), *after])
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many leading ids are equal."""
     length = min(len(first), len(second))
-    if first[:length] == second[:length]:
-        return length
-    return next(index for index in range(length) if first[index] != second[index])
+    for start in range(0, length, CHUNK):
+        end = min(start + CHUNK, length)
+        if first[start:end] != second[start:end]:
+            return next(index for index in range(start, end) if first[index] != second[index])
+    return length
 
 
 def _reuse_order(slot: Slot) -> tuple[bool, int, int]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.engines.torch_engine import matrix
-from stepspec.engines.torch_engine.matrix import FEW_PRODUCTS, SMALL_MODEL, Matrix, packing_pays
+from stepspec.engines.torch_engine.matrix import FEW_PRODUCTS, MAX_PACKED, Matrix, packing_pays
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -48,12 +48,25 @@ def test_small_products_use_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_only_small_models_in_float32_store_weights_twice(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_onednn_is_faster", lambda: pays)
-    assert packing_pays(torch.zeros(1), 1000) is pays
-    assert not packing_pays(torch.zeros(1, dtype=torch.bfloat16), 1000)
-    assert not packing_pays(torch.zeros(1), SMALL_MODEL)
+def test_only_models_of_a_limited_size_in_float32_store_weights_twice(
+    pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix, "_onednn_is_faster", lambda *_: pays)
+    assert packing_pays(torch.zeros(3, 2), MAX_PACKED) is pays
+    assert not packing_pays(torch.zeros(3, 2, dtype=torch.bfloat16), MAX_PACKED)
+    assert not packing_pays(torch.zeros(3, 2), MAX_PACKED + 1)
 
 
-def test_a_trial_decides_once() -> None:
-    assert matrix._onednn_is_faster() is matrix._onednn_is_faster()
+def test_a_trial_with_a_weight_of_that_shape_decides_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: list[torch.Size] = []
+
+    def packed(weight: torch.Tensor) -> torch.Tensor:
+        shapes.append(weight.shape)
+        return torch.ones(1)
+
+    monkeypatch.setattr(matrix, "_packed", packed)
+    monkeypatch.setattr(matrix, "_seconds", lambda _: 1.0)
+    matrix._onednn_is_faster.cache_clear()
+    assert not any(packing_pays(torch.zeros(10_000, 24), 1000) for _ in range(2))
+    assert shapes == [(24, matrix.MAX_SIDE)]
+    matrix._onednn_is_faster.cache_clear()

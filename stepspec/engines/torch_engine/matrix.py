@@ -2,7 +2,7 @@
 
 On a CPU in float32 PyTorch multiplies with MKL, which takes slower paths on processors from other makers than Intel.
 Five rows times 192 x 1,024 numbers take 69 microseconds on an AMD EPYC; oneDNN takes 19 with the weight in its own
-layout. If a trial shows a clear gain, small models store their weights in that layout as well.
+layout. If a trial shows a clear gain, models store their weights in that layout as well, up to `MAX_PACKED` parameters.
 """
 
 import time
@@ -14,15 +14,21 @@ import torch
 from torch import Tensor
 
 SMALL_MODEL = 100_000_000
-"""Number of parameters below which a model is small. Its weights may be stored twice, and a CPU runs it faster on one
-thread, because synchronizing threads costs more than the arithmetic."""
+"""Number of parameters below which a CPU runs a model faster on one thread, because synchronizing threads costs more
+than the arithmetic."""
+
+MAX_PACKED = 500_000_000
+"""Number of parameters up to which weights may be stored twice, 2 GB each time."""
 
 FEW_PRODUCTS = 300_000
 """Multiplications below which a call of oneDNN takes longer than MKL."""
 
-GAIN = 1.5
-"""Speedup that oneDNN must reach. It is large so that a machine always chooses the same library, because the two round
-differently."""
+TRIAL_ROWS, MAX_SIDE = 5, 4096
+"""Number of rows of the trial, as in a pass that verifies drafted tokens, and the longest side of its weight."""
+
+GAIN = 1.3
+"""Speedup that oneDNN must reach. It is well above 1 so that a machine always chooses the same library, because the two
+round differently."""
 
 
 class Matrix:
@@ -51,22 +57,23 @@ class Matrix:
 
 def packing_pays(weight: Tensor, num_parameters: int) -> bool:
     """Return whether to store weights like this one in oneDNN's layout too, for a model of `num_parameters`."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or num_parameters >= SMALL_MODEL:
+    if weight.device.type != "cpu" or weight.dtype != torch.float32 or num_parameters > MAX_PACKED:
         return False
-    return _onednn_is_faster()
+    columns, inputs = (min(side, MAX_SIDE) for side in weight.shape)
+    return _onednn_is_faster(inputs, columns)
 
 
-@lru_cache(maxsize=1)
+@lru_cache
 @torch.inference_mode()
-def _onednn_is_faster() -> bool:
-    """Return whether oneDNN is faster, by a trial on one thread with 16 rows. The trial runs once."""
+def _onednn_is_faster(inputs: int, columns: int) -> bool:
+    """Return whether oneDNN multiplies a few rows with a weight [inputs, columns] faster, by a trial on one thread."""
     operations: Any = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(operations, "_linear_pointwise"):
         return False
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows, weight = torch.ones(16, 192), torch.ones(192, 1024)
+        rows, weight = torch.ones(TRIAL_ROWS, inputs), torch.ones(inputs, columns)
         packed = _packed(weight)
         return _seconds(lambda: torch.mm(rows, weight)) > GAIN * _seconds(lambda: _packed_product(rows, packed, None))
     finally:

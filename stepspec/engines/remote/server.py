@@ -1,36 +1,15 @@
 """Detection of a server's features by test requests, once, when the engine is loaded."""
 
 import json
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
-import httpx
-from pydantic import BaseModel, Field, ValidationError
-
-from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import (
-    Choice,
-    Completion,
-    Generated,
-    GenerateMeta,
-    ModelCard,
-    ModelList,
-    validated,
-)
-from stepspec.engines.remote.client import CONNECT_S
-from stepspec.engines.remote.limits import BoundedTransport, read_json, read_whole
-from stepspec.engines.remote.problems import nonsense, refused, unreachable
-from stepspec.errors import EngineError, ModelError, StepSpecError, unknown_name
+from stepspec.engines.remote.answers import Choice, Completion, Generated, GenerateMeta
+from stepspec.engines.remote.problems import refused
+from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
+from stepspec.errors import EngineError, StepSpecError
 
-FIRST_CALLS_S = 120.0
-"""Minimum timeout of the test requests, in seconds. A server may compile code at its first requests."""
-
-TRIAL_IDS = [5, 6, 7]
-TRIAL_TEXT = "1 2 3"
 MOST_LOGPROBS = (20, 5)
 """Numbers of log-probabilities to try: the maximum of vLLM, then of OpenAI."""
 
@@ -44,9 +23,6 @@ SchemaField = Literal["structured_outputs", "json_schema"]
 TRIAL_SCHEMA = '{"enum": ["stepspec"]}'
 TRIAL_VALUE = '"stepspec"'
 """The only text that matches the schema."""
-MAX_NAMED = 20
-"""Maximum number of models that an error message lists."""
-A = TypeVar("A", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -83,26 +59,7 @@ class Server:
         Raises:
             ModelError: there is no such server or model, or it does not complete text.
         """
-        thread = LoopThread("asks a server")  # a separate thread, since the caller's may run an event loop
-        try:
-            return thread.run(cls._detect(address))
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ModelError(str(unreachable(address, error))) from error
-        except StepSpecError as error:
-            raise error if isinstance(error, ModelError) else ModelError(str(error)) from error
-        finally:
-            thread.close()
-
-    @classmethod
-    async def _detect(cls, address: Address) -> "Server":
-        if address.first_token_timeout is None:
-            address = replace(address, first_token_timeout=max(address.timeout, FIRST_CALLS_S))
-        no_reuse = httpx.Limits(max_keepalive_connections=0)  # some servers close a connection after an error
-        connections = httpx.AsyncHTTPTransport(verify=address.uses_tls, limits=no_reuse)
-        timeout = httpx.Timeout(None, connect=CONNECT_S)
-        bounded = BoundedTransport(connections, address)
-        async with httpx.AsyncClient(transport=bounded, timeout=timeout, headers=address.headers()) as client:
-            return await _Detector(address, client).server()
+        return detected(address, lambda *given: _Detector(*given).server())
 
 
 class _Trial(NamedTuple):
@@ -115,24 +72,15 @@ TRIALS = [_Trial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for 
 TRIALS += [_Trial(TRIAL_TEXT, count, False) for count in (MOST_LOGPROBS[-1], 0)]
 
 
-class _Reply(NamedTuple):
-    response: httpx.Response
-    body: bytes
-
-
-@dataclass
-class _Detector:
-    address: Address
-    client: httpx.AsyncClient
-
+class _Detector(Trials):
     async def server(self) -> Server:
-        card = await self._model_card()
+        card = await self.model_card()
         trial, choice = await self._trial(card.id)
         tops = choice.top_logprobs() or {}
         return Server(
             model=card.id,
             folder=card.root or card.id,
-            kind=await self._kind(card),
+            kind=await self.kind(card),
             max_context=card.max_context,
             extended=trial.extended,
             takes_ids=trial.prompt is TRIAL_IDS,
@@ -146,38 +94,19 @@ class _Detector:
             takes_salt=card.owned_by == "vllm",
         )
 
-    async def _model_card(self) -> ModelCard:
-        """Return the server's description of the model."""
-        reply = await self._get(f"{self.address.base}/models")
-        status = reply.response.status_code
-        if not reply.response.is_success:
-            if self.address.model is not None and status not in (401, 403):
-                return ModelCard(id=self.address.model)  # some servers do not list their models
-            raise refused(self.address, status, reply.body)
-        by_id = {card.id: card for card in validated(ModelList, self.address, self._json(reply), "list of models").data}
-        wanted = self.address.model
-        if wanted is None and len(by_id) == 1:
-            return next(iter(by_id.values()))
-        if wanted is None:
-            names = ", ".join([*islice(by_id, MAX_NAMED), *(["..."] if len(by_id) > MAX_NAMED else [])])
-            raise ModelError(f"{self.address.base} has {len(by_id)} models; add one after '#': {names}")
-        if wanted not in by_id:
-            raise ModelError(f"At {self.address.base}: {unknown_name('model', wanted, by_id)}")
-        return by_id[wanted]
-
     async def _trial(self, model: str) -> tuple[_Trial, Choice]:
         """Return the first test call in `TRIALS` that the server supports, and its choice."""
         refusal: StepSpecError | None = None
         for trial in TRIALS:
             fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": trial.prompt}
-            reply = await self._post(self._completions, fields)
+            reply = await self.post(self._completions, fields)
             status = reply.response.status_code
             if status in (400, 422, 500):
                 refusal = refused(self.address, status, reply.body)
                 continue
             if not reply.response.is_success:
                 raise refused(self.address, status, reply.body)
-            answer = Completion.read(self.address, self._json(reply))
+            answer = Completion.read(self.address, self.json(reply))
             num_read = answer.usage.prompt_tokens if answer.usage else 0
             if trial.prompt is TRIAL_TEXT or num_read in (0, len(TRIAL_IDS)):  # else it misread the ids
                 return trial, answer.only_choice(self.address)
@@ -185,16 +114,16 @@ class _Detector:
 
     async def _takes_several(self, model: str, trial: "_Trial") -> bool:
         fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": [trial.prompt] * 2}
-        answer = await self._try_post(Completion, self._completions, fields)
+        answer = await self.try_post(Completion, self._completions, fields)
         return answer is not None and sorted(choice.index for choice in answer.choices) == [0, 1]
 
     async def _score_route(self, model: str) -> ScoreRoute | None:
         fields = {"model": model, "prompt": TRIAL_IDS, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
-        answer = await self._try_post(Completion, self._completions, fields)
+        answer = await self.try_post(Completion, self._completions, fields)
         if answer and len(answer.choices) == 1 and len(answer.choices[0].prompt_logprobs or ()) == len(TRIAL_IDS):
             return "prompt_logprobs"
         fields = generate_fields(1) | {"input_ids": TRIAL_IDS}
-        scored = await self._try_post(Generated, f"{self.address.root}/generate", fields)
+        scored = await self.try_post(Generated, f"{self.address.root}/generate", fields)
         meta = scored.meta_info if scored else GenerateMeta()
         return "generate" if meta.input_token_logprobs and meta.input_top_logprobs else None
 
@@ -202,7 +131,7 @@ class _Detector:
         """Return the first field that constrains the text. Servers ignore or reject other fields."""
         for field in get_args(SchemaField):
             fields = {"model": model, "prompt": trial.prompt, "max_tokens": 16, "temperature": 0}
-            answer = await self._try_post(Completion, self._completions, fields | schema_fields(field, TRIAL_SCHEMA))
+            answer = await self.try_post(Completion, self._completions, fields | schema_fields(field, TRIAL_SCHEMA))
             if answer and answer.choices and answer.choices[0].text.strip() == TRIAL_VALUE:
                 return field
         return None
@@ -210,54 +139,16 @@ class _Detector:
     async def _speculation(self) -> str | None:
         """Detect speculation from vLLM's metrics, which count drafted tokens only if speculation is on."""
         try:
-            reply = await self._get(f"{self.address.root}/metrics")
+            reply = await self.get(f"{self.address.root}/metrics")
         except EngineError:
             return None
         if not reply.response.is_success or b"vllm:" not in reply.body:
             return None
         return "as its server was started" if b"vllm:spec_decode_num_drafts" in reply.body else "none"
 
-    async def _kind(self, card: ModelCard) -> str:
-        """Return the server's name, and its version if it reports it."""
-        name = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(str(card.owned_by), "")
-        try:
-            reply = await self._get(f"{self.address.root}/version")
-            version = _Version.model_validate_json(reply.body).version if reply.response.is_success else ""
-        except (ValidationError, EngineError):
-            version = ""
-        return f"{name or 'a server'} {version}".strip()
-
     @property
     def _completions(self) -> str:
         return f"{self.address.base}/completions"
-
-    async def _try_post(self, kind: type[A], url: str, fields: Mapping[str, Any]) -> A | None:
-        """Return the response to a call; None if the server rejects it or responds in another format."""
-        try:
-            reply = await self._post(url, fields)
-            return kind.model_validate(self._json(reply)) if reply.response.is_success else None
-        except (ValidationError, EngineError):
-            return None
-
-    async def _get(self, url: str) -> _Reply:
-        return await self._read(self.client.stream("GET", url))
-
-    async def _post(self, url: str, fields: Mapping[str, Any]) -> _Reply:
-        return await self._read(self.client.stream("POST", url, json=fields))
-
-    async def _read(self, request: AbstractAsyncContextManager[httpx.Response]) -> _Reply:
-        async with request as response:
-            return _Reply(response, await read_whole(self.address, response))
-
-    def _json(self, reply: _Reply) -> Any:
-        found = read_json(self.address, *reply)
-        if not isinstance(found, dict):
-            raise nonsense(self.address, "JSON that is not an object")
-        return found
-
-
-class _Version(BaseModel):
-    version: Annotated[str, Field(max_length=100)] = ""
 
 
 def one_token_fields(model: str, num_logprobs: int, *, extended: bool) -> dict[str, Any]:

@@ -1,18 +1,18 @@
 """Judge models: rewards and embeddings are those of transformers, and policies name the models that they need."""
 
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification, LlamaModel
+from judge_folders import judge_folders
+from transformers import AutoTokenizer, LlamaForSequenceClassification
 
 from stepspec import Policy, StepSpec
 from stepspec.cli.options import judge_specs
 from stepspec.engines.torch_engine.judge import TorchJudge
 from stepspec.errors import ContextError, ModelError, UsageError
-from stepspec.mini import WEIGHTS
+from stepspec.langchain import ChatStepSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -27,28 +27,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return folders of tiny random models with the embedded pair's tokenizer: a reward model and an encoder."""
-    root = tmp_path_factory.mktemp("judges")
-    vocab_size = len(AutoTokenizer.from_pretrained(WEIGHTS / "target"))
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        num_labels=1,
-    )
-    torch.manual_seed(0)
-    found: dict[str, Path] = {}
-    for name, kind in (("reward", LlamaForSequenceClassification), ("embedding", LlamaModel)):
-        found[name] = root / name
-        kind(config).save_pretrained(found[name])
-        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            if (WEIGHTS / "target" / file).exists():
-                shutil.copy(WEIGHTS / "target" / file, found[name])
-    return found
+    return judge_folders(tmp_path_factory.mktemp("judges"))
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +106,20 @@ async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Pat
         StepSpec(policy="rsd", judges={"reward": "vllm:somewhere"})
     with pytest.raises(ModelError):
         StepSpec(policy="rsd", judges={"reward": "torch:/nowhere"})
+
+
+def test_chat_models_share_judge_models(folders: dict[str, Path]) -> None:
+    judges = {"reward": f"torch:{folders['reward']}"}
+    first, second = (ChatStepSpec(policy="rsd", judges=judges, max_tokens=number) for number in (40, 50))
+    answer = first.invoke(QUESTION)
+    assert "reward" in answer.content_blocks[0]["extras"]["scores"]
+    second.invoke(QUESTION)
+    pairs = [session.pair for chat in (first, second) for session in chat._sessions.values()]
+    assert pairs[0].judges["reward"] is pairs[1].judges["reward"]
+    assert pairs[0].target is pairs[1].target
+    for wrong in ({"base_url": "http://localhost:8000/v1"}, {"pair": pairs[0]}):
+        with pytest.raises(ValueError, match="judges"):
+            ChatStepSpec(judges=judges, **wrong)
 
 
 def test_judge_models_are_named_once() -> None:

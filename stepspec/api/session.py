@@ -54,8 +54,11 @@ ENGINES: Mapping[str, tuple[str, str, str]] = {
 }
 """Engine kinds: module, class, and the extra that installs the required packages."""
 
+REMOTE_JUDGE = ("stepspec.engines.remote.judge", "RemoteJudge", "remote")
 JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
     "torch": ("stepspec.engines.torch_engine.judge", "TorchJudge", "torch"),
+    "http": REMOTE_JUDGE,
+    "https": REMOTE_JUDGE,
 }
 """Engine kinds of judge models, like `ENGINES`."""
 
@@ -165,7 +168,7 @@ def load_pair(
         needs_draft: whether a target without a draft is an error.
         notes: whether results get a note if the question is unlike the pair's training data. The note takes another
             pass over the prompt after the answer, so measurements turn it off.
-        judges: spec strings of judge models by name, `torch:FOLDER_OR_NAME`.
+        judges: spec strings of judge models by name, `torch:FOLDER_OR_NAME` or a server address.
         judge_names: names of judge models that policies need. A named pair may have them.
 
     Raises:
@@ -174,14 +177,14 @@ def load_pair(
     """
     models = choose_models(target, draft, pair)
     scope = PairScope.load(models.folder) if notes and models.folder is not None else None
-    judge_specs = _judge_specs(judges or {}, judge_names, models.folder)
+    judge_specs = choose_judges(judges or {}, judge_names, models.folder)
     for spec in filter(None, (models.target, models.draft, *judge_specs.values())):
         check_spec(spec)
     if models.draft is None and needs_draft:
         raise UsageError(NO_DRAFT)
     target_engine = _load_engine(models.target, models.titles[0])
     draft_engine = _load_engine(models.draft, models.titles[1]) if models.draft is not None else None
-    loaded = {name: _load_judge(name, spec) for name, spec in judge_specs.items()}
+    loaded = {name: load_judge(name, spec) for name, spec in judge_specs.items()}
     if draft_engine is None:
         return Pair(target_engine, None, judges=loaded)
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
@@ -190,21 +193,32 @@ def load_pair(
     return Pair(target_engine, draft_engine, one_vocabulary, judges=loaded, scope=scope)
 
 
-def _judge_specs(given: Mapping[str, str], wanted: Collection[str], folder: Path | None) -> Mapping[str, str]:
-    """Return the spec strings of judge models: the given ones, and those of a named pair that are wanted."""
+def choose_judges(given: Mapping[str, str], wanted: Collection[str], folder: Path | None) -> Mapping[str, str]:
+    """Return the spec strings of judge models: the given ones, and those of a named pair that are wanted.
+
+    Args:
+        given: spec strings by name.
+        wanted: names of judge models that policies need.
+        folder: folder of the named pair, if there is one.
+    """
     if folder is None:
         return given
     return {name: f"torch:{folder / name}" for name in wanted if (folder / name / "config.json").exists()} | dict(given)
 
 
-def _load_judge(name: str, spec: str) -> JudgeModel:
-    kind, _, model = spec.partition(":")
+def load_judge(name: str, spec: str) -> JudgeModel:
+    """Load a judge model by its spec string; `name` is its name in policies.
+
+    Raises:
+        UsageError: the spec string is invalid.
+        ModelError: the model cannot be loaded or served.
+    """
+    check_spec(spec)
+    kind = spec.partition(":")[0]
     if kind not in JUDGE_ENGINES:
         unknown = unknown_name("engine of judge models", kind, JUDGE_ENGINES)
         raise UsageError(f"The judge model {name!r} is {spec!r}. {unknown}")
-    module, engine, extra = JUDGE_ENGINES[kind]
-    with from_extra(extra, f"The {kind} engine"):
-        return getattr(importlib.import_module(module), engine).load(model, title=None)
+    return _load(JUDGE_ENGINES[kind], spec, None)
 
 
 def check_spec(spec: str) -> None:
@@ -227,11 +241,15 @@ def check_spec(spec: str) -> None:
 
 def _load_engine(spec: str, title: str | None = None) -> Any:
     check_spec(spec)
-    kind, _, name = spec.partition(":")
-    module, engine, extra = ENGINES[kind]
-    name = spec if ENGINES[kind] is REMOTE else name  # the scheme is part of an address
+    return _load(ENGINES[spec.partition(":")[0]], spec, title)
+
+
+def _load(engine: tuple[str, str, str], spec: str, title: str | None) -> Any:
+    module, name, extra = engine
+    kind, _, model = spec.partition(":")
+    is_address = kind in ("http", "https")  # the scheme is part of an address
     with from_extra(extra, f"The {kind} engine"):
-        return getattr(importlib.import_module(module), engine).load(name, title=title)
+        return getattr(importlib.import_module(module), name).load(spec if is_address else model, title=title)
 
 
 def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:

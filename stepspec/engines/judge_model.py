@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from stepspec.engines.protocol import Tokenizer
+
 JudgeAbility = Literal["reward", "embed"]
 """What a judge model can do. `reward`: it gives a step a reward. `embed`: it embeds texts."""
 
@@ -53,3 +55,9 @@ class JudgeModel(Protocol):
     async def aclose(self) -> None:
         """Free the model."""
         ...
+
+
+def reward_ids(tokenizer: Tokenizer, prompt: str, steps: Sequence[str]) -> list[int]:
+    """Return the ids of a question in the chat template, and of the steps of its answer. Each step is encoded alone."""
+    opening = tokenizer.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
+    return [*tokenizer.encode(opening), *(id for step in steps for id in tokenizer.encode_text(step))]

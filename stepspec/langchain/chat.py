@@ -43,7 +43,7 @@ from stepspec.langchain.errors import InvalidRequestError, LateError, as_langcha
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
 from stepspec.langchain.sharing import loaded_pair, loop_thread, shared_pair
 from stepspec.loop.options import RequestOptions, check_patience
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Event, StepCommitted
 
 STEP_EVENT = "stepspec.step.committed"
@@ -115,6 +115,8 @@ class ChatStepSpec(BaseChatModel):
     """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. The default is the environment variable
     STEPSPEC_BASE_URL, unless `draft`, `pair` or a spec string as `model` is given."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
+    judges: dict[str, str] | None = None
+    """Spec strings of judge models by name. Not allowed with `base_url` or a loaded pair, which has its own."""
     pair: Any = Field(default=None, exclude=True)
     """A loaded `stepspec.Pair`, or the name of a pair, instead of `model` and `draft`."""
 
@@ -132,11 +134,13 @@ class ChatStepSpec(BaseChatModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ChatStepSpec":
-        local = self.draft is not None or self.pair is not None or ":" in (self.model or "")
-        if self.base_url is None and not local:
+        has_models = any(each is not None for each in (self.draft, self.pair, self.judges))
+        if self.base_url is None and not has_models and ":" not in (self.model or ""):
             self.base_url = os.environ.get("STEPSPEC_BASE_URL")
-        if self.base_url is not None and (self.draft is not None or self.pair is not None):
-            raise ValueError("With base_url, the service has its own models; leave out draft and pair.")
+        if self.base_url is not None and has_models:
+            raise ValueError("With base_url, the service has its own models; leave out draft, judges and pair.")
+        if self.judges and isinstance(self.pair, Pair):
+            raise ValueError("judges belong to the pair: pass them to load_pair.")
         if self.base_url is not None and isinstance(self.policy, Policy):
             raise ValueError("With base_url, policy must be the name of a policy of the service.")
         if not isinstance(self.pair, Pair | str | None):
@@ -156,6 +160,7 @@ class ChatStepSpec(BaseChatModel):
         policy = self.policy if isinstance(self.policy, str) else _hash_of(self.policy)
         params = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
         params |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
+        params |= {"judges": self.judges} if self.judges else {}
         params["ends"] = self.stop  # LangChain would overwrite the key "stop" with the value of the call
         return params | {name: getattr(self, name) for name in (*SAMPLING_NUMBERS, *LIMITS)}
 
@@ -194,6 +199,13 @@ class ChatStepSpec(BaseChatModel):
         with as_langchain_errors():
             loaded = self.pair if isinstance(self.pair, Pair) else shared_pair(self.model, self.draft, self.pair)
             return loaded.target.tokenizer.encode_text(text)
+
+    def _open(self, policy: str | Policy, model: str | None, draft: str | None, pair: Pair | str | None) -> StepSpec:
+        """Return a session in this process. Models that are not loaded yet are loaded, which may take minutes."""
+        if not isinstance(pair, Pair):
+            wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
+            pair = shared_pair(model, draft, pair, self.judges, wanted.judge_models)
+        return StepSpec(policy=policy, pair=pair)
 
     def _name(self, model: str | None) -> str:
         """Return the model's name in results."""
@@ -453,10 +465,7 @@ class _Call:
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
                 chat._sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
             else:
-                if not isinstance(pair, Pair):
-                    loaded = loaded_pair(model, draft, pair)
-                    pair = loaded or await asyncio.to_thread(shared_pair, model, draft, pair)
-                chat._sessions[key] = StepSpec(policy=self.policy, pair=pair)
+                chat._sessions[key] = await asyncio.to_thread(chat._open, self.policy, model, draft, pair)
         return chat._sessions[key]
 
     def _options(self) -> RequestOptions:

@@ -1,18 +1,33 @@
-"""Resources that all chat models share: loaded pairs, and the event loop thread for synchronous calls."""
+"""Resources that all chat models share: loaded models, and the event loop thread for synchronous calls."""
 
 import threading
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache
 
 from stepspec.api.pairs import EMBEDDED_NAME
-from stepspec.api.session import Pair, load_pair
+from stepspec.api.session import Pair, choose_judges, choose_models, load_judge, load_pair
 from stepspec.base.loop_thread import LoopThread
+from stepspec.engines.judge_model import JudgeModel
 
 _loading = threading.Lock()
 _pairs: dict[tuple[str | None, str | None, str | None], Pair] = {}
+_judges: dict[str, JudgeModel] = {}
 
 
-def shared_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair:
-    """Return the pair with these spec strings or this name. Load it on the first call, which may take minutes.
+def shared_pair(
+    target: str | None,
+    draft: str | None,
+    name: str | None = None,
+    judges: Mapping[str, str] | None = None,
+    judge_names: Collection[str] = (),
+) -> Pair:
+    """Return the pair with these spec strings or this name, with judge models. Loading may take minutes.
+
+    Args:
+        target, draft, name: the models, as in `load_pair`. Pairs with the same models share them.
+        judges: spec strings of judge models by name. Pairs with the same judge models share them.
+        judge_names: names of judge models that the policy needs. A named pair may have them.
 
     Raises:
         UsageError: a spec string is invalid, only the draft is given, or there is no pair with this name.
@@ -22,7 +37,11 @@ def shared_pair(target: str | None, draft: str | None, name: str | None = None) 
     with _loading:
         if key not in _pairs:
             _pairs[key] = load_pair(target, draft, pair=name, needs_draft=False)
-        return _pairs[key]
+        specs = choose_judges(judges or {}, judge_names, choose_models(target, draft, name).folder)
+        for title, spec in specs.items():
+            if spec not in _judges:
+                _judges[spec] = load_judge(title, spec)
+        return replace(_pairs[key], judges={title: _judges[spec] for title, spec in specs.items()})
 
 
 def loaded_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair | None:

@@ -36,11 +36,14 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def vllm_server(role: str, folder: Path, *options: str) -> AbstractContextManager[int]:
-    """Run a vLLM server with one of the embedded models on a free port."""
-    command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS / role)]
-    command += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "16"]
-    return _serving([*command, "--enforce-eager", "--enable-prompt-tokens-details", *options], folder / f"{role}.log")
+def vllm_server(
+    role: str, folder: Path, *options: str, weights: Path | None = None, context: int = 1024
+) -> AbstractContextManager[int]:
+    """Run a vLLM server on a free port, with one of the embedded models unless `weights` has another folder."""
+    command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights or WEIGHTS / role)]
+    command += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", str(context)]
+    command += ["--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details", *options]
+    return _serving(command, folder / f"{role}.log")
 
 
 def transformers_server(role: str, folder: Path) -> AbstractContextManager[int]:

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, DynamicCache
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
-from stepspec.engines.judge_model import JudgeAbility
+from stepspec.engines.judge_model import JudgeAbility, reward_ids
 from stepspec.engines.torch_engine.slots import common_prefix
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
@@ -74,10 +74,7 @@ class TorchJudge:
 
     async def reward(self, prompt: str, steps: Sequence[str]) -> float:
         """See `JudgeModel.reward`."""
-        messages = [{"role": "user", "content": prompt}]
-        opening = self._tokenizer.render(messages, add_generation_prompt=True)
-        ids = [*self._tokenizer.encode(opening), *(id for step in steps for id in self._tokenizer.encode_text(step))]
-        return await self._run(self._reward, tuple(ids))
+        return await self._run(self._reward, tuple(reward_ids(self._tokenizer, prompt, steps)))
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """See `JudgeModel.embed`."""

@@ -1,0 +1,180 @@
+"""Judge models on servers: rewards through vLLM's `/pooling`, embeddings through `/v1/embeddings`."""
+
+import json
+import math
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+from stepspec.engines.judge_model import JudgeAbility, reward_ids
+from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.answers import Count, validated
+from stepspec.engines.remote.client import Wire
+from stepspec.engines.remote.problems import nonsense
+from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
+from stepspec.errors import ModelError
+
+MAX_LABELS = 64
+"""Maximum number of values of a reward. A pooling model that returns more returns hidden states."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Row = Annotated[list[Finite], Field(min_length=1)]
+
+
+class _Pooled(BaseModel):
+    class Item(BaseModel):
+        data: Row | Annotated[list[Row], Field(min_length=1)]
+
+    data: Annotated[list[Item], Field(min_length=1, max_length=1)]
+
+    @property
+    def values(self) -> list[float]:
+        """Values of the last token. Some models return values of all tokens."""
+        match self.data[0].data:
+            case [*_, list(last)]:
+                return last
+            case values:
+                return values  # type: ignore[return-value]
+
+
+class _Embedded(BaseModel):
+    class Item(BaseModel):
+        index: Count = 0
+        embedding: Row
+
+    data: list[Item]
+
+
+@dataclass(frozen=True)
+class JudgeServer:
+    """One judge model on a server."""
+
+    model: str
+    folder: str
+    """Folder or Hub name of the weights and tokenizer, if the server reports it; else the model's name."""
+    kind: str
+    """The server's name and version, if it reports them."""
+    ability: JudgeAbility
+    takes_salt: bool
+    """Whether calls with a new `cache_salt` do not match earlier prefixes."""
+
+    @classmethod
+    def found(cls, address: Address) -> "JudgeServer":
+        """Detect what the model at an address can do.
+
+        Raises:
+            ModelError: there is no such server or model, or it gives neither embeddings nor rewards.
+        """
+        return detected(address, lambda *given: _Detector(*given).server())
+
+
+class _Detector(Trials):
+    async def server(self) -> JudgeServer:
+        card = await self.model_card()
+        fields = {"model": card.id, "encoding_format": "float"}
+        embeddings = f"{self.address.base}/embeddings"
+        ability: JudgeAbility
+        if await self.try_post(_Embedded, embeddings, fields | {"input": [TRIAL_TEXT]}):
+            ability = "embed"
+        elif await self._rewards(fields):
+            ability = "reward"
+        else:
+            raise ModelError(
+                f"{card.id} at {self.address.base} gives neither embeddings nor rewards. Serve it with vLLM's "
+                "--runner pooling."
+            )
+        return JudgeServer(card.id, card.root or card.id, await self.kind(card), ability, card.owned_by == "vllm")
+
+    async def _rewards(self, fields: dict[str, Any]) -> bool:
+        pooled = await self.try_post(_Pooled, f"{self.address.root}/pooling", fields | {"input": TRIAL_IDS})
+        return pooled is not None and len(pooled.values) <= MAX_LABELS
+
+
+class RemoteJudge:
+    """A judge model on a server. See `JudgeModel`.
+
+    Rewards and embeddings are as the server pools them. A reward is the only value of the last token, or the last of
+    several, such as the probability of the last label.
+    """
+
+    def __init__(
+        self, address: Address, server: JudgeServer, tokenizer: HuggingFaceTokenizer | None, title: str | None = None
+    ) -> None:
+        self.name = title or server.model
+        self.abilities: frozenset[JudgeAbility] = frozenset({server.ability})
+        self._address = address
+        self._server = server
+        self._tokenizer = tokenizer
+        self._wire = Wire(address)
+        self._salt: dict[str, str] = {}
+        self._headers = {address.session_header: uuid.uuid4().hex}
+
+    @classmethod
+    def load(cls, spec: str, title: str | None = None) -> "RemoteJudge":
+        """Detect what the model on a server can do, and load its tokenizer if it gives rewards.
+
+        Args:
+            spec: the server's address, see `Address`.
+            title: the model's name in results; None uses its name on the server.
+
+        Raises:
+            UsageError: the address is invalid.
+            ModelError: the server does not answer, the model gives neither embeddings nor rewards, or its tokenizer
+                cannot be loaded.
+        """
+        address = Address.parsed(spec)
+        server = JudgeServer.found(address)
+        if server.ability == "embed":
+            return cls(address, server, None, title)
+        try:
+            tokenizer = load_tokenizer(address.tokenizer or server.folder)
+        except ModelError as error:
+            raise ModelError(f"{error} Set another tokenizer in the address: http://...?tokenizer=NAME.") from error
+        return cls(address, server, tokenizer, title)
+
+    async def reward(self, prompt: str, steps: Sequence[str]) -> float:
+        """See `JudgeModel.reward`."""
+        assert self._tokenizer is not None
+        found = await self._ask(f"{self._address.root}/pooling", reward_ids(self._tokenizer, prompt, steps))
+        value = validated(_Pooled, self._address, found, "reward").values[-1]
+        if not 0 <= value <= 1:
+            raise nonsense(self._address, f"a reward of {value:g}, which is not between 0 and 1")
+        return value
+
+    async def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """See `JudgeModel.embed`."""
+        found = await self._ask(f"{self._address.base}/embeddings", list(texts))
+        items = validated(_Embedded, self._address, found, "list of embeddings").data
+        by_index = {item.index: item.embedding for item in items}
+        if len(items) != len(texts) or by_index.keys() != set(range(len(texts))):
+            raise nonsense(self._address, f"{len(items)} embeddings of {len(texts)} texts")
+        return [self._normalized(by_index[index]) for index in range(len(texts))]
+
+    def _normalized(self, embedding: Sequence[float]) -> list[float]:
+        length = math.hypot(*embedding)
+        if not length:
+            raise nonsense(self._address, "an embedding of zeros")
+        return [value / length for value in embedding]
+
+    async def _ask(self, url: str, input: object) -> Any:
+        fields = {"model": self._server.model, "input": input, "encoding_format": "float"}
+        found, _ = await self._wire.ask(url, json.dumps(fields | self._salt).encode(), self._headers)
+        return found
+
+    def describe(self) -> dict[str, str | None]:
+        """See `JudgeModel.describe`."""
+        where = f"{self._server.kind} at {self._address.base}"
+        return {"name": self.name, "weights": weights_hash(self._server.folder), "dtype": None, "device": where}
+
+    async def forget(self) -> None:
+        """See `JudgeModel.forget`. Later calls have a new cache salt, if the server supports one."""
+        if self._server.takes_salt:
+            self._salt = {"cache_salt": uuid.uuid4().hex}
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._wire.aclose()

@@ -20,6 +20,7 @@ from stepspec.errors import StepSpecError
 from stepspec.evaluation.report import headline, read_results, readme_block, with_block
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.loop import policy
+from stepspec.loop.families import FAMILIES, FamilyTables
 from stepspec.loop.judging import find_judge, shipped_judges
 
 TABLES: Mapping[str, type[FileModel]] = {
@@ -27,9 +28,7 @@ TABLES: Mapping[str, type[FileModel]] = {
     "`[step]`": policy.StepTable,
     "`[token]`": policy.TokenTable,
     "`[salvage]`": policy.SalvageTable,
-    "`[score]`": policy.ScoreTable,
-    "`[compare]`": policy.CompareTable,
-    "`[route]`": policy.RouteTable,
+    **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }
 
@@ -41,9 +40,12 @@ def generated(root: Path) -> dict[Path, str]:
         UsageError: a document has no marker for a block, or results are missing.
     """
     results = root / "evals" / "results"
-    gsm_mini = read_results(results / "gsm-mini")
+    gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
     blocks = (
+        ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
+        ("README.md", "results", "gsm-plain", readme_block(gsm_plain)),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
+        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),
@@ -68,12 +70,14 @@ def keys_block() -> str:
 def _keys(model: type[FileModel]) -> Iterator[tuple[str, str, str, str]]:
     schema: dict[str, Any] = model.model_json_schema()
     effects = field_docs(model)
+    tables: list[tuple[str, str, str, str]] = []
     for name, about in schema["properties"].items():
-        is_table = "$ref" in json.dumps(about) or about.get("items", {}).get("type") == "object"
+        if "$ref" in json.dumps(about) or about.get("items", {}).get("type") == "object":
+            tables.append((name, "table", "", effects[name]))
+            continue
         default = "required" if name in schema.get("required", ()) else f"`{json.dumps(about.get('default'))}`"
-        if is_table or default == "`null`":
-            default = ""
-        yield name, "table" if is_table else _type_in_words(about), default, effects[name]
+        yield name, _type_in_words(about), "" if default == "`null`" else default, effects[name]
+    yield from tables
 
 
 def _type_in_words(about: Mapping[str, Any]) -> str:

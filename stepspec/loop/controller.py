@@ -42,7 +42,7 @@ async def _work(request: Request) -> None:
         request.limits.start()
         try:
             if request.think_end is not None or request.demands.json_schema is None:
-                await FAMILIES[request.policy.family](request)
+                await FAMILIES[request.policy.family].run(request, request.policy.settings)
             await request.write_rest()
         except ContextError:
             if not request.num_written:

@@ -1,6 +1,6 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, field_validator, model_validator
@@ -9,6 +9,8 @@ from stepspec.base.file_model import FileModel, Version, load_toml
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
 from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Drafting, Tokenizer
+from stepspec.loop.families import FAMILIES, Family, FamilyTables
+from stepspec.loop.family import FamilyTable
 from stepspec.loop.judging import AnyJudge, Panel
 
 PolicyKind = Literal["target", "token", "draft", "step"]
@@ -74,74 +76,7 @@ class SalvageTable(FileModel):
     under the target, in nats. At 0 only the target's own choices count."""
 
 
-MAX_PLACES = 64
-"""Most places at which the target writes a step in one round of family `compare`."""
-
-
-class ScoreTable(FileModel):
-    """What family `score` proposes."""
-
-    candidates: int = Field(default=1, ge=1, le=16)
-    """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
-    highest score of the first judge is kept."""
-
-
-class CompareTable(FileModel):
-    """How far family `compare` looks ahead."""
-
-    depth: int = Field(default=4, ge=1, le=16)
-    """Draft steps in a row. The target writes its own step after each of them, at the same time."""
-    width: int = Field(default=1, ge=1, le=8)
-    """Draft steps side by side at each place, above temperature 0. The first accepted one is kept."""
-
-    @property
-    def num_places(self) -> int:
-        """Number of places at which the target writes a step."""
-        return sum(self.width**level for level in range(self.depth + 1))
-
-    @model_validator(mode="after")
-    def _few_enough(self) -> "CompareTable":
-        if self.num_places > MAX_PLACES:
-            raise ValueError(
-                f"depth {self.depth} and width {self.width} make {self.num_places} places; at most {MAX_PLACES} are "
-                "supported"
-            )
-        return self
-
-
-class RouteTable(FileModel):
-    """How family `route` decides who writes a step."""
-
-    signal: Literal["first-entropy", "words"] = "first-entropy"
-    """`first-entropy`: the entropy of the draft's first token, in nats. `words`: words of doubt, checking or concluding
-    in the step's first tokens."""
-    threshold: float = Field(default=0.5, ge=0)
-    """With `first-entropy`: above it, the target writes the step."""
-    opening_tokens: int = Field(default=20, ge=1)
-    """With `words`: tokens of the draft that are looked at, and that the target writes instead if they have such
-    words."""
-    checking_tokens: int = Field(default=125, ge=1)
-    """With `words`: tokens that the target writes instead if a word of checking is among them."""
-    doubts: int = Field(default=15, ge=1)
-    """With `words`: after this many openings of doubt, the target is asked to check the steps so far."""
-
-    @model_validator(mode="after")
-    def _keys_of_the_signal(self) -> "RouteTable":
-        words = {"opening_tokens", "checking_tokens", "doubts"}
-        for key in {"threshold"} if self.signal == "words" else words:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} has no effect with the signal {self.signal!r}")
-        return self
-
-
-Family = Literal["target", "draft", "score", "compare", "route"]
-"""The families. Each is a module of `stepspec.loop.families`; target and draft are in `alone`."""
-
-JUDGED: Sequence[Family] = ("score", "compare")
-"""Families that need judges."""
-
-
-class Policy(FileModel):
+class Policy(FamilyTables):
     """One policy file. `family` selects who writes."""
 
     version: Version
@@ -151,9 +86,7 @@ class Policy(FileModel):
     paper: str | None = None
     """The paper that the policy follows."""
     family: Family
-    """Who writes. `target`, `draft`: that model alone. `score`: the draft, and judges score every finished step.
-    `compare`: the draft, as far as its steps agree with those that the target writes concurrently. `route`: one of the
-    two, chosen as a step begins."""
+    """Who writes the steps."""
     first_target_steps: int = Field(default=0, ge=0)
     """Steps that the target writes before the draft proposes any."""
     salvage: SalvageTable | None = None
@@ -167,30 +100,31 @@ class Policy(FileModel):
     first one that accepts or rejects decides."""
     judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
     """The judges of a step. Those that ask the target share one pass of it."""
-    score: ScoreTable = ScoreTable()
-    """What family `score` proposes."""
-    compare: CompareTable = CompareTable()
-    """How far family `compare` looks ahead."""
-    route: RouteTable = RouteTable()
-    """How family `route` decides."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
-        if (self.family in JUDGED) != bool(self.judges):
-            needing = " and ".join(map(repr, JUDGED))
+        if self.settings.judged != bool(self.judges):
+            needing = " and ".join(repr(name) for name, family in FAMILIES.items() if family.table.judged)
             raise ValueError(f"families {needing} need at least one [[judges]] table, and the other families take none")
         for judge in self.judges:
             if self.family not in judge.families:
                 known = " and ".join(map(repr, judge.families))
                 raise ValueError(f"the judge {judge.name} is for family {known}, not {self.family!r}")
-            if self.family == "compare" and judge.asks_target:
-                raise ValueError(f"the judge {judge.name} asks for a pass over the step, which 'compare' does not make")
+            if judge.asks_target and not self.settings.reads_steps:
+                raise ValueError(
+                    f"the judge {judge.name} asks for a pass over the step, which {self.family!r} does not make"
+                )
         names = [judge.name for judge in self.judges]
         if len(set(names)) < len(names):
             raise ValueError(f"two of the judges {', '.join(names)} are the same")
         if self.judges and not any(judge.can_accept for judge in self.judges):
             raise ValueError(f"the judges {', '.join(names)} only reject, so every step would be rejected")
         return self
+
+    @property
+    def settings(self) -> FamilyTable:
+        """Settings of the family."""
+        return getattr(self, self.family) if self.family in FamilyTables.model_fields else FAMILIES[self.family].table()
 
     @property
     def token_level_exact(self) -> bool:
@@ -220,12 +154,12 @@ class Policy(FileModel):
 
     @model_validator(mode="after")
     def _tables_where_used(self) -> "Policy":
-        for table in ("score", "compare", "route"):
-            if self.family != table and getattr(self, table) != type(self).model_fields[table].default:
+        for table, field in FamilyTables.model_fields.items():
+            if self.family != table and getattr(self, table) != field.default:
                 raise ValueError(f"a [{table}] table has no effect in family {self.family!r}")
-        if self.salvage is not None and self.family != "score":
+        if self.salvage is not None and not self.settings.reads_steps:
             raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
-        if self.step.abort_entropy is not None and self.family in ("target", "draft"):
+        if self.step.abort_entropy is not None and not self.settings.speculates:
             raise ValueError(f"abort_entropy has no effect in family {self.family!r}")
         return self
 
@@ -237,8 +171,7 @@ class Policy(FileModel):
     @property
     def waste(self) -> tuple[int, int]:
         """The arguments of `Ledger.may_waste`."""
-        places = self.compare.num_places
-        return self.step.max_step_tokens, {"score": self.score.candidates, "compare": 2 * places}.get(self.family, 1)
+        return self.step.max_step_tokens, self.settings.waste_rate
 
     @property
     def needs_scores(self) -> bool:
@@ -247,15 +180,14 @@ class Policy(FileModel):
 
     @property
     def needs_draft_logprobs(self) -> bool:
-        """Whether a judge or the route needs the draft's log-probs or entropies."""
+        """Whether a judge or the family needs the draft's log-probs or entropies."""
         return bool(self.draft_needs)
 
     @property
     def draft_needs(self) -> frozenset[Ability]:
         """Abilities that the draft needs."""
-        by_entropy = self.family == "route" and self.route.signal == "first-entropy"
-        needs = frozenset[Ability]({"entropies"} if by_entropy or self.step.abort_entropy is not None else ())
-        return needs.union(*(judge.draft_needs for judge in self.judges))
+        needs = frozenset[Ability]({"entropies"} if self.step.abort_entropy is not None else ())
+        return needs.union(self.settings.draft_needs, *(judge.draft_needs for judge in self.judges))
 
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:

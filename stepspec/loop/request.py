@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from stepspec.chat.answer import AnswerReader
 from stepspec.engines.judge_model import JudgeModel
@@ -34,10 +34,12 @@ from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.policy import Policy
 from stepspec.loop.step import Event, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
 from stepspec.loop.tracing import Spans
 from stepspec.loop.transcript import Transcript
+
+if TYPE_CHECKING:
+    from stepspec.loop.policy import Policy  # which imports the families, and they this module
 
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target never sample with the same random numbers."""
@@ -74,7 +76,7 @@ class Request:
     Its text is in `transcript` and its events are in `events`, for the caller. `None` in `events` is their end.
     """
 
-    policy: Policy
+    policy: "Policy"
     target: Engine
     draft: Engine | None
     panel: Panel
@@ -138,9 +140,13 @@ class Request:
                 return False
             if len(self.transcript.steps) >= self.policy.first_target_steps:
                 return True
-            await self._write_step("forced")
-            self._close_step()
+            await self.write_step()
         return False
+
+    async def write_step(self) -> None:
+        """Let the target write the next step, and commit it."""
+        await self._write_step("forced")
+        self._close_step()
 
     async def propose(self, count: int = 1) -> list[Proposal]:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the

@@ -1,19 +1,41 @@
-"""The families: who writes the steps of a request, and how it is decided. A policy selects one by its name."""
+"""The list of families: who writes the steps of a request, and how it is decided. A policy selects one by its name."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
-from stepspec.loop.families.alone import alone
-from stepspec.loop.families.compare import compare
-from stepspec.loop.families.route import route
-from stepspec.loop.families.score import score
-from stepspec.loop.policy import Family
+from stepspec.base.file_model import FileModel
+from stepspec.loop.families.alone import AloneTable, alone
+from stepspec.loop.families.compare import CompareTable, compare
+from stepspec.loop.families.route import RouteTable, route
+from stepspec.loop.families.score import ScoreTable, score
+from stepspec.loop.family import FamilyTable
 from stepspec.loop.request import Request
 
-FAMILIES: Mapping[Family, Callable[[Request], Awaitable[None]]] = {
-    "target": alone,
-    "draft": alone,
-    "score": score,
-    "compare": compare,
-    "route": route,
+Family = Literal["target", "draft", "score", "compare", "route"]
+
+
+class FamilyTables(FileModel):
+    """The tables of the families that have settings, by the family's name."""
+
+    score: ScoreTable = ScoreTable()
+    """What family `score` proposes."""
+    compare: CompareTable = CompareTable()
+    """How far family `compare` looks ahead."""
+    route: RouteTable = RouteTable()
+    """How family `route` decides."""
+
+
+class FamilyCode(NamedTuple):
+    """A family's function, which writes steps until a single writer finishes the text, and its table."""
+
+    run: Callable[[Request, Any], Awaitable[None]]
+    table: type[FamilyTable]
+
+
+FAMILIES: Mapping[str, FamilyCode] = {
+    "target": FamilyCode(alone, AloneTable),
+    "draft": FamilyCode(alone, AloneTable),
+    "score": FamilyCode(score, ScoreTable),
+    "compare": FamilyCode(compare, CompareTable),
+    "route": FamilyCode(route, RouteTable),
 }
-"""What each family does before a single writer finishes the text."""

@@ -1,10 +1,48 @@
 """The draft proposes steps ahead, and the target writes its own at each place at the same time."""
 
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from stepspec.loop.family import FamilyTable
 from stepspec.loop.lookahead import Comparison, Lookahead, Place
 from stepspec.loop.request import Request
 
+MAX_PLACES = 64
+"""Most places at which the target writes a step in one round."""
 
-async def compare(request: Request) -> None:
+
+class CompareTable(FamilyTable):
+    """How far family `compare` looks ahead."""
+
+    judged: ClassVar[bool] = True
+
+    depth: int = Field(default=4, ge=1, le=16)
+    """Draft steps in a row. The target writes its own step after each of them, at the same time."""
+    width: int = Field(default=1, ge=1, le=8)
+    """Draft steps side by side at each place, above temperature 0. The first accepted one is kept."""
+
+    @property
+    def num_places(self) -> int:
+        """Number of places at which the target writes a step."""
+        return sum(self.width**level for level in range(self.depth + 1))
+
+    @property
+    def waste_rate(self) -> int:
+        """See `FamilyTable.waste_rate`."""
+        return 2 * self.num_places
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> "CompareTable":
+        if self.num_places > MAX_PLACES:
+            raise ValueError(
+                f"depth {self.depth} and width {self.width} make {self.num_places} places; at most {MAX_PLACES} are "
+                "supported"
+            )
+        return self
+
+
+async def compare(request: Request, table: CompareTable) -> None:
     """Lookahead Reasoning (arXiv:2506.19830, section 3): the longest run of draft steps that mean the same as the
     target's own is accepted, and the target's own step follows it.
 
@@ -15,7 +53,6 @@ async def compare(request: Request) -> None:
     step that ends it is accepted only if the target's own does too; a step that reached its longest length is never
     accepted; the target continues alone once too much was wasted, or if the draft is slower.
     """
-    table = request.policy.compare
     while await request.speculates():
         async with Lookahead(request, table.width) as ahead:
             path = list[Comparison]()

@@ -1,13 +1,47 @@
 """The first tokens of a step decide who writes it. Nothing is judged."""
 
 import re
+from typing import Literal
 
-from stepspec.loop.policy import RouteTable
+from pydantic import Field, model_validator
+
+from stepspec.engines.protocol import Ability
+from stepspec.loop.family import FamilyTable
 from stepspec.loop.request import Request
 from stepspec.loop.step import Proposal
 
 
-async def route(request: Request) -> None:
+class RouteTable(FamilyTable):
+    """How family `route` decides who writes a step."""
+
+    signal: Literal["first-entropy", "words"] = "first-entropy"
+    """`first-entropy`: the entropy of the draft's first token, in nats. `words`: words of doubt, checking or concluding
+    in the step's first tokens."""
+    threshold: float = Field(default=0.5, ge=0)
+    """With `first-entropy`: above it, the target writes the step."""
+    opening_tokens: int = Field(default=20, ge=1)
+    """With `words`: tokens of the draft that are looked at, and that the target writes instead if they have such
+    words."""
+    checking_tokens: int = Field(default=125, ge=1)
+    """With `words`: tokens that the target writes instead if a word of checking is among them."""
+    doubts: int = Field(default=15, ge=1)
+    """With `words`: after this many openings of doubt, the target is asked to check the steps so far."""
+
+    @property
+    def draft_needs(self) -> frozenset[Ability]:
+        """See `FamilyTable.draft_needs`."""
+        return frozenset({"entropies"} if self.signal == "first-entropy" else ())
+
+    @model_validator(mode="after")
+    def _keys_of_the_signal(self) -> "RouteTable":
+        words = {"opening_tokens", "checking_tokens", "doubts"}
+        for key in {"threshold"} if self.signal == "words" else words:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} has no effect with the signal {self.signal!r}")
+        return self
+
+
+async def route(request: Request, table: RouteTable) -> None:
     """GlimpRouter (arXiv:2601.05110, section 3): the draft writes the first token of a step, and its entropy decides
     which of the two models writes the step.
 
@@ -19,7 +53,7 @@ async def route(request: Request) -> None:
     equal ones. The draft's first token is kept if the draft writes the step, and dropped otherwise. The word lists and
     the sentence that asks to check are ours.
     """
-    router = Words(request.policy.route) if request.policy.route.signal == "words" else Entropy(request.policy.route)
+    router = Words(table) if table.signal == "words" else Entropy(table)
     while await request.speculates():
         opening = await request.glance(router.num_opening_tokens)
         if opening is None:

@@ -35,8 +35,7 @@ class FollowingEngine(ScriptedEngine):
         request = json.loads(head.partition("\n")[0])
         thought, ended, _ = written.removeprefix("<think>").partition("</think>")
         if written.startswith("<think>") and not ended:
-            done = thought.count("\n\n")
-            text = "".join([*THOUGHTS[done:], "</think>"])
+            text = "".join([*THOUGHTS, "</think>"])[len(thought) :]
             if call.stop is not None and self._think_end not in call.stop.token_ids:
                 text += f"{answer(request, call.json_schema)}<|end|>"
         else:

@@ -126,6 +126,15 @@ class WordTokenizer:
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
 
 
+class LetterTokenizer(WordTokenizer):
+    """Has one token for every character outside of tags."""
+
+    def encode(self, text: str) -> list[int]:
+        parts = re.split(r"(</?think>|<\|\w+\|>)", text)
+        tokens = [token for index, part in enumerate(parts) for token in ([part] if index % 2 else part)]
+        return [self._id(token.encode()) for token in tokens if token]
+
+
 def _refuse(reason: str) -> None:
     raise jinja2.TemplateError(reason)
 

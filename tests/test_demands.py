@@ -7,10 +7,11 @@ import pytest
 from following import THOUGHTS, asked_of, following_pair
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
-from stepspec import Pair, Result, StepSpec, TargetError
+from stepspec import Pair, Policy, Result, StepSpec, TargetError
 from stepspec.chat.events import AnswerDelta, ToolCallDelta, ToolCalled
 from stepspec.engines.protocol import EVERYTHING
 from stepspec.errors import EngineError, UsageError
+from stepspec.loop.families import FAMILIES
 from stepspec.loop.step import Done, StepCommitted
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +42,7 @@ def pair_of(
     return Pair(target, ScriptedEngine(tokenizer, draft_replies or [], name="draft"))
 
 
-async def ask(pair: Pair, policy: str = "specreason", question: str = "How many?", **options: Any) -> Result:
+async def ask(pair: Pair, policy: str | Policy = "specreason", question: str = "How many?", **options: Any) -> Result:
     """Return the result, and check its counts."""
     result = await StepSpec(policy=policy, pair=pair).generate(question, **options)
     result.counts.check()
@@ -350,3 +351,24 @@ async def test_where_steps_are_the_answer_a_stop_string_ends_the_generation_imme
     result = await ask(pair, "target", stop=["three"])
     assert (result.answer, result.finish_reason) == ("One two ", "stop")
     assert result.counts.committed < 6
+
+
+# All families.
+
+
+@pytest.mark.parametrize("family", [*FAMILIES])
+async def test_tools_schemas_and_stop_strings_hold_in_every_family(family: str) -> None:
+    judges = [{"kind": "always"}] if FAMILIES[family].table.judged else []
+    policy = Policy.model_validate({"version": 1, "summary": "a test", "family": family, "judges": judges})
+    called = await ask(following_pair(), policy, "Please add 4.", tools=[ADD])
+    assert [(call.name, json.loads(call.arguments)) for call in called.tool_calls] == [("add", {"a": 4})]
+    assert (called.reasoning, called.answer, called.finish_reason) == ("".join(THOUGHTS), "", "tool_calls")
+    if FAMILIES[family].table.speculates:
+        assert called.counts.accepted > 0
+    held = await ask(following_pair(), policy, "It is 4.", json_schema=SCHEMA)
+    assert (held.reasoning, json.loads(held.answer)) == ("".join(THOUGHTS), {"n": 4})
+    stopped = await ask(following_pair(), policy, "Hello", stop=[" things"])
+    assert (stopped.reasoning, stopped.answer, stopped.finish_reason) == ("".join(THOUGHTS), "\n\nYou said 1", "stop")
+    cut = await ask(following_pair(), policy, "Hello", max_thinking_tokens=3)
+    assert (cut.usage.reasoning_tokens, cut.limit) == (3, "max_thinking_tokens")
+    assert cut.answer

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from scripted import PROMPT, Call, Opinion, Play, Reply, ScriptedEngine, Stage
+from scripted import PROMPT, Call, LetterTokenizer, Opinion, Play, Reply, ScriptedEngine, Stage, WordTokenizer
 
+from stepspec import Pair, StepSpec
 from stepspec.errors import EngineError, TargetError
+from stepspec.loop.families import FAMILIES
 from stepspec.loop.limits import Demands
 from stepspec.loop.policy import Policy, StepTable
 from stepspec.loop.step import StepCommitted, StepJudged, StepProposed
@@ -290,6 +292,62 @@ async def test_the_budget_of_a_route_holds(max_tokens: int, signal: str) -> None
 async def test_a_draft_of_a_route_that_fails_leaves_the_target_alone() -> None:
     play = await staged(route(), steps(OWN), lambda *_: Reply(fails=EngineError("no"))).play()
     assert play.result.reasoning == "".join(OWN)
+
+
+# What holds in all of them
+
+
+def of_family(family: str, **settings: Any) -> Policy:
+    judges = [{"kind": "always"}] if FAMILIES[family].table.judged else []
+    return Policy.model_validate({"version": 1, "summary": "a test", "family": family, "judges": judges} | settings)
+
+
+SPECULATING = [name for name, family in FAMILIES.items() if family.table.speculates]
+
+
+@pytest.mark.parametrize("family", SPECULATING)
+async def test_the_target_writes_the_first_steps(family: str) -> None:
+    play = await staged(of_family(family, first_target_steps=2), letters_of(OWN), letters_of(OWN)).play()
+    assert [origin for origin, _ in origins(play)][:2] == ["target", "target"]
+    assert play.result.reasoning == "".join(OWN)
+    assert all(call.prompt.startswith(PROMPT + OWN[0] + OWN[1]) for call in play.draft.calls)
+    assert play.draft.calls
+
+
+@pytest.mark.parametrize("family", SPECULATING)
+async def test_a_draft_that_is_never_right_is_used_no_more(family: str) -> None:
+    """`Stage` compares the wasted tokens with the bound of the family."""
+    own = [f"Step {chr(97 + number)} is here.\n\n" for number in range(26)]
+    table = {"route": {"threshold": 0.0}} if family == "route" else {}
+    table |= {"judges": [{"kind": "never"}]} if FAMILIES[family].table.judged else {}
+    wrong = steps([f"Xx {chr(97 + number)} no no no no no no.\n\n" for number in range(26)])
+    play = await staged(of_family(family, step={"max_step_tokens": 12}, **table), steps(own), wrong).play()
+    if family in ("score", "compare"):
+        assert play.result.reasoning == "".join(own)
+    if family == "score":
+        assert 0 < len(play.draft.calls) < len(own)
+
+
+@pytest.mark.parametrize("family", SPECULATING)
+async def test_a_draft_may_have_another_vocabulary(family: str) -> None:
+    target, draft = Planned(WordTokenizer(), name="target"), Planned(LetterTokenizer(), name="draft")
+    target.plan = draft.plan = letters_of(OWN)
+    pair = Pair(target, draft, one_vocabulary=False)
+    result = await StepSpec(policy=of_family(family), pair=pair).generate("How many?")
+    result.counts.check()
+    assert (result.reasoning, result.answer) == ("".join(OWN), "So 9.")
+    assert result.counts.accepted > 0
+
+
+def letters_of(written: Sequence[str]) -> Plan:
+    """Return a plan that continues a text, which may end inside a step, to the end of its step."""
+    whole = "".join(written)
+
+    def continued(number: int, text: str) -> str:
+        rest = whole[len(text) :]
+        return f"{rest.partition(chr(10) * 2)[0]}\n\n" if rest else END + ANSWER
+
+    return continued
 
 
 # Score: several candidates, and steps that are aborted

@@ -1,14 +1,22 @@
 """The published methods on the embedded pair, and what is published about them."""
 
+import inspect
 import itertools
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
 from stepspec.api.session import load_pair
+from stepspec.bench import presets
+from stepspec.errors import UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.evaluation.records import PolicySummary
+from stepspec.loop.families import FAMILIES
+from stepspec.loop.families.route import RouteTable
+from stepspec.loop.families.score import ScoreTable
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +74,17 @@ def test_lookahead_has_the_published_defaults() -> None:
     assert (policy.step.delimiter, policy.step.max_step_tokens, policy.first_target_steps) == ("\n\n", 100, 0)
 
 
+def test_rsd_has_the_published_defaults() -> None:
+    policy, _ = load_policy("rsd")
+    (judge,) = policy.judges
+    assert (policy.family, judge.model_dump()) == (
+        "score",
+        {"kind": "reward", "model": "reward", "threshold": 0.7, "reject_below": None},
+    )
+    assert (policy.step.delimiter, policy.step.max_step_tokens, policy.first_target_steps) == ("\n\n", 2048, 0)
+    assert (policy.settings, policy.salvage) == (ScoreTable(candidates=1), None)
+
+
 def test_speculative_thinking_has_the_published_lengths() -> None:
     route = load_policy("speculative-thinking")[0].route
     assert (route.signal, route.opening_tokens, route.checking_tokens, route.doubts) == ("words", 20, 125, 15)
@@ -74,3 +93,28 @@ def test_speculative_thinking_has_the_published_lengths() -> None:
 def test_glimprouter_decides_by_the_entropy_of_one_token() -> None:
     policy, _ = load_policy("glimprouter")
     assert (policy.family, policy.route.signal, policy.draft_needs) == ("route", "first-entropy", {"entropies"})
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "rsd"])
+def test_a_preset_s_algorithm_is_one_short_function_that_names_its_paper(name: str) -> None:
+    policy, _ = load_policy(name)
+    function = FAMILIES[policy.family].run
+    assert len(inspect.getsource(function).splitlines()) <= 40
+    assert policy.paper in (function.__doc__ or "")
+    assert "Departures:" in (function.__doc__ or "")
+
+
+def test_a_sweep_picks_the_fastest_threshold_that_keeps_the_accuracy(tmp_path: Path) -> None:
+    presets.write_sweep(tmp_path)
+    names = {f"{name}-{value:g}" for name, values in presets.SWEPT.items() for value in values}
+    assert {file.stem for file in tmp_path.iterdir()} == names
+    assert load_policy(str(tmp_path / "glimprouter-0.05.toml"))[0].settings == RouteTable(threshold=0.05)
+
+    def row(accuracy: float, wall_s: float) -> PolicySummary:
+        return PolicySummary.model_construct(accuracy=accuracy, wall_s=wall_s)
+
+    found = {"target": row(0.80, 9.0), "rsd-0.3": row(0.70, 1.0), "rsd-0.5": row(0.78, 2.0), "rsd-0.7": row(0.9, 3.0)}
+    assert presets.pick(found, "rsd") == 0.5
+    assert presets.pick(found | {"target": row(0.95, 9.0)}, "rsd") == 0.7
+    with pytest.raises(UsageError, match="lacks the policy"):
+        presets.pick(found, "lookahead")

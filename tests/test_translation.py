@@ -1,10 +1,9 @@
 """A draft with another tokenizer: both token buffers only grow, and both models read the same text."""
 
-import re
 from typing import Any
 
 import pytest
-from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
+from scripted import LetterTokenizer, Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, StepSpec
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
@@ -28,15 +27,6 @@ OTHER_TEMPLATE = """\
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-class LetterTokenizer(WordTokenizer):
-    """Has one token for every character outside of tags."""
-
-    def encode(self, text: str) -> list[int]:
-        parts = re.split(r"(</?think>|<\|\w+\|>)", text)
-        tokens = [token for index, part in enumerate(parts) for token in ([part] if index % 2 else part)]
-        return [self._id(token.encode()) for token in tokens if token]
 
 
 def policy(**settings: Any) -> Policy:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from stepspec.engines.torch_engine.drafters.medusa import FILE, MedusaHeads, load_heads
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.evaluation.generators.gsm_mini import NAMES, train_problem
-from stepspec.mini import WEIGHTS, train
+from stepspec.mini import WEIGHTS, muon, train
 from stepspec.mini.batches import Batches, collate
 from stepspec.mini.medusa import NUM_HEADS, loss_of, train_heads
 from stepspec.mini.proposals import load_proposals
@@ -226,3 +226,21 @@ def test_each_medusa_head_learns_the_token_at_its_own_distance() -> None:
     with torch.no_grad():
         heads.heads[0, 4, 3] = 30.0  # no target after the last token
     assert loss_of(heads, hidden, targets) < 1e-6
+
+
+def test_our_muon_takes_the_steps_of_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "COMPUTE_DTYPE", torch.bfloat16)  # which torch's always computes in
+    rng = torch.Generator().manual_seed(0)
+    start = [torch.randn(8, 20, generator=rng), torch.randn(20, 8, generator=rng)]
+    gradients = [[torch.randn(each.shape, generator=rng) for each in start] for _ in range(3)]
+    found: list[list[torch.nn.Parameter]] = []
+    for kind in (muon.Muon, torch.optim.Muon):
+        weights = [torch.nn.Parameter(each.clone()) for each in start]
+        optimizer = kind(weights, lr=0.05, momentum=0.9, weight_decay=0.1)
+        for turn in gradients:
+            for weight, gradient in zip(weights, turn, strict=True):
+                weight.grad = gradient.clone()
+            optimizer.step()
+        found.append(weights)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)

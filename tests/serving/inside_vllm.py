@@ -39,6 +39,9 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
         return chunk.ids, chunk.logprobs
 
     found["texts"], found["logprobs"] = zip(*await asyncio.gather(*map(write, request["prompts"])), strict=True)
+    first, text = TokenBuffer(request["prompts"][0]), found["texts"][0]
+    rest = Stop(len(text) - 5)
+    found["after"] = (await collect(target.generate(Generate(first, Sampling(), rest, after=text[:5])))).ids
     seen = []
     for ids, step in zip(request["prompts"], request["steps"], strict=True):
         probes = [Probe(tuple(probe), tuple(request["labels"])) for probe in request["probes"]]

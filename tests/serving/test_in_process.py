@@ -61,6 +61,7 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(answer_file.read_text())
     assert [tuple(ids) for ids in found["texts"]] == texts
+    assert tuple(found["after"]) == texts[0][5:]
     for logprobs, chunk in zip(found["logprobs"], chunks, strict=True):
         assert logprobs == pytest.approx(chunk.logprobs, abs=ROUNDING)
     for ids, step, seen in zip(prompts, steps, found["seen"], strict=True):

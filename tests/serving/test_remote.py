@@ -100,6 +100,16 @@ async def test_it_writes_what_the_torch_engine_writes(
         assert theirs.entropies is None
 
 
+async def test_it_continues_and_verifies_ids_that_are_not_committed(remote: RemoteEngine) -> None:
+    ids = prompts(remote.tokenizer)[0]
+    buffer, whole = TokenBuffer(ids), await collect(remote.generate(Generate(TokenBuffer(ids), Sampling(), Stop(40))))
+    for length in (10, 25, 0):
+        after, rest = whole.ids[:length], whole.ids[length:]
+        found = await collect(remote.generate(Generate(buffer, Sampling(), Stop(len(rest)), after=after)))
+        assert (found.ids, len(buffer)) == (rest, len(ids))
+        assert (await remote.verify(Verify(buffer, after, scores=False))).next_choice == rest[0]
+
+
 async def test_a_stop_token_ends_a_text(remote: RemoteEngine, torch_engine: TorchEngine) -> None:
     (tag,) = remote.tokenizer.encode("</think>")
     stop = Stop(300, token_ids=frozenset({tag}))

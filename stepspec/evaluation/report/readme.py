@@ -49,9 +49,17 @@ def headline(results: Results) -> str:
         raise UsageError("A headline of several runs needs the same problems, concurrency and hardware in all of them.")
     found = "; ".join(_at_temperature(*each) for each in results)
     return (
-        f"On {count(summary.n, 'problem')} of {run.benchmark} with the embedded pair: {found} (concurrency "
+        f"On {count(summary.n, 'problem')} of {run.benchmark} with {_models(run)}: {found} (concurrency "
         f"{run.concurrency}, {hardware_in_words(run.hardware)}; 95% intervals)."
     )
+
+
+def _models(run: RunRecord) -> str:
+    target, draft = (engine.name if engine else "none" for engine in map(run.engines.get, ("target", "draft")))
+    pair = target.removesuffix(" target")
+    if draft == f"{pair} draft":
+        return f"the pair `{pair}`"
+    return f"the target {target} and the draft {draft}"
 
 
 def _at_temperature(run: RunRecord, summary: Summary) -> str:

@@ -22,7 +22,7 @@ from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
 from stepspec.loop.judging import Evidence, Judge, Panel, find_judge, judge_kinds, shipped_judges
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Verdict
+from stepspec.loop.step import Step, Verdict
 
 TOKENIZER = WordTokenizer()
 ROOT = Path(__file__).parents[1]
@@ -328,6 +328,29 @@ def test_a_long_step_is_read_in_time(text: str) -> None:
     started = time.perf_counter()
     assert false_equalities(text) == []
     assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("Ann has 12 apples.", 1.0),  # in the question
+        ("Ben has five, and 1,250 in the store.", 1.0),  # as a word, and with a comma
+        ("Ben bought 8 of them.", 1.0),  # in an earlier step
+        ("Ben has 17 apples.", 0.0),
+        ("Ben has 17.5 apples.", 0.0),
+        ("Ben has 12 + 5 = 17 apples.", 1.0),  # calculates
+        ("Half of them is 6, so 6 are left.", 1.0),
+        ("An hour has 60 minutes.", 1.0),  # a constant
+        ("She looks at step2 and v3.", 1.0),  # no numbers
+        ("", 1.0),
+    ],
+)
+def test_a_number_from_nowhere_is_a_veto(step: str, expected: float) -> None:
+    question = "Ann has 12 apples. Ben has five more. The store has 1250. How many does Ben have?"
+    evidence = Evidence(question, [Step(0, "draft", "Ben bought 8 - 3 = 5.\n\n", 9, 9, "delimiter")], step)
+    numbers = judge("numbers")
+    assert asyncio.run(numbers.score(evidence)) == expected
+    assert numbers.decide(expected) == ("undecided" if expected else "reject")
 
 
 def test_the_settings_of_judges_are_part_of_a_stored_policy() -> None:

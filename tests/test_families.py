@@ -339,6 +339,17 @@ async def test_a_draft_may_have_another_vocabulary(family: str) -> None:
     assert result.counts.accepted > 0
 
 
+@pytest.mark.parametrize(
+    ("period", "origin"), [(2, ["target", "draft"] * 2), (3, ["target", *["draft"] * 2, "target"])]
+)
+async def test_the_models_take_turns(period: int, origin: list[str]) -> None:
+    policy = of_family("alternate", alternate={"period": period})
+    play = await staged(policy, letters_of(OWN), letters_of(OWN)).play()
+    assert [each for each, _ in origins(play)] == origin
+    assert play.result.reasoning == "".join(OWN)
+    assert play.result.counts.steps_judged == 0
+
+
 def letters_of(written: Sequence[str]) -> Plan:
     """Return a plan that continues a text, which may end inside a step, to the end of its step."""
     whole = "".join(written)

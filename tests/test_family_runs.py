@@ -33,6 +33,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
     {"family": "compare", "judges": ({"kind": "random", "share": 0.7},), "compare": {"depth": 2, "width": 3}},
     {"family": "route"},
+    {"family": "alternate"},
     {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
 )
 

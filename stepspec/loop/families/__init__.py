@@ -5,13 +5,14 @@ from typing import Any, Literal, NamedTuple
 
 from stepspec.base.file_model import FileModel
 from stepspec.loop.families.alone import AloneTable, alone
+from stepspec.loop.families.alternate import AlternateTable, alternate
 from stepspec.loop.families.compare import CompareTable, compare
 from stepspec.loop.families.route import RouteTable, route
 from stepspec.loop.families.score import ScoreTable, score
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.request import Request
 
-Family = Literal["target", "draft", "score", "compare", "route"]
+Family = Literal["target", "draft", "score", "compare", "route", "alternate"]
 
 
 class FamilyTables(FileModel):
@@ -23,6 +24,8 @@ class FamilyTables(FileModel):
     """How far family `compare` looks ahead."""
     route: RouteTable = RouteTable()
     """How family `route` decides."""
+    alternate: AlternateTable = AlternateTable()
+    """How family `alternate` divides the steps."""
 
 
 class FamilyCode(NamedTuple):
@@ -38,4 +41,5 @@ FAMILIES: Mapping[str, FamilyCode] = {
     "score": FamilyCode(score, ScoreTable),
     "compare": FamilyCode(compare, CompareTable),
     "route": FamilyCode(route, RouteTable),
+    "alternate": FamilyCode(alternate, AlternateTable),
 }

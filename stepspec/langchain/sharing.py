@@ -41,7 +41,8 @@ def shared_pair(
         for title, spec in specs.items():
             if spec not in _judges:
                 _judges[spec] = load_judge(title, spec)
-        return replace(_pairs[key], judges={title: _judges[spec] for title, spec in specs.items()})
+        models = {title: _judges[spec] for title, spec in specs.items()}
+        return replace(_pairs[key], judges=models) if models else _pairs[key]
 
 
 def loaded_pair(target: str | None, draft: str | None, name: str | None = None) -> Pair | None:

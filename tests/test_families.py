@@ -314,18 +314,13 @@ async def test_the_target_writes_the_first_steps(family: str) -> None:
     assert play.draft.calls
 
 
-@pytest.mark.parametrize("family", SPECULATING)
-async def test_a_draft_that_is_never_right_is_used_no_more(family: str) -> None:
-    """`Stage` compares the wasted tokens with the bound of the family."""
+async def test_a_draft_that_is_never_right_is_used_no_more() -> None:
     own = [f"Step {chr(97 + number)} is here.\n\n" for number in range(26)]
-    table = {"route": {"threshold": 0.0}} if family == "route" else {}
-    table |= {"judges": [{"kind": "never"}]} if FAMILIES[family].table.judged else {}
-    wrong = steps([f"Xx {chr(97 + number)} no no no no no no.\n\n" for number in range(26)])
-    play = await staged(of_family(family, step={"max_step_tokens": 12}, **table), steps(own), wrong).play()
-    if family in ("score", "compare"):
-        assert play.result.reasoning == "".join(own)
-    if family == "score":
-        assert 0 < len(play.draft.calls) < len(own)
+    wrong = [f"Xx {chr(97 + number)} no no no no no no.\n\n" for number in range(26)]
+    policy = score(judges=[{"kind": "never"}], step={"max_step_tokens": 12})
+    play = await staged(policy, steps(own), steps(wrong)).play()
+    assert play.result.reasoning == "".join(own)
+    assert 0 < len(play.draft.calls) < len(own)
 
 
 @pytest.mark.parametrize("family", SPECULATING)
@@ -348,6 +343,12 @@ async def test_the_models_take_turns(period: int, origin: list[str]) -> None:
     assert [each for each, _ in origins(play)] == origin
     assert play.result.reasoning == "".join(OWN)
     assert play.result.counts.steps_judged == 0
+
+
+async def test_after_two_equal_steps_the_target_writes_out_of_turn() -> None:
+    policy = of_family("alternate", alternate={"period": 5})
+    play = await staged(policy, steps(OWN), lambda *_: OWN[0], max_tokens=60).play()
+    assert [each for each, _ in origins(play)][:4] == ["target", "draft", "target", "draft"]
 
 
 def letters_of(written: Sequence[str]) -> Plan:

@@ -334,19 +334,25 @@ def test_a_long_step_is_read_in_time(text: str) -> None:
     ("step", "expected"),
     [
         ("Ann has 12 apples.", 1.0),  # in the question
-        ("Ben has five, and 1,250 in the store.", 1.0),  # as a word, and with a comma
+        ("Ben has 5, the store 1,250, and Eve 25.", 1.0),  # in words, and with a comma
         ("Ben bought 8 of them.", 1.0),  # in an earlier step
         ("Ben has 17 apples.", 0.0),
         ("Ben has 17.5 apples.", 0.0),
+        ("Eve has 20 apples.", 0.0),  # a part of twenty-five
         ("Ben has 12 + 5 = 17 apples.", 1.0),  # calculates
-        ("Half of them is 6, so 6 are left.", 1.0),
+        ("That is 4 x 17, or 68.", 1.0),
+        ("Half of them is 6, so 6 are there.", 1.0),
+        ("Adding 25 and 4 gives 29.", 1.0),
         ("An hour has 60 minutes.", 1.0),  # a constant
+        ("17. Ann has 12 apples.", 1.0),  # the number of an item
+        ("Step 17: Ann has 12.", 1.0),
         ("She looks at step2 and v3.", 1.0),  # no numbers
+        ("It is " + "9" * 5000 + ".", 1.0),  # too long for a number
         ("", 1.0),
     ],
 )
-def test_a_number_from_nowhere_is_a_veto(step: str, expected: float) -> None:
-    question = "Ann has 12 apples. Ben has five more. The store has 1250. How many does Ben have?"
+def test_an_unknown_number_is_a_veto(step: str, expected: float) -> None:
+    question = "Ann has 12 apples. Ben has five more, Eve twenty-five. The store has 1250. How many does Ben have?"
     evidence = Evidence(question, [Step(0, "draft", "Ben bought 8 - 3 = 5.\n\n", 9, 9, "delimiter")], step)
     numbers = judge("numbers")
     assert asyncio.run(numbers.score(evidence)) == expected

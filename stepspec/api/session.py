@@ -31,7 +31,7 @@ from stepspec.chat.prompts import Message, Room, checked_messages, encode_messag
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
 from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import Ability, DrafterName, Engine, TokenBuffer, check_range, side_by_side
-from stepspec.errors import EngineError, ModelError, UnknownIdError, UsageError, unknown_name
+from stepspec.errors import EngineError, ModelError, StepSpecError, UnknownIdError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
@@ -87,6 +87,8 @@ class Pair:
     """Judge models by name."""
     scope: PairScope | None = None
     """Description of the training data, for pairs that stepspec provides. Results of other questions get a note."""
+    folder: Path | None = None
+    """Folder of a pair that was loaded by its name."""
 
     @property
     def hash(self) -> str:
@@ -178,19 +180,42 @@ def load_pair(
     models = choose_models(target, draft, pair)
     scope = PairScope.load(models.folder) if notes and models.folder is not None else None
     judge_specs = choose_judges(judges or {}, judge_names, models.folder)
-    for spec in filter(None, (models.target, models.draft, *judge_specs.values())):
+    for spec in filter(None, (models.target, models.draft)):
         check_spec(spec)
+    for name, spec in judge_specs.items():
+        check_judge_spec(name, spec)
     if models.draft is None and needs_draft:
         raise UsageError(NO_DRAFT)
-    target_engine = _load_engine(models.target, models.titles[0])
-    draft_engine = _load_engine(models.draft, models.titles[1]) if models.draft is not None else None
-    loaded = {name: load_judge(name, spec) for name, spec in judge_specs.items()}
+    loaded: list[Any] = []
+    try:
+        loaded.append(target_engine := _load_engine(models.target, models.titles[0]))
+        draft_engine = _load_engine(models.draft, models.titles[1]) if models.draft is not None else None
+        loaded += [] if draft_engine is None else [draft_engine]
+        judge_models: dict[str, JudgeModel] = {}
+        for name, spec in judge_specs.items():
+            loaded.append(judge := load_judge(name, spec))
+            judge_models[name] = judge
+    except StepSpecError:
+        _close_now(*loaded)
+        raise
     if draft_engine is None:
-        return Pair(target_engine, None, judges=loaded)
+        return Pair(target_engine, None, judges=judge_models)
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
     if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
-    return Pair(target_engine, draft_engine, one_vocabulary, judges=loaded, scope=scope)
+    return Pair(target_engine, draft_engine, one_vocabulary, judges=judge_models, scope=scope, folder=models.folder)
+
+
+def _close_now(*models: Any) -> None:
+    """Close models that the caller has no reference to. Blocks, in a thread with its own event loop."""
+
+    async def close() -> None:
+        for model in models:
+            await model.aclose()
+
+    thread = threading.Thread(target=asyncio.run, args=(close(),))
+    thread.start()
+    thread.join()
 
 
 def choose_judges(given: Mapping[str, str], wanted: Collection[str], folder: Path | None) -> Mapping[str, str]:
@@ -213,12 +238,17 @@ def load_judge(name: str, spec: str) -> JudgeModel:
         UsageError: the spec string is invalid.
         ModelError: the model cannot be loaded or served.
     """
+    check_judge_spec(name, spec)
+    return _load(JUDGE_ENGINES[spec.partition(":")[0]], spec, None)
+
+
+def check_judge_spec(name: str, spec: str) -> None:
+    """Check the spec string of a judge model without loading the model. Errors are those of `check_spec`."""
     check_spec(spec)
     kind = spec.partition(":")[0]
     if kind not in JUDGE_ENGINES:
         unknown = unknown_name("engine of judge models", kind, JUDGE_ENGINES)
         raise UsageError(f"The judge model {name!r} is {spec!r}. {unknown}")
-    return _load(JUDGE_ENGINES[kind], spec, None)
 
 
 def check_spec(spec: str) -> None:
@@ -295,8 +325,8 @@ def _check_judging(policy: Policy, pair: Pair) -> None:
         model = pair.judges.get(name)
         if model is None:
             raise UsageError(
-                f"The policy needs the judge model {name!r}. Name it with --judge {name}=torch:FOLDER "
-                f'(judges={{"{name}": "torch:FOLDER"}} in Python).'
+                f"The policy needs the judge model {name!r}. Name it with --judge {name}=torch:FOLDER or a server's "
+                f'address (judges={{"{name}": "torch:FOLDER"}} in Python).'
             )
         if ability not in model.abilities:
             what = "reward steps" if ability == "reward" else "embed texts"
@@ -398,15 +428,13 @@ class StepSpec:
             raise UsageError(NO_DRAFT)
         try:
             self.policy, note = fit_policy(wanted, self.pair)
-        except UsageError:
-            if self._owns_pair:  # the caller has no reference to the loaded models
-                thread = threading.Thread(target=asyncio.run, args=(self.pair.aclose(),))
-                thread.start()
-                thread.join()
+            self._panel = self.policy.panel(self.pair.target.tokenizer)
+        except StepSpecError:
+            if self._owns_pair:
+                _close_now(self.pair)
             raise
         if note is not None:
             logger.warning("%s", note)
-        self._panel = self.policy.panel(self.pair.target.tokenizer)
 
     async def __aenter__(self) -> "StepSpec":
         return self

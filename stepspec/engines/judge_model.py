@@ -1,9 +1,14 @@
 """The interface of judge models: models that judges ask, beside target and draft."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, Protocol
 
 from stepspec.engines.protocol import Tokenizer
+from stepspec.errors import ModelError, UsageError
+
+MAX_QUESTIONS, MAX_STEPS = 256, 4096
+"""Numbers of questions and of steps whose ids are kept."""
 
 JudgeAbility = Literal["reward", "embed"]
 """What a judge model can do. `reward`: it gives a step a reward. `embed`: it embeds texts."""
@@ -57,7 +62,33 @@ class JudgeModel(Protocol):
         ...
 
 
-def reward_ids(tokenizer: Tokenizer, prompt: str, steps: Sequence[str]) -> list[int]:
-    """Return the ids of a question in the chat template, and of the steps of its answer. Each step is encoded alone."""
-    opening = tokenizer.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
-    return [*tokenizer.encode(opening), *(id for step in steps for id in tokenizer.encode_text(step))]
+class RewardIds:
+    """Encodes questions and the steps of their answers for rewards, each text once: a step is encoded alone."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._opening = lru_cache(MAX_QUESTIONS)(self._encode_opening)
+        self._step = lru_cache(MAX_STEPS)(self._encode_step)
+
+    def of(self, prompt: str, steps: Sequence[str]) -> tuple[int, ...]:
+        """Return the ids of a question in the chat template, and of the steps of its answer."""
+        return (*self._opening(prompt), *(id for step in steps for id in self._step(step)))
+
+    def _encode_step(self, step: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode_text(step))
+
+    def _encode_opening(self, prompt: str) -> tuple[int, ...]:
+        opening = self._tokenizer.render([{"role": "user", "content": prompt}], add_generation_prompt=True)
+        return tuple(self._tokenizer.encode(opening))
+
+
+def check_reward_tokenizer(tokenizer: Tokenizer, name: str) -> None:
+    """Check that a reward model's tokenizer can render questions.
+
+    Raises:
+        ModelError: it has no chat template, or the template rejects a question.
+    """
+    try:
+        RewardIds(tokenizer).of("?", ())
+    except UsageError as error:
+        raise ModelError(f"{name} cannot give rewards. {error}") from error

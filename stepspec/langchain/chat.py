@@ -113,7 +113,7 @@ class ChatStepSpec(BaseChatModel):
     """Whether `invoke` streams internally, for callbacks that receive tokens."""
     base_url: str | None = None
     """Address of a `stepspec serve`, such as `http://localhost:8000/v1`. The default is the environment variable
-    STEPSPEC_BASE_URL, unless `draft`, `pair` or a spec string as `model` is given."""
+    STEPSPEC_BASE_URL, unless `draft`, `judges`, `pair` or a spec string as `model` is given."""
     api_key: SecretStr | None = Field(default_factory=secret_from_env("STEPSPEC_API_KEY", default=None))
     judges: dict[str, str] | None = None
     """Spec strings of judge models by name. Not allowed with `base_url` or a loaded pair, which has its own."""
@@ -134,7 +134,7 @@ class ChatStepSpec(BaseChatModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ChatStepSpec":
-        has_models = any(each is not None for each in (self.draft, self.pair, self.judges))
+        has_models = bool(self.judges) or self.draft is not None or self.pair is not None
         if self.base_url is None and not has_models and ":" not in (self.model or ""):
             self.base_url = os.environ.get("STEPSPEC_BASE_URL")
         if self.base_url is not None and has_models:
@@ -457,7 +457,8 @@ class _Call:
         retries = RETRIES if retries is None else retries
         connection = (chat.api_key, retries, timeout) if chat.base_url is not None else None
         pair = chat.pair if model == chat.model and draft == chat.draft else None
-        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), policy, connection)
+        judges = tuple(sorted((chat.judges or {}).items()))
+        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), judges, policy, connection)
         if key not in chat._sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")

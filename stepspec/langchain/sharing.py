@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from stepspec.api.pairs import EMBEDDED_NAME
-from stepspec.api.session import Pair, choose_judges, choose_models, load_judge, load_pair
+from stepspec.api.session import Pair, check_judge_spec, choose_judges, load_judge, load_pair
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.judge_model import JudgeModel
 
@@ -34,10 +34,12 @@ def shared_pair(
         ModelError: a model cannot be loaded or served.
     """
     key = _key(target, draft, name)
+    for title, spec in (judges or {}).items():
+        check_judge_spec(title, spec)
     with _loading:
         if key not in _pairs:
             _pairs[key] = load_pair(target, draft, pair=name, needs_draft=False)
-        specs = choose_judges(judges or {}, judge_names, choose_models(target, draft, name).folder)
+        specs = choose_judges(judges or {}, judge_names, _pairs[key].folder)
         for title, spec in specs.items():
             if spec not in _judges:
                 _judges[spec] = load_judge(title, spec)

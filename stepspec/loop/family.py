@@ -1,4 +1,4 @@
-"""The settings of a family, and what the loop has to know of it."""
+"""The base class of the families' settings."""
 
 from typing import ClassVar
 

@@ -1,5 +1,6 @@
 """Judge models on servers: rewards through vLLM's `/pooling`, embeddings through `/v1/embeddings`."""
 
+import hashlib
 import json
 import math
 import uuid
@@ -10,16 +11,19 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
-from stepspec.engines.judge_model import JudgeAbility, reward_ids
+from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Count, validated
 from stepspec.engines.remote.client import Wire
 from stepspec.engines.remote.problems import nonsense
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, UsageError
 
 MAX_LABELS = 64
 """Maximum number of values of a reward. A pooling model that returns more returns hidden states."""
+
+WITHOUT_EFFECT = frozenset({"context", "replay_headers"})
+"""Options of an address that judge models do not use."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Row = Annotated[list[Finite], Field(min_length=1)]
@@ -46,7 +50,7 @@ class _Embedded(BaseModel):
         index: Count = 0
         embedding: Row
 
-    data: list[Item]
+    data: Annotated[list[Item], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class _Detector(Trials):
 
     async def _rewards(self, fields: dict[str, Any]) -> bool:
         pooled = await self.try_post(_Pooled, f"{self.address.root}/pooling", fields | {"input": TRIAL_IDS})
-        return pooled is not None and len(pooled.values) <= MAX_LABELS
+        return pooled is not None and len(pooled.values) <= MAX_LABELS and 0 <= pooled.values[-1] <= 1
 
 
 class RemoteJudge:
@@ -108,10 +112,10 @@ class RemoteJudge:
         self.abilities: frozenset[JudgeAbility] = frozenset({server.ability})
         self._address = address
         self._server = server
-        self._tokenizer = tokenizer
+        self._ids = None if tokenizer is None else RewardIds(tokenizer)
         self._wire = Wire(address)
         self._salt: dict[str, str] = {}
-        self._headers = {address.session_header: uuid.uuid4().hex}
+        self._name = uuid.uuid4().hex
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "RemoteJudge":
@@ -128,18 +132,23 @@ class RemoteJudge:
         """
         address = Address.parsed(spec)
         server = JudgeServer.found(address)
+        unused = WITHOUT_EFFECT | ({"tokenizer"} if server.ability == "embed" else set())
+        for name in sorted(unused):
+            if getattr(address, name) != getattr(Address, name):
+                raise UsageError(f"The option {name} of an address has no effect on this judge model. Remove it.")
         if server.ability == "embed":
             return cls(address, server, None, title)
         try:
             tokenizer = load_tokenizer(address.tokenizer or server.folder)
+            check_reward_tokenizer(tokenizer, server.model)
         except ModelError as error:
             raise ModelError(f"{error} Set another tokenizer in the address: http://...?tokenizer=NAME.") from error
         return cls(address, server, tokenizer, title)
 
     async def reward(self, prompt: str, steps: Sequence[str]) -> float:
         """See `JudgeModel.reward`."""
-        assert self._tokenizer is not None
-        found = await self._ask(f"{self._address.root}/pooling", reward_ids(self._tokenizer, prompt, steps))
+        assert self._ids is not None
+        found = await self._ask(f"{self._address.root}/pooling", self._ids.of(prompt, steps), prompt)
         value = validated(_Pooled, self._address, found, "reward").values[-1]
         if not 0 <= value <= 1:
             raise nonsense(self._address, f"a reward of {value:g}, which is not between 0 and 1")
@@ -147,7 +156,7 @@ class RemoteJudge:
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """See `JudgeModel.embed`."""
-        found = await self._ask(f"{self._address.base}/embeddings", list(texts))
+        found = await self._ask(f"{self._address.base}/embeddings", list(texts), texts[0])
         items = validated(_Embedded, self._address, found, "list of embeddings").data
         by_index = {item.index: item.embedding for item in items}
         if len(items) != len(texts) or by_index.keys() != set(range(len(texts))):
@@ -160,9 +169,11 @@ class RemoteJudge:
             raise nonsense(self._address, "an embedding of zeros")
         return [value / length for value in embedding]
 
-    async def _ask(self, url: str, input: object) -> Any:
+    async def _ask(self, url: str, input: object, text: str) -> Any:
+        """Send a request. Requests about the same text have the same session, for routers."""
         fields = {"model": self._server.model, "input": input, "encoding_format": "float"}
-        found, _ = await self._wire.ask(url, json.dumps(fields | self._salt).encode(), self._headers)
+        headers = {self._address.session_header: hashlib.sha256(f"{self._name}{text}".encode()).hexdigest()[:32]}
+        found, _ = await self._wire.ask(url, json.dumps(fields | self._salt).encode(), headers)
         return found
 
     def describe(self) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, DynamicCache
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
-from stepspec.engines.judge_model import JudgeAbility, reward_ids
+from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
 from stepspec.engines.torch_engine.slots import common_prefix
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
@@ -37,7 +37,7 @@ class TorchJudge:
         self.abilities: frozenset[JudgeAbility] = frozenset({"embed"} if head is None else {"reward"})
         self._body = network if head is None else network.base_model
         self._head = head
-        self._tokenizer = tokenizer
+        self._tokenizer, self._ids = tokenizer, RewardIds(tokenizer)
         self._weights = weights
         self._max_context = int(getattr(network.config, "max_position_embeddings", None) or 1 << 30)
         self._dtype, self._device = network.dtype, network.device
@@ -70,11 +70,14 @@ class TorchJudge:
         if missing := sorted(report["missing_keys"]):  # transformers would initialize them randomly
             raise ModelError(f"{name!r} lacks {len(missing)} of its weights, such as {missing[0]}.")
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
-        return cls(network.to(device).eval(), load_tokenizer(name, config), title, weights_hash(name))
+        tokenizer = load_tokenizer(name, config)
+        if classifies:
+            check_reward_tokenizer(tokenizer, name)
+        return cls(network.to(device).eval(), tokenizer, title, weights_hash(name))
 
     async def reward(self, prompt: str, steps: Sequence[str]) -> float:
         """See `JudgeModel.reward`."""
-        return await self._run(self._reward, tuple(reward_ids(self._tokenizer, prompt, steps)))
+        return await self._run(self._reward, self._ids.of(prompt, steps))
 
     async def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """See `JudgeModel.embed`."""

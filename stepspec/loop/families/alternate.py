@@ -14,8 +14,8 @@ class AlternateTable(FamilyTable):
 
 
 async def alternate(request: Request, table: AlternateTable) -> None:
-    """The target writes every so many steps, no matter what they say: the control for family `route`, which must be
-    more accurate at the same share of the target's tokens."""
+    """The target writes every so many steps: the control for family `route`, which should be more accurate at the same
+    share of the target's tokens. The target also writes the step after two equal ones, and what the draft cannot."""
     while await request.speculates():
         if request.is_stuck or len(request.transcript.steps) % table.period == 0:
             await request.write_step()

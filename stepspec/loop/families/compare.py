@@ -49,9 +49,10 @@ async def compare(request: Request, table: CompareTable) -> None:
     Everything is written as soon as what it continues exists: the draft's next steps, and the target's step at each
     place.
 
-    Departures: the target judges equivalence, with the problem in view; only the target ends the thinking, and a draft
-    step that ends it is accepted only if the target's own does too; a step that reached its longest length is never
-    accepted; the target continues alone once too much was wasted, or if the draft is slower.
+    Departures: the target or an embedding judges equivalence, the target with the problem in view; steps are committed
+    when a run is complete; only the target ends the thinking, and it writes the answer; a repeated step, and one that
+    reached its longest length, is never accepted; the target continues alone once too much was wasted, or if the draft
+    is slower.
     """
     while await request.speculates():
         async with Lookahead(request, table.width) as ahead:

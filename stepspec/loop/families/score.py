@@ -29,7 +29,8 @@ async def score(request: Request, table: ScoreTable) -> None:
     RSD (arXiv:2501.19324, section 3): a process reward model judges them.
 
     Departures: several judges may decide, the draft may propose several steps side by side, the target may keep the
-    part of a rejected step that it agrees with, only the target ends the thinking, and it writes the answer.
+    part of a rejected step that it agrees with, empty and repeated steps are rejected without asking, only the target
+    ends the thinking, and it writes the answer.
     """
     while await request.speculates():
         proposals = await request.propose(table.candidates)

@@ -1,7 +1,8 @@
-"""The numbers judge: it rejects a step that states a number from nowhere. It accepts nothing.
+"""The numbers judge: it rejects a step that states a number which is not known. It accepts nothing.
 
-A number is known if it is in the question or in an earlier step, as digits or as a word, or if it is a usual constant
-such as the 60 minutes of an hour. A step that calculates may have any numbers; see the arithmetic judge.
+A number is known if it is in the question or in an earlier step, in digits or in words, or if it is a usual constant
+such as the 60 minutes of an hour. A step that calculates, in signs or in words, may have any numbers; see the
+arithmetic judge. Numbers of list items and steps are ignored.
 """
 
 import re
@@ -11,26 +12,27 @@ from typing import ClassVar, Literal
 
 from stepspec.loop.judging import Decision, Evidence, Judge
 
-_NUMBER = re.compile(r"(?<![\w.])[$€£]?(\d+(?:,\d{3})+|\d+)(\.\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])[$€£]?(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(\.\d{1,18})?(?![\d,]*\d)")
+_LABEL = re.compile(r"(?:^|\n)\s*\(?\d+[.):](?=\s)|\bstep \d+\b", re.IGNORECASE)
 _CALCULATES = re.compile(
-    r"[=+*/×÷·−^\\%]|\d\s*[-–]\s*\d|\b(?:times|plus|minus|divided|half|twice|double|percent)\b", re.I
+    r"[=+*/×÷·−^\\%]|\d\s*[-–]\s*\d|\d\s+x\s+\d"
+    r"|\b(?:times|plus|minus|half|twice|double|triple|third|quarter|percent|per|each|every|total|sum|difference|together|altogether"
+    r"|left|remain\w*|more|less|fewer|add\w*|subtract\w*|multipl\w*|divid\w*)\b",
+    re.IGNORECASE,
 )
-_ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+_ONE_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
 )
-_TENS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
-_NAMED = {
-    **{word: Fraction(value) for value, word in enumerate(f"{_ONES} eighteen nineteen".split())},
-    **{word: Fraction(10 * value) for value, word in enumerate(_TENS.split(), 1)},
-    "dozen": Fraction(12),
-    "hundred": Fraction(100),
-    "thousand": Fraction(1000),
-}
+_TEN_WORDS = "ten twenty thirty forty fifty sixty seventy eighty ninety"
+_ONES = {word: Fraction(value) for value, word in enumerate(_ONE_WORDS.split())}
+_TENS = {word: Fraction(10 * value) for value, word in enumerate(_TEN_WORDS.split(), 1)}
+_WORD = re.compile(rf"\b(?:({'|'.join(_TENS)})(?:[- ]({'|'.join(_ONES)}))?|({'|'.join(_ONES)}))\b", re.IGNORECASE)
 _CONSTANTS = frozenset(map(Fraction, (0, 1, 2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1000)))
 
 
 class NumbersJudge(Judge):
-    """Rejects a step with a number from nowhere, and decides nothing about other steps."""
+    """Rejects a step with an unknown number, and decides nothing about other steps."""
 
     asks_target: ClassVar[bool] = False
     can_accept: ClassVar[bool] = False
@@ -39,7 +41,7 @@ class NumbersJudge(Judge):
     """Selects this judge."""
 
     async def score(self, evidence: Evidence) -> float:
-        """Return 0 if the step states a number from nowhere, else 1."""
+        """Return 0 if the step states an unknown number, else 1."""
         if _CALCULATES.search(evidence.step):
             return 1.0
         unknown = {*_digits(evidence.step)} - _CONSTANTS - {*_numbers(evidence.question)}
@@ -55,9 +57,10 @@ class NumbersJudge(Judge):
 
 def _numbers(text: str) -> Iterator[Fraction]:
     yield from _digits(text)
-    yield from (_NAMED[word] for word in re.findall(r"[a-z]+", text.lower()) if word in _NAMED)
+    for tens, ones, alone in _WORD.findall(text.lower()):
+        yield (_TENS[tens] if tens else 0) + _ONES.get(ones or alone, Fraction(0))
 
 
 def _digits(text: str) -> Iterator[Fraction]:
-    for whole, decimals in _NUMBER.findall(text):
+    for whole, decimals in _NUMBER.findall(_LABEL.sub(" ", text)):
         yield Fraction(whole.replace(",", "") + decimals)

@@ -1,8 +1,10 @@
 """README blocks that are generated from runs: tables with their conditions, and a headline."""
 
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepspec.base.files import list_data_files
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.report.cells import count, joined, percent_with_interval, times
@@ -62,6 +64,13 @@ def _models(run: RunRecord) -> str:
     return f"the target {target} and the draft {draft}"
 
 
+def _policy(run: RunRecord) -> str:
+    shipped, record = list_data_files("policies")[HEADLINED].read_text("utf-8"), run.policies.get(HEADLINED)
+    if record is None or tomllib.loads(record.text) == tomllib.loads(shipped):
+        return f"the policy `{HEADLINED}`"
+    return f"a policy `{HEADLINED}` adapted to the pair"
+
+
 def _at_temperature(run: RunRecord, summary: Summary) -> str:
     ours, target = summary.policies.get(HEADLINED), summary.policies.get(BASELINE)
     if ours is None or target is None or ours.speedup_vs_token is None:
@@ -76,7 +85,7 @@ def _at_temperature(run: RunRecord, summary: Summary) -> str:
     )
     vs_target, vs_token, accuracy, reference = map(joined, cells)
     return (
-        f"at temperature {run.temperature:g} the policy `{HEADLINED}` is {vs_target} as fast as the target alone and "
+        f"at temperature {run.temperature:g} {_policy(run)} is {vs_target} as fast as the target alone and "
         f"{vs_token} as fast as token-level speculation, and answers {accuracy} correctly where the target answers "
         f"{reference}"
     )

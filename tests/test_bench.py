@@ -1,5 +1,7 @@
 """`stepspec bench`: what it compares, stores and refuses. No test here checks how fast anything is."""
 
+import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -7,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stepspec.api.session import load_pair
 from stepspec.bench.readme import main as report_main
+from stepspec.bench.same_texts import ask, compare
+from stepspec.evaluation.generators.gsm_mini import load_split
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 
@@ -112,3 +117,27 @@ def test_the_wire_benchmark_needs_two_servers() -> None:
     done = bench("wire", "--target", "torch:nowhere", "--draft", "torch:nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr
+
+
+def test_texts_that_part_where_nothing_is_close_are_counted() -> None:
+    async def run() -> None:
+        questions = [problem.question for problem in itertools.islice(load_split("calibration"), 2)]
+        pair = load_pair()
+        models = [pair.target, pair.draft]
+        first = await ask(pair, ["target", "token"], questions)
+        assert [line.partition(";")[0] for line in await compare(models, first, first, {})] == [
+            "target: 2 texts, 0 differ, 0 of them not at a near tie",
+            "token: 2 texts, 0 differ, 0 of them not at a near tie",
+        ]
+        other = json.loads(json.dumps(first))
+        other["token"][1]["text"] = first["token"][1]["text"][:30] + " and" + first["token"][1]["text"][30:]
+        line = (await compare(models, first, other, {}))[1]
+        assert line.startswith("token: 2 texts, 1 differ, 1 of them not at a near tie")
+        for texts, step, score in ((first, "One.", -1.99), (other, "Two.", -2.5)):
+            texts["token"][1]["steps"][0] = [step, {"likelihood.min": score}]
+        for threshold, untied in ((-2.0, 0), (-1.0, 1)):
+            line = (await compare(models, first, other, {"token": threshold}))[1]
+            assert line.startswith(f"token: 2 texts, 1 differ, {untied} of them not at a near tie")
+        await pair.aclose()
+
+    asyncio.run(run())

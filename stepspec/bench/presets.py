@@ -5,8 +5,8 @@
         --policy target $(printf -- "--policy %s " SWEEP/*.toml)
     python -m stepspec.bench.presets pick RUN evals/policies/smol
 
-A method gets the threshold with the shortest answers in time, among those that cost at most 2 points of accuracy
-against the target. If all cost more, it gets the most accurate one.
+A method gets the fastest threshold among those that cost at most 2 points of accuracy against the target. If all cost
+more, it gets the most accurate one.
 """
 
 import argparse
@@ -56,17 +56,18 @@ def pick(policies: Mapping[str, PolicySummary], name: str) -> float:
     if not found or BASELINE not in policies:
         raise UsageError(f"The run lacks the policy {BASELINE!r} or all thresholds of {name!r}.")
     least = policies[BASELINE].accuracy - MAX_LOSS
-    fine = {value: each.wall_s for value, each in found.items() if each.accuracy >= least}
+    fine = {value: each.wall_s for value, each in found.items() if each.accuracy >= least and each.no_speed is None}
     return min(fine, key=fine.__getitem__) if fine else max(found, key=lambda value: found[value].accuracy)
 
 
 def write_picked(run: RunRecord, policies: Mapping[str, PolicySummary], folder: Path) -> None:
     """Write a policy file for each method in a run of the sweep, with the picked threshold."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in SWEPT:
         if not any(key.startswith(f"{name}-") for key in policies):
             continue
         value = pick(policies, name)
-        tried = ", ".join(f"{each:g}" for each in SWEPT[name])
+        tried = ", ".join(f"{each:g}" for each in SWEPT[name] if f"{name}-{each:g}" in policies)
         about = (
             f"# The policy {name} with the threshold that a sweep picked on {run.benchmark}: {run.num_problems}\n"
             f"# problems, temperature {run.temperature:g}, tried: {tried}.\n#\n"
@@ -88,7 +89,10 @@ def main() -> int:
         if arguments.command == "write":
             write_sweep(arguments.folder)
         else:
-            ((run, summary),) = read_results(arguments.run)
+            results = read_results(arguments.run)
+            if len(results) != 1:
+                raise UsageError(f"{arguments.run} has {len(results)} runs. Name the folder of one.")
+            run, summary = results[0]
             write_picked(run, summary.policies, arguments.folder)
     except StepSpecError as error:
         print(error, file=sys.stderr)

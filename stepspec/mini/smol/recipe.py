@@ -12,17 +12,21 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from stepspec.engines import draft_vocabulary
 from stepspec.mini.smol import reward
 from stepspec.mini.smol.base import find_base, load_tokenizer
-from stepspec.mini.smol.build import merged_target, write_model
+from stepspec.mini.smol.build import draft_of, merged_target, write_model
 from stepspec.mini.smol.texts import PROPOSALS_FILE
 
 FIRST_TOKENS, SECOND_TOKENS, THIRD_TOKENS = 2_000_000, 1_100_000, 600_000
 DRAFT_TOKENS = 8_500_000
 LATER_RATE, THIRD_RANK = 6e-4, 16
 """Learning rate of the second and third adapter, and a rank that keeps all weights below 40 MB."""
-NUM_SAMPLES, NUM_PROPOSALS = 552, 800
+NUM_SAMPLES, NUM_PROPOSALS, NUM_JUDGED = 552, 800, 4_000
+DRAFT_FILE = "draft.safetensors"
 
 
 class Recipe:
@@ -48,7 +52,7 @@ class Recipe:
         self._part(adapters[2], lambda: self._train(adapters, THIRD_TOKENS, *later, *rank))
         target = self._target("target", adapters)
         self._part(self.work / "samples.done", lambda: self._samples(target))
-        self._part(self.weights / "draft.safetensors", lambda: self._draft(target))
+        self._part(self.weights / DRAFT_FILE, lambda: self._draft(target))
         self._part(self.weights / reward.FILE, lambda: self._reward(target))
 
     def _part(self, result: Path, make: Callable[[], None]) -> None:
@@ -88,12 +92,20 @@ class Recipe:
 
     def _draft(self, target: Path) -> None:
         self._command("draft", "--work", self.work, "--target", target, "--tokens", str(DRAFT_TOKENS))
-        for name in (draft_vocabulary.FILE, "draft.safetensors"):
+        for name in (draft_vocabulary.FILE, DRAFT_FILE):
             shutil.copyfile(self.work / name, self.weights / name)
 
     def _reward(self, target: Path) -> None:
-        self._command("reward", "--work", self.work, "--target", target)
-        shutil.copyfile(self.work / reward.FILE, self.weights / reward.FILE)
+        """Fit the reward head to steps of the draft, which it is to judge."""
+        work, draft = self.work / "reward", self.work / "draft-model"
+        base = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+        write_model(draft, draft_of(base, self.weights / DRAFT_FILE), load_tokenizer(find_base()))
+        shutil.copyfile(self.weights / draft_vocabulary.FILE, draft / draft_vocabulary.FILE)
+        work.mkdir(exist_ok=True)
+        count = str(NUM_JUDGED)
+        self._command("proposals", "--work", work, "--model", draft, "--count", count)
+        self._command("reward", "--work", work, "--target", target, "--problems", count)
+        shutil.copyfile(work / reward.FILE, self.weights / reward.FILE)
 
 
 def main() -> None:

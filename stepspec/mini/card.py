@@ -1,34 +1,41 @@
-"""Write the measured figures into the model card: `python -m stepspec.mini.card`.
+"""Write the measured figures into a pair's model card: `python -m stepspec.mini.card --pair NAME`.
 
-The prose of `weights/README.md` is written by hand. The tables between its markers come from the weights and from
-`figures.json`, which `python -m stepspec.mini.measure PART --save` writes.
+The prose of the card, `README.md`, is written by hand. The tables between its markers come from files beside it, which
+`python -m stepspec.mini.measure PART --save` and `python -m stepspec.mini.smol.answers` write, from the weights, and
+for `smol` from runs under `evals/results/smol/accuracy/`.
 """
 
+import argparse
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepspec.api.pairs import file_hash
-from stepspec.evaluation.report import with_block
-from stepspec.mini import WEIGHTS
+from stepspec.base.files import package_folder
+from stepspec.evaluation.report import read_results, with_block
+from stepspec.evaluation.report.cells import joined, percent_with_interval
+from stepspec.mini.measure import BATCHES, CARDS, PASS_TOKENS
 
 Figures = dict[str, Any]
+ACCURACY = package_folder().parent / "evals" / "results" / "smol" / "accuracy"
+MAX_SHOWN = 400
+BASE = "-base"
+"""Ends the folder names of the untouched base model's runs."""
 
 
 def with_figures(card: str, folder: Path) -> str:
-    """Return the card with new tables from the figures and the weights in a folder.
+    """Return a pair's card with new tables from the files in the card's folder.
 
     Raises:
         UsageError: a marker is missing in the card.
     """
     figures: Figures = json.loads((folder / "figures.json").read_text())
-    blocks = {
-        "hashes": _hashes(folder),
-        "solutions": _solutions(figures["solutions"]),
-        "judging": _judging(figures["judging"]),
-        "acceptance": _acceptance(figures["acceptance"]),
-        "cost": _cost(figures["cost"]),
-    }
+    blocks = {name: block(figures[name]) for name, block in BLOCKS.items() if name in figures}
+    if (folder / "target").exists():
+        blocks["hashes"] = _hashes(folder)
+    else:
+        blocks |= {"accuracy": _accuracy(ACCURACY), "answers": _answers(folder / "answers.json")}
     for name, block in blocks.items():
         card = with_block(card, "figures", name, block)
     return card
@@ -105,10 +112,80 @@ def _cost(figures: Figures) -> str:
     )
 
 
+def _passes(figures: Figures) -> str:
+    rows = [
+        (f"{batch}", *(_number(figures["ms"][f"{batch} x {length}"], 0) for length in PASS_TOKENS)) for batch in BATCHES
+    ]
+    header = ("milliseconds for concurrent requests", *(f"{length} tokens" for length in PASS_TOKENS))
+    return f"{_table(header, rows)}\n\nMedian of {figures['turns']} passes, {figures['threads']} threads."
+
+
+def _probes(figures: Figures) -> str:
+    rows = [
+        (count, f"{figures['passes'][count]:g}", _number(milliseconds, 1))
+        for count, milliseconds in figures["ms"].items()
+    ]
+    table, lengths = (
+        _table(("questions", "passes", "ms, median"), rows),
+        ", ".join(map(str, figures["question_tokens"])),
+    )
+    return (
+        f"{table}\n\nA step of {figures['step_tokens']} tokens, questions of {lengths} tokens, {figures['threads']} "
+        "threads."
+    )
+
+
+def _accuracy(folder: Path) -> str:
+    """Return a table of the runs in a folder: share of correct answers by benchmark and model, with intervals."""
+    rows: list[tuple[str, ...]] = []
+    for path in sorted(each for each in folder.iterdir() if not each.name.endswith(BASE)):
+        ((run, summary),) = read_results(path)
+        base = path.with_name(path.name + BASE)
+        others = read_results(base)[0][1].policies["target"] if base.exists() else None
+        figures = (others, *(summary.policies.get(policy) for policy in ("target", "draft")))
+        cells = (
+            "–" if each is None else joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in figures
+        )
+        rows.append((run.benchmark, f"{summary.n:,}", *cells))
+    return _table(("benchmark", "problems", "untouched base", "target", "draft"), rows)
+
+
+def _answers(file: Path) -> str:
+    """Return a list of questions with what the target wrote."""
+    parts: list[str] = []
+    for each in json.loads(file.read_text("utf-8")):
+        right = f" (right: {each['right']})" if each["right"] else ""
+        answer = f"**{_line(each['answer'])}**" if each["answer"] else "no answer"
+        parts.append(
+            f"- {_line(each['question'])}{right}\n  {' → '.join(filter(None, (_line(each['steps']), answer)))}"
+        )
+    return "\n".join(parts)
+
+
+def _line(text: str) -> str:
+    """Return a text in one line of Markdown, cut at `MAX_SHOWN` characters."""
+    line = " / ".join(part.strip() for part in text.splitlines() if part.strip()).replace("*", "\\*")
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]} [...]"
+
+
+BLOCKS: Mapping[str, Callable[[Figures], str]] = {
+    "solutions": _solutions,
+    "judging": _judging,
+    "acceptance": _acceptance,
+    "cost": _cost,
+    "passes": _passes,
+    "probes": _probes,
+}
+"""The tables made from each part of `figures.json`."""
+
+
 def main() -> None:
     """Run the command."""
-    path = WEIGHTS / "README.md"
-    path.write_text(with_figures(path.read_text(encoding="utf-8"), WEIGHTS), encoding="utf-8")
+    parser = argparse.ArgumentParser(prog="python -m stepspec.mini.card", description="Write the tables of a card.")
+    parser.add_argument("--pair", choices=list(CARDS), default="embedded", help="the pair (default: embedded)")
+    folder = CARDS[parser.parse_args().pair].folder
+    path = folder / "README.md"
+    path.write_text(with_figures(path.read_text(encoding="utf-8"), folder), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@
 - `judging`: how well each score of the target separates right and wrong steps of the draft;
 - `acceptance`: the share of draft tokens that token-level speculation accepts;
 - `cost`: the time per decoded token for each model, and the time to read several tokens in one pass;
-- `passes`: the time of the target's passes over 1 to 128 tokens, for one request and for 16 concurrent requests.
+- `passes`: the time of the target's passes over 1 to 128 tokens, for one request and for 16 concurrent requests;
+- `probes`: passes and time of the target to judge a step, with no, one and three questions after it.
 
 The problems' oracle decides which steps are right. Each part prints JSON. With `--save`, it also stores the figures in
-`figures.json` next to the embedded pair's weights. `stepspec.mini.card` builds the model card's tables from that file.
-The default problems are the test split of gsm-mini. Thresholds are chosen on `--split calibration`.
+`figures.json` beside the pair's model card. `stepspec.mini.card` builds the card's tables from that file. The default
+problems are the test split of the pair's own benchmark. Thresholds are chosen on `--split calibration`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
@@ -65,6 +66,7 @@ Result = TypeVar("Result")
 TOGETHER = 16  # problems that run concurrently
 MAX_STEPS = 16
 BATCHES, PASS_TOKENS = (1, 16), (1, 2, 4, 8, 16, 32, 64, 128)
+NUM_PROBES, STEP_TOKENS = (0, 1, 3), 24  # questions after a step, and its length
 RIGHT_SHARES = (0.85, 0.9, 0.95, 0.98)  # shares of accepted right steps; `operating_point` is reported for each
 
 
@@ -343,6 +345,27 @@ async def measure_passes(target: TorchEngine, draft: TorchEngine, problems: Sequ
     return {"turns": num_turns, "threads": torch.get_num_threads(), "ms": medians}
 
 
+async def measure_probes(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
+    """Measure passes and median milliseconds of the target to judge a step, with different numbers of questions."""
+    judge, rng = Judge(target, draft, source), random.Random(0)
+    probes, found = [*judge.ratings.values(), judge.yes_no], dict[int, list[tuple[int, float]]]()
+    for problem, count in itertools.product(problems, NUM_PROBES):
+        prompt = TokenBuffer(encode_request(target.tokenizer, problem.question))
+        await target.verify(Verify(prompt, ()))
+        step = [rng.randrange(target.tokenizer.num_ids) for _ in range(STEP_TOKENS)]
+        started = time.perf_counter()
+        seen = await target.verify(Verify(prompt, step, probes[:count]))
+        found.setdefault(count, []).append((seen.passes, time.perf_counter() - started))
+    return {
+        "problems": len(problems),
+        "threads": torch.get_num_threads(),
+        "step_tokens": STEP_TOKENS,
+        "question_tokens": [len(probe.ids) for probe in probes[: max(NUM_PROBES)]],
+        "passes": {str(count): statistics.fmean(passes for passes, _ in each) for count, each in found.items()},
+        "ms": {str(count): round(1000 * statistics.median(s for _, s in each), 3) for count, each in found.items()},
+    }
+
+
 async def _all(problems: Sequence[Any], one: Callable[[int, Any], Awaitable[Result]]) -> list[Result]:
     """Return one result per problem. At most `TOGETHER` problems run concurrently."""
     slots = asyncio.Semaphore(TOGETHER)
@@ -360,8 +383,20 @@ PARTS = {
     "acceptance": (measure_acceptance, 200),
     "cost": (measure_cost, 30),
     "passes": (measure_passes, 320),
+    "probes": (measure_probes, 60),
 }
 """The function and the default number of problems of each part."""
+
+
+class Card(NamedTuple):
+    """A model card: the benchmark of its figures, and its folder."""
+
+    benchmark: str
+    folder: Path
+
+
+CARDS = {"embedded": Card("gsm-mini", WEIGHTS), "smol": Card("gsm-plain", WEIGHTS.with_name("smol"))}
+"""The model card of each pair."""
 
 
 @asynccontextmanager
@@ -404,28 +439,29 @@ def main() -> None:
     parser.add_argument("part", choices=list(PARTS))
     parser.add_argument("--pair", choices=PAIRS, default="embedded", help="pair to measure (default: embedded)")
     parser.add_argument(
-        "--benchmark", choices=list(SOURCES), default="gsm-mini", help="benchmark of the problems (gsm-mini)"
+        "--benchmark", choices=list(SOURCES), help="benchmark of the problems (default: the one that the pair is for)"
     )
     parser.add_argument("--problems", type=int, help="number of problems (default: the part's own number)")
     parser.add_argument("--split", choices=get_args(Split), default="test", help="split of the problems (test)")
     parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--save", action="store_true", help="store the figures for the embedded pair's model card")
+    parser.add_argument("--save", action="store_true", help="store the figures for the pair's model card")
     arguments = parser.parse_args()
     if arguments.problems is not None and arguments.problems < 1:
         parser.error(f"--problems must be at least 1, got {arguments.problems}")
-    is_for_card = (arguments.pair, arguments.benchmark, arguments.split) == ("embedded", "gsm-mini", "test")
-    if arguments.save and not is_for_card:
-        parser.error("--save works only for the embedded pair's model card; remove --pair, --benchmark and --split")
+    card = CARDS[arguments.pair]
+    benchmark = arguments.benchmark or card.benchmark
+    if arguments.save and (benchmark, arguments.split) != (card.benchmark, "test"):
+        parser.error(f"--save works only for the test split of {card.benchmark}; remove --benchmark and --split")
     torch.set_num_threads(arguments.threads)
     folder = find_pair(arguments.pair)
-    figures = asyncio.run(measure(arguments.part, arguments.problems, folder, arguments.split, arguments.benchmark))
+    figures = asyncio.run(measure(arguments.part, arguments.problems, folder, arguments.split, benchmark))
     print(json.dumps(figures, indent=1))
     if arguments.json is not None:
-        about = {"pair": arguments.pair, "benchmark": arguments.benchmark, "split": arguments.split}
+        about = {"pair": arguments.pair, "benchmark": benchmark, "split": arguments.split}
         arguments.json.write_text(json.dumps({**about, **figures}, indent=1) + "\n")
     if arguments.save:
-        path = folder / "figures.json"
+        path = card.folder / "figures.json"
         known: Figures = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(known | {arguments.part: figures}, indent=1) + "\n")
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from stepspec.base.files import package_folder
 from stepspec.chat.prompts import RATING_PROMPTS, YES_NO_PROMPT
 from stepspec.engines.draft_vocabulary import FILE, load_draft_vocabulary
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, collect
@@ -20,7 +21,7 @@ from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import ModelError
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.mini import WEIGHTS
-from stepspec.mini.smol import base, build, draft, proposals, reward, samples, texts
+from stepspec.mini.smol import answers, base, build, draft, proposals, reward, samples, texts
 from stepspec.mini.smol.lora import Adapter, Trunk, merge_file
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
 
@@ -293,3 +294,14 @@ def test_the_draft_learns_from_target_samples_and_drafts_within_its_vocabulary(
     chunk = asyncio.run(collect(engine.generate(Generate(TokenBuffer([5, 6, 7, 8]), Sampling(1.0, seed=1), Stop(40)))))
     asyncio.run(engine.aclose())
     assert set(chunk.ids) <= set(vocabulary)
+
+
+def test_the_card_asks_what_the_models_have_not_learned() -> None:
+    asked = [each.question for each in answers.questions() if each.origin == "typed"]
+    assert len(asked) == 20
+    learned = {question for question, _ in texts.chats()}
+    learned |= {
+        json.loads(line)["question"]
+        for line in (package_folder().parent / "evals" / "data" / "typed.jsonl").read_text("utf-8").splitlines()
+    }
+    assert not learned & {*asked}

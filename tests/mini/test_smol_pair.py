@@ -105,6 +105,15 @@ async def test_the_pair_is_found_by_name_and_answers(pair: Path) -> None:
     await loaded.aclose()
 
 
+async def test_every_preset_answers(pair: Path) -> None:
+    loaded = load_pair(pair="smol", judge_names=["reward"])
+    for policy in ("specreason", "rsd", "lookahead", "glimprouter", "speculative-thinking"):
+        result = await StepSpec(pair=loaded, policy=policy).generate(QUESTIONS[0], max_tokens=80)
+        result.counts.check()
+        assert result.steps
+    await loaded.aclose()
+
+
 def test_every_file_of_the_pair_has_its_card_and_the_weights_fit(pair: Path) -> None:
     for role in ("target", "draft", "reward"):
         assert (pair / role / "README.md").read_text("utf-8") == (pairs.SMOL / "README.md").read_text("utf-8")

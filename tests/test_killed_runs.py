@@ -30,13 +30,19 @@ class Cluster:
         self.num_killed: Counter[str] = Counter()
 
     def restart_dead(self) -> bool:
-        """Start the parts that have not finished, and return whether any is running."""
+        """Start the parts that have not finished, and return whether any is running.
+
+        Each process is polled once: one that was just killed may die between two polls, and would never be restarted.
+        """
+        is_running = False
         for index, folder in enumerate(self.folders):
             process = self._processes.get(index)
-            if process is None or process.poll() not in (None, 0):
+            status = -1 if process is None else process.poll()
+            if status not in (None, 0):
                 command = [sys.executable, str(Path(__file__).with_name("run_part.py")), str(folder)]
                 self._processes[index] = subprocess.Popen([*command, f"{index + 1}/{NUM_PARTS}", str(NUM_PROBLEMS)])
-        return any(process.poll() is None for process in self._processes.values())
+            is_running |= status != 0
+        return is_running
 
     def kill_one(self, rng: random.Random) -> None:
         """Kill an evaluation or a grader at random, alternating between the two kinds where possible."""

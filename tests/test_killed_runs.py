@@ -74,7 +74,7 @@ def run_while_killing(folder: Path, seed: int) -> Cluster:
     try:
         while cluster.restart_dead():
             # A start takes a second or two, so most of the killed processes have done some work and some have not.
-            time.sleep(rng.uniform(0.1, 2.5))
+            time.sleep(rng.uniform(0.1, 1.8))
             cluster.kill_one(rng)
             rows = finished(cluster.folders)
             assert seen <= set(rows), "a finished row is gone"

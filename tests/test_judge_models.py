@@ -1,5 +1,6 @@
 """Judge models: rewards and embeddings are those of transformers, and policies name the models that they need."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import torch
 from judge_folders import judge_folders
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
-from stepspec import Policy, StepSpec
+from stepspec import Policy, StepSpec, load_pair
 from stepspec.cli.options import judge_specs
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.engines.torch_engine.judge import TorchJudge
 from stepspec.errors import ContextError, ModelError, UsageError
 from stepspec.langchain import ChatStepSpec
+from stepspec.langchain.errors import InvalidRequestError
 
 pytestmark = pytest.mark.anyio
 
@@ -108,6 +111,30 @@ async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Pat
         StepSpec(policy="rsd", judges={"reward": "torch:/nowhere"})
 
 
+def test_models_are_closed_if_a_later_one_cannot_be_loaded(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    own = TorchEngine.aclose
+
+    async def recording(engine: TorchEngine) -> None:
+        closed.append(engine.name)
+        await own(engine)
+
+    monkeypatch.setattr(TorchEngine, "aclose", recording)
+    with pytest.raises(ModelError, match="Nothing answers at"):
+        load_pair(judges={"reward": "http://127.0.0.1:9/v1"})
+    assert closed == ["embedded target", "embedded draft"]
+    plain = tmp_path / "plain"
+    shutil.copytree(folders["reward"], plain, ignore=shutil.ignore_patterns("chat_template*"))
+    with pytest.raises(ModelError, match=r"cannot give rewards. The model has no chat template"):
+        load_pair(judges={"reward": f"torch:{plain}"})
+    assert closed == ["embedded target", "embedded draft"] * 2
+    with pytest.raises(UsageError, match="engine of judge models"):
+        load_pair(judges={"reward": "vllm:somewhere"})
+    assert len(closed) == 4
+
+
 def test_chat_models_share_judge_models(folders: dict[str, Path]) -> None:
     judges = {"reward": f"torch:{folders['reward']}"}
     first, second = (ChatStepSpec(policy="rsd", judges=judges, max_tokens=number) for number in (40, 50))
@@ -117,6 +144,9 @@ def test_chat_models_share_judge_models(folders: dict[str, Path]) -> None:
     pairs = [session.pair for chat in (first, second) for session in chat._sessions.values()]
     assert pairs[0].judges["reward"] is pairs[1].judges["reward"]
     assert pairs[0].target is pairs[1].target
+    other = first.model_copy(update={"judges": {"reward": "vllm:somewhere"}})
+    with pytest.raises(InvalidRequestError, match="engine of judge models"):
+        other.invoke(QUESTION)
     for wrong in ({"base_url": "http://localhost:8000/v1"}, {"pair": pairs[0]}):
         with pytest.raises(ValueError, match="judges"):
             ChatStepSpec(judges=judges, **wrong)

@@ -120,6 +120,8 @@ def main() -> int:
         each.add_argument("--target", required=True, help="the target, as in stepspec")
         each.add_argument("--draft", required=True, help="the draft, as in stepspec")
     arguments = parser.parse_args()
+    if arguments.command == "ask" and arguments.problems < 1:
+        parser.error(f"--problems must be at least 1, got {arguments.problems}")
     try:
         if arguments.command == "ask":
             problems = itertools.islice(PROBLEMS[arguments.benchmark]("test"), arguments.problems)

@@ -20,8 +20,6 @@ from stepspec.mini.measure import BATCHES, CARDS, PASS_TOKENS
 Figures = dict[str, Any]
 ACCURACY = package_folder().parent / "evals" / "results" / "smol" / "accuracy"
 MAX_SHOWN = 400
-BASE = "-base"
-"""Ends the folder names of the untouched base model's runs."""
 
 
 def with_figures(card: str, folder: Path) -> str:
@@ -138,16 +136,11 @@ def _probes(figures: Figures) -> str:
 def _accuracy(folder: Path) -> str:
     """Return a table of the runs in a folder: share of correct answers by benchmark and model, with intervals."""
     rows: list[tuple[str, ...]] = []
-    for path in sorted(each for each in folder.iterdir() if not each.name.endswith(BASE)):
-        ((run, summary),) = read_results(path)
-        base = path.with_name(path.name + BASE)
-        others = read_results(base)[0][1].policies["target"] if base.exists() else None
-        figures = (others, *(summary.policies.get(policy) for policy in ("target", "draft")))
-        cells = (
-            "–" if each is None else joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in figures
-        )
-        rows.append((run.benchmark, f"{summary.n:,}", *cells))
-    return _table(("benchmark", "problems", "untouched base", "target", "draft"), rows)
+    for run, summary in read_results(folder):
+        found = (summary.policies[policy] for policy in ("target", "draft"))
+        shares = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in found)
+        rows.append((run.benchmark, f"{summary.n:,}", *shares))
+    return _table(("benchmark", "problems", "target", "draft"), rows)
 
 
 def _answers(file: Path) -> str:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
-from stepspec.api.pairs import PAIRS, find_pair
+from stepspec.api.pairs import PAIRS, SMOL, find_pair
 from stepspec.chat.prompts import (
     EQUIVALENCE_PROMPT,
     RATING_PROMPTS,
@@ -395,7 +395,7 @@ class Card(NamedTuple):
     folder: Path
 
 
-CARDS = {"embedded": Card("gsm-mini", WEIGHTS), "smol": Card("gsm-plain", WEIGHTS.with_name("smol"))}
+CARDS = {"embedded": Card("gsm-mini", WEIGHTS), "smol": Card("gsm-plain", SMOL)}
 """The model card of each pair."""
 
 

@@ -38,10 +38,10 @@ from stepspec.engines.remote.answers import Choice, Completion, Generated, Usage
 from stepspec.engines.remote.client import Wire
 from stepspec.engines.remote.conversation import Conversation
 from stepspec.engines.remote.limits import TokenDeadline
-from stepspec.engines.remote.problems import RejectedError, nonsense
+from stepspec.engines.remote.problems import RejectedError, nonsense, tokenizer_hint
 from stepspec.engines.remote.server import Server, generate_fields, one_token_fields, schema_fields
 from stepspec.engines.stops import StopWatch
-from stepspec.errors import EngineError, ModelError, UsageError
+from stepspec.errors import EngineError, UsageError
 
 UNKNOWN_CONTEXT = 1 << 20
 """Context length in tokens if it is unknown. The server rejects prompts that are too long."""
@@ -104,11 +104,8 @@ class RemoteEngine:
         """
         address = Address.parsed(spec)
         server = Server.found(address)
-        name = address.tokenizer or server.folder
-        try:
-            tokenizer = load_tokenizer(name)
-        except ModelError as error:
-            raise ModelError(f"{error} Set another tokenizer in the address: http://...?tokenizer=NAME.") from error
+        with tokenizer_hint():
+            tokenizer = load_tokenizer(address.tokenizer or server.folder)
         return cls(address, server, tokenizer, title)
 
     def describe(self) -> dict[str, str | None]:

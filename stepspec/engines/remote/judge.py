@@ -15,7 +15,7 @@ from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_t
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import Count, validated
 from stepspec.engines.remote.client import Wire
-from stepspec.engines.remote.problems import nonsense
+from stepspec.engines.remote.problems import nonsense, tokenizer_hint
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
 from stepspec.errors import ModelError, UsageError
 
@@ -138,11 +138,9 @@ class RemoteJudge:
                 raise UsageError(f"The option {name} of an address has no effect on this judge model. Remove it.")
         if server.ability == "embed":
             return cls(address, server, None, title)
-        try:
+        with tokenizer_hint():
             tokenizer = load_tokenizer(address.tokenizer or server.folder)
             check_reward_tokenizer(tokenizer, server.model)
-        except ModelError as error:
-            raise ModelError(f"{error} Set another tokenizer in the address: http://...?tokenizer=NAME.") from error
         return cls(address, server, tokenizer, title)
 
     async def reward(self, prompt: str, steps: Sequence[str]) -> float:

@@ -1,12 +1,14 @@
 """Exceptions for failures of a server. Each message has the server's address and what to do."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
 from stepspec.engines.remote.address import KEYS, Address
-from stepspec.errors import ContextError, EngineError, StepSpecError
+from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError
 
 CONTEXT_WORDS = (
     "context length",
@@ -79,6 +81,15 @@ def nonsense(address: Address, what: str) -> EngineError:
     return EngineError(
         f"{address.base} answered with {what}. Check that it is an OpenAI-compatible server, and see its log."
     )
+
+
+@contextmanager
+def tokenizer_hint() -> Generator[None, None, None]:
+    """Add to errors of a tokenizer how to set another one."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{error} Set another tokenizer in the address: http://...?tokenizer=NAME.") from error
 
 
 def _message(body: bytes) -> str:

@@ -7,12 +7,11 @@ import asyncio
 import itertools
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from stepspec.api.pairs import SMOL
 from stepspec.api.session import StepSpec
 from stepspec.mini.smol.texts import load_gsm8k
 
-FOLDER = Path(__file__).parent
 APPLES = "Tom has 3 apples. Anna has 4 more apples than Tom. How many apples does Anna have?"
 CAPITAL = "What is the capital of France?"
 NUM_GSM8K, MAX_TOKENS = 10, 512
@@ -29,7 +28,7 @@ class Question:
 
 def questions() -> list[Question]:
     """Return the questions of the card: a sum, a capital, twenty that a person would type, and ten of GSM8K."""
-    lines = (FOLDER / "card_questions.txt").read_text("utf-8").splitlines()
+    lines = (SMOL / "card_questions.txt").read_text("utf-8").splitlines()
     typed = [line.partition("\t") for line in lines if line and not line.startswith("#")]
     tests = itertools.islice(load_gsm8k("test"), NUM_GSM8K)
     return [
@@ -54,7 +53,7 @@ async def ask() -> list[dict[str, str]]:
 def main() -> None:
     """Run the command."""
     text = json.dumps(asyncio.run(ask()), indent=1, ensure_ascii=False)
-    (FOLDER / "answers.json").write_text(f"{text}\n", "utf-8")
+    (SMOL / "answers.json").write_text(f"{text}\n", "utf-8")
 
 
 if __name__ == "__main__":

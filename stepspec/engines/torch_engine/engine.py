@@ -37,11 +37,11 @@ from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engin
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads, load_heads
-from stepspec.engines.torch_engine.matrix import SMALL_MODEL
 from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
+from stepspec.engines.torch_engine.threads import run_in_thread, use_threads_for
 from stepspec.errors import EngineError, ModelError
 
 MAX_SLOTS = 64
@@ -116,12 +116,16 @@ class TorchEngine:
             ModelError: the model cannot be loaded, or the engine does not support it.
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        network = load_network(name, device, dtype)
-        tokenizer = load_tokenizer(name, network.config)
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
-        vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
-        model = CausalModel(network, title, vocabulary)
-        heads = load_heads(Path(name), model) if Path(name).is_dir() else None
+
+        def load() -> tuple[CausalModel, HuggingFaceTokenizer, MedusaHeads | None]:
+            network = load_network(name, device, dtype)
+            tokenizer = load_tokenizer(name, network.config)
+            vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
+            model = CausalModel(network, title, vocabulary)
+            return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
+
+        model, tokenizer, heads = run_in_thread(load)
         return cls(model, tokenizer, weights=weights_hash(name), heads=heads)
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
@@ -289,8 +293,8 @@ class TorchEngine:
 
     @torch.inference_mode()
     def _work(self) -> None:
-        if self._model.device.type == "cpu" and self._model.num_parameters < SMALL_MODEL:
-            torch.set_num_threads(1)
+        if self._model.device.type == "cpu":
+            use_threads_for(self._model.num_parameters)
         first = self._tasks.get()  # `_make_room` may still change the slots until the first task arrives
         scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()

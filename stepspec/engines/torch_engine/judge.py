@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
 from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
 from stepspec.engines.torch_engine.slots import common_prefix
+from stepspec.engines.torch_engine.threads import use_threads_for
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
 T = TypeVar("T")
@@ -42,7 +43,9 @@ class TorchJudge:
         self._max_context = int(getattr(network.config, "max_position_embeddings", None) or 1 << 30)
         self._dtype, self._device = network.dtype, network.device
         self._texts: OrderedDict[tuple[int, ...], DynamicCache] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, f"judge {name}")
+        num_parameters = sum(parameter.numel() for parameter in network.parameters())
+        on_cpu = network.device.type == "cpu"
+        self._thread = ThreadPoolExecutor(1, f"judge {name}", use_threads_for if on_cpu else None, (num_parameters,))
 
     @classmethod
     def load(cls, name: str, device: str | None = None, title: str | None = None) -> "TorchJudge":

@@ -13,10 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SMALL_MODEL = 100_000_000
-"""Number of parameters below which a CPU runs a model faster on one thread, because synchronizing threads costs more
-than the arithmetic."""
-
 MAX_PACKED = 500_000_000
 """Number of parameters up to which weights may be stored twice, 2 GB each time."""
 

@@ -1,0 +1,46 @@
+"""CPU threads of models that run beside each other in one process."""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+SMALL_MODEL = 100_000_000
+"""Number of parameters below which a CPU runs a model faster on one thread, because synchronizing threads costs more
+than the arithmetic."""
+
+_lock = threading.Lock()
+
+
+def use_threads_for(num_parameters: int) -> None:
+    """Set the number of CPU threads for models that run in the calling thread, which nothing else should use.
+
+    A small model gets one. A larger one gets PyTorch's number, but leaves a core to the draft and the event loop: with
+    a busy neighbor on the last core, every product of several threads waits for the one that shares its core.
+    """
+    with _lock:
+        default = torch.get_num_threads()
+        wanted = 1 if num_parameters < SMALL_MODEL else max(1, min(default, _num_cores() - 1))
+        torch.set_num_threads(wanted)
+        # The call above also changes the default of all threads that start later. A thread of its own changes it back.
+        run_in_thread(lambda: torch.set_num_threads(default))
+
+
+def run_in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that ends with it, and return its result.
+
+    The thread's OpenMP workers end too. Of workers that outlive a load, the model's own would be too many for the
+    cores, and OpenMP lets threads sleep between operations then.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+def _num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,7 @@ import pytest
 
 from stepspec.api.session import load_pair
 from stepspec.bench.readme import main as report_main
-from stepspec.bench.same_texts import ask, compare
+from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.evaluation.generators.gsm_mini import load_split
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
@@ -119,25 +119,23 @@ def test_the_wire_benchmark_needs_two_servers() -> None:
     assert "nowhere" in done.stderr
 
 
-def test_texts_that_part_where_nothing_is_close_are_counted() -> None:
+def test_texts_that_part_where_nothing_is_close_are_counted(tmp_path: Path) -> None:
     async def run() -> None:
         questions = [problem.question for problem in itertools.islice(load_split("calibration"), 2)]
         pair = load_pair()
         models = [pair.target, pair.draft]
         first = await ask(pair, ["target", "token"], questions)
-        assert [line.partition(";")[0] for line in await compare(models, first, first, {})] == [
-            "target: 2 texts, 0 differ, 0 of them not at a near tie",
-            "token: 2 texts, 0 differ, 0 of them not at a near tie",
-        ]
+        same = await compare(models, first, first, {})
+        assert {policy: each[:3] for policy, each in same.items()} == {"target": (2, 0, 0), "token": (2, 0, 0)}
+        (tmp_path / "itself.json").write_text(json.dumps({policy: each._asdict() for policy, each in same.items()}))
+        assert "| itself | token | 0 of 2 | 0 |" in same_texts_block(tmp_path)
         other = json.loads(json.dumps(first))
         other["token"][1]["text"] = first["token"][1]["text"][:30] + " and" + first["token"][1]["text"][30:]
-        line = (await compare(models, first, other, {}))[1]
-        assert line.startswith("token: 2 texts, 1 differ, 1 of them not at a near tie")
+        assert (await compare(models, first, other, {}))["token"][:3] == (2, 1, 1)
         for texts, step, score in ((first, "One.", -1.99), (other, "Two.", -2.5)):
             texts["token"][1]["steps"][0] = [step, {"likelihood.min": score}]
         for threshold, untied in ((-2.0, 0), (-1.0, 1)):
-            line = (await compare(models, first, other, {"token": threshold}))[1]
-            assert line.startswith(f"token: 2 texts, 1 differ, {untied} of them not at a near tie")
+            assert (await compare(models, first, other, {"token": threshold}))["token"][:3] == (2, 1, untied)
         await pair.aclose()
 
     asyncio.run(run())

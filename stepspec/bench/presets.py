@@ -3,22 +3,32 @@
     python -m stepspec.bench.presets write SWEEP           # one policy file for each method and threshold
     stepspec eval evals/calibration/gsm-plain.toml --pair smol --temperature 0.6 --output RUN \
         --policy target $(printf -- "--policy %s " SWEEP/*.toml)
-    python -m stepspec.bench.presets pick RUN evals/policies/smol
+    python -m stepspec.bench.presets pick RUN evals/policies/smol          # writes NAME-picked.toml for each method
 
 A method gets the fastest threshold among those that cost at most 2 points of accuracy against the target. If all cost
 more, it gets the most accurate one.
+
+After a run of all methods, `python -m stepspec.bench.presets steps RUN` writes who wrote the steps to `RUN/steps.json`,
+which the tables of the documentation need besides the run's summary.
 """
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stepspec.base.files import list_data_files
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord
-from stepspec.evaluation.report import read_results
+from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.report import COLUMNS, conditions_sentence, read_results
+from stepspec.evaluation.report.tables import markdown_table, written
+from stepspec.evaluation.runs import iter_rows
+from stepspec.loop.policy import load_policy
+
+Figures = dict[str, Any]
 
 SWEPT: Mapping[str, Sequence[float]] = {
     "specreason": (3, 5, 6, 7, 8, 9),
@@ -28,6 +38,18 @@ SWEPT: Mapping[str, Sequence[float]] = {
 }
 """Thresholds to try, by policy. `speculative-thinking` has none."""
 MAX_LOSS = 0.02
+PICKED = "-picked"
+"""Ending of the names of policies with a picked threshold."""
+STEPS_FILE = "steps.json"
+
+AREAS: Mapping[str, Callable[[Figures], float | None]] = {
+    "specreason": lambda judging: judging["scores"]["rating.specreason"]["area"],
+    "rsd": lambda judging: judging["scores"].get("reward", {}).get("area"),
+    "lookahead": lambda judging: judging["equivalence"]["area"],
+}
+"""The ROC area of the judge of each method that judges, from the part `judging` of a pair's figures."""
+LEAST_AREA, LEAST_SHARE = 0.8, 0.01
+"""A method whose judge has a smaller area, or which leaves fewer steps to the target, is shown but not ranked."""
 THRESHOLD = re.compile(r"^threshold = .*$", re.MULTILINE)
 
 
@@ -72,7 +94,54 @@ def write_picked(run: RunRecord, policies: Mapping[str, PolicySummary], folder: 
             f"# The policy {name} with the threshold that a sweep picked on {run.benchmark}: {run.num_problems}\n"
             f"# problems, temperature {run.temperature:g}, tried: {tried}.\n#\n"
         )
-        (folder / f"{name}.toml").write_text(about + with_threshold(name, value), "utf-8")
+        (folder / f"{name}{PICKED}.toml").write_text(about + with_threshold(name, value), "utf-8")
+
+
+def write_steps(folder: Path) -> None:
+    """Write the number of steps of each policy in a run, and of those in which the target wrote something."""
+    steps: dict[str, dict[str, int]] = {}
+    for row in iter_rows(folder):
+        found = steps.setdefault(row.policy, {"steps": 0, "by_target": 0})
+        found["steps"] += len(row.steps)
+        found["by_target"] += sum(step.num_from_draft < step.num_tokens for step in row.steps)
+    (folder / STEPS_FILE).write_text(json.dumps(steps, indent=1) + "\n", "utf-8")
+
+
+def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figures) -> str:
+    """Return a table of published methods in one run, the fastest first, then those that are not ranked.
+
+    Args:
+        folder: the folder of the run's `steps.json`.
+        run: the conditions of the run.
+        summary: its summary.
+        judging: the part `judging` of the figures of the run's pair.
+    """
+    steps: Figures = json.loads((folder / STEPS_FILE).read_text("utf-8"))
+    signals = {name: _signal(name.removesuffix(PICKED), steps[name], judging) for name in summary.policies}
+
+    def order(name: str) -> tuple[bool, bool, float]:
+        return name != BASELINE, not signals[name][1], -(summary.policies[name].speedup_vs_target or 0)
+
+    rows = [
+        [name, *(written(column, summary.policies[name]) for column in COLUMNS), signals[name][0]]
+        for name in sorted(summary.policies, key=order)
+    ]
+    table = markdown_table(["policy", *(column.title for column in COLUMNS), "signal"], rows)
+    return f"{table}\n\n{conditions_sentence(run, summary)} Intervals are 95%."
+
+
+def _signal(method: str, steps: Mapping[str, int], judging: Figures) -> tuple[str, bool]:
+    """Return how well a method's signal can decide in words, and whether that suffices to rank the method."""
+    if method in AREAS:
+        area = AREAS[method](judging)
+        ranked = area is not None and area >= LEAST_AREA
+        text = "area unknown" if area is None else f"area {area:.2f}"
+    elif list_data_files("policies").get(method) and load_policy(method)[0].family == "route":
+        share = steps["by_target"] / max(1, steps["steps"])
+        ranked, text = share >= LEAST_SHARE, f"target in {share:.1%} of the steps"
+    else:
+        return "–", True
+    return text if ranked else f"{text}, not ranked", ranked
 
 
 def main() -> int:
@@ -84,10 +153,14 @@ def main() -> int:
     picking = commands.add_parser("pick", help="write the policies with the picked thresholds")
     picking.add_argument("run", type=Path)
     picking.add_argument("folder", type=Path)
+    counting = commands.add_parser("steps", help="write who wrote the steps of a run")
+    counting.add_argument("run", type=Path)
     arguments = parser.parse_args()
     try:
         if arguments.command == "write":
             write_sweep(arguments.folder)
+        elif arguments.command == "steps":
+            write_steps(arguments.run)
         else:
             results = read_results(arguments.run)
             if len(results) != 1:

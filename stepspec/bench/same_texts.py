@@ -2,7 +2,8 @@
 
     python -m stepspec.bench.same_texts ask torch.json --target torch:FOLDER --draft torch:FOLDER
     python -m stepspec.bench.same_texts ask served.json --target http://HOST:PORT/v1 --draft http://HOST:PORT/v1
-    python -m stepspec.bench.same_texts compare torch.json served.json --target torch:FOLDER --draft torch:FOLDER
+    python -m stepspec.bench.same_texts compare torch.json served.json --target torch:FOLDER --draft torch:FOLDER \\
+        --json evals/results/smol/same-texts/servers.json
 
 Two programs round differently, so texts may part where two tokens are nearly equally likely, or where a judge's score
 is next to its threshold. `compare` looks at the place where two texts part. It needs no packages of evaluations, so
@@ -18,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stepspec.api.session import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
@@ -54,8 +55,24 @@ async def ask(pair: Pair, policies: Sequence[str], questions: Sequence[str]) -> 
     return found
 
 
-async def compare(models: Sequence[Engine], first: Texts, second: Texts, thresholds: Mapping[str, float]) -> list[str]:
-    """Return a line for each policy: texts, differing ones, those of them without a near tie, and times.
+class Compared(NamedTuple):
+    """How the texts of two ways compare under one policy."""
+
+    texts: int
+    differ: int
+    untied: int
+    """Texts that differ, and not from a near tie on."""
+    seconds: float
+    other_seconds: float
+    """Median seconds of a request, the first and the second way."""
+    ratio: float
+    """Median ratio of the second way's seconds to the first's."""
+
+
+async def compare(
+    models: Sequence[Engine], first: Texts, second: Texts, thresholds: Mapping[str, float]
+) -> dict[str, Compared]:
+    """Compare the texts and times of two ways, by policy.
 
     Args:
         models: target and draft, whose choices may be close. One of them is enough for a tie.
@@ -67,18 +84,32 @@ async def compare(models: Sequence[Engine], first: Texts, second: Texts, thresho
     """
     if first["questions"] != second["questions"]:
         raise UsageError("The two files have different questions. Ask both with the same --benchmark and --problems.")
-    lines: list[str] = []
+    found: dict[str, Compared] = {}
     for policy in (name for name in first if name != "questions" and name in second):
         pairs = list(zip(first["questions"], first[policy], second[policy], strict=True))
         parted = [each for each in pairs if each[1]["text"] != each[2]["text"]]
         untied = [each for each in parted if not await _tied(models, *each, thresholds.get(policy))]
-        ratio = statistics.median(other["seconds"] / one["seconds"] for _, one, other in pairs)
-        seconds = [statistics.median(each["seconds"] for each in texts[policy]) for texts in (first, second)]
-        lines.append(
-            f"{policy}: {len(pairs)} texts, {len(parted)} differ, {len(untied)} of them not at a near tie; "
-            f"medians {seconds[0]:.3f} s and {seconds[1]:.3f} s, median ratio {ratio:.2f}"
+        seconds = [[each["seconds"] for each in texts[policy]] for texts in (first, second)]
+        found[policy] = Compared(
+            len(pairs),
+            len(parted),
+            len(untied),
+            *map(statistics.median, seconds),
+            statistics.median(other / one for one, other in zip(*seconds, strict=True)),
         )
-    return lines
+    return found
+
+
+def same_texts_block(folder: Path) -> str:
+    """Return a Markdown table of the comparisons in a folder, the files that `compare --json` wrote."""
+    head = "| texts | policy | texts that differ | not at a near tie | s, median | s, median, torch engine | ratio |"
+    rows = [
+        f"| {file.stem} | {policy} | {each.differ} of {each.texts} | {each.untied} | {each.other_seconds:.3f} "
+        f"| {each.seconds:.3f} | {each.ratio:.2f} |"
+        for file in sorted(folder.glob("*.json"))
+        for policy, each in ((name, Compared(**value)) for name, value in json.loads(file.read_text("utf-8")).items())
+    ]
+    return "\n".join([head, "| :-- | :-- | --: | --: | --: | --: | --: |", *rows])
 
 
 async def _tied(models: Sequence[Engine], question: str, one: Texts, other: Texts, threshold: float | None) -> bool:
@@ -116,6 +147,7 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="compare the texts of two files")
     comparing.add_argument("files", type=Path, nargs=2)
     comparing.add_argument("--threshold", action="append", default=[], metavar="POLICY=NUMBER")
+    comparing.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     for each in (asking, comparing):
         each.add_argument("--target", required=True, help="the target, as in stepspec")
         each.add_argument("--draft", required=True, help="the draft, as in stepspec")
@@ -132,10 +164,13 @@ def main() -> int:
             named = (each.partition("=") for each in arguments.threshold)
             thresholds = {name: float(value) for name, _, value in named}
             first, second = (json.loads(file.read_text("utf-8")) for file in arguments.files)
-            lines = asyncio.run(
+            compared = asyncio.run(
                 _with(arguments, lambda pair: compare([pair.target, pair.draft], first, second, thresholds))
             )
-            print("\n".join(lines))
+            figures = {policy: each._asdict() for policy, each in compared.items()}
+            print(json.dumps(figures, indent=1))
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
     except (StepSpecError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2

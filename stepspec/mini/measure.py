@@ -53,6 +53,7 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine import TorchEngine
+from stepspec.engines.torch_engine.judge import TorchJudge
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import Problem, Split, load_split, true_values
 from stepspec.evaluation.stats import wilson
@@ -114,15 +115,22 @@ class Judged:
     selected: bool | None = None  # whether the target picked the best of several candidates
 
 
+class Models(NamedTuple):
+    """The models of a pair; `reward` scores steps, where the pair has such a model."""
+
+    target: TorchEngine
+    draft: TorchEngine
+    reward: TorchJudge | None = None
+
+
 class Judge:
     """A judge that asks the target about steps of the draft, with the prompts that it was trained on."""
 
-    def __init__(self, target: TorchEngine, draft: TorchEngine, source: Source) -> None:
-        self.target = target
+    def __init__(self, models: Models, source: Source) -> None:
+        self.target, self.draft, self.reward = models
         self.source = source
-        self.draft = draft
-        self.encode = target.tokenizer.encode
-        think_end = think_end_id(target.tokenizer)
+        self.encode = self.target.tokenizer.encode
+        think_end = think_end_id(self.target.tokenizer)
         assert think_end is not None
         self.think_end = think_end
         self.stop = Stop(128, ("\n\n",), frozenset({think_end}))
@@ -148,12 +156,16 @@ class Judge:
             TokenBuffer(encode_request(self.target.tokenizer, problem.question)),
             self.source.oracle(problem),
         )
+        steps: list[str] = []
         for index in range(MAX_STEPS):
             ids = (await collect(self.draft.generate(Generate(transcript, Sampling(), self.stop)))).ids
             if ids[-1] == self.think_end or ids[-1] in self.target.tokenizer.end_ids:
                 return
-            step = self.target.tokenizer.decode(ids)
-            judged = Judged(oracle.judge(step), await self._scores(transcript, ids))
+            steps.append(step := self.target.tokenizer.decode(ids))
+            scores = await self._scores(transcript, ids)
+            if self.reward is not None:
+                scores["reward"] = await self.reward.reward(problem.question, steps)
+            judged = Judged(oracle.judge(step), scores)
             if compare:
                 await self._compare(problem, transcript, step, judged)
                 await self._select(problem, transcript, index, step, judged, rng)
@@ -249,9 +261,9 @@ def _share(count: int, n: int) -> Figures:
     return {"share": count / n, "interval": [round(each, 4) for each in wilson(count, n)]} if n else {"share": None}
 
 
-async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_judging(models: Models, problems: Sequence[Any], source: Source) -> Figures:
     """Measure how well the target's scores separate right and wrong steps of the draft."""
-    judge = Judge(target, draft, source)
+    judge = Judge(models, source)
 
     async def one(number: int, problem: Any) -> list[Judged]:
         compare = number % 4 == 0  # only a quarter, because each comparison needs a step of the target
@@ -261,12 +273,10 @@ async def measure_judging(target: TorchEngine, draft: TorchEngine, problems: Seq
     return {"problems": len(problems), **judging_figures([judged for steps in found for judged in steps])}
 
 
-async def measure_solutions(
-    target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source
-) -> Figures:
+async def measure_solutions(models: Models, problems: Sequence[Any], source: Source) -> Figures:
     """Measure the solved problems, right steps and step lengths of both models."""
     figures: Figures = {"problems": len(problems)}
-    for role, engine in (("target", target), ("draft", draft)):
+    for role, engine in (("target", models.target), ("draft", models.draft)):
 
         async def one(number: int, problem: Any, engine: TorchEngine = engine) -> tuple[bool, list[bool], list[int]]:
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
@@ -289,12 +299,10 @@ async def measure_solutions(
     return figures
 
 
-async def measure_acceptance(
-    target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source
-) -> Figures:
+async def measure_acceptance(models: Models, problems: Sequence[Any], source: Source) -> Figures:
     """Measure the share of draft tokens that token-level speculation accepts."""
     figures: Figures = {"problems": len(problems)}
-    engine = target.drafted_by(draft)
+    engine = models.target.drafted_by(models.draft)
     for temperature, num_tokens in itertools.product((0.0, 0.6, 1.0), (1, 4)):
         drafting = Drafting("draft-model", num_tokens)
 
@@ -310,11 +318,11 @@ async def measure_acceptance(
     return figures
 
 
-async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_cost(models: Models, problems: Sequence[Any], source: Source) -> Figures:
     """Measure median milliseconds per decoded token, and per pass over several tokens, for both models."""
     times: dict[str, list[float]] = {}
     for problem in problems:
-        for role, engine in (("target", target), ("draft", draft)):
+        for role, engine in (("target", models.target), ("draft", models.draft)):
             prompt = TokenBuffer(encode_request(engine.tokenizer, problem.question))
             await collect(engine.generate(Generate(prompt, Sampling(), Stop(1))))
             started = time.perf_counter()
@@ -329,8 +337,9 @@ async def measure_cost(target: TorchEngine, draft: TorchEngine, problems: Sequen
     return {"problems": len(problems), "threads": torch.get_num_threads(), "ms": medians, "draft_over_target": ratio}
 
 
-async def measure_passes(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_passes(models: Models, problems: Sequence[Any], source: Source) -> Figures:
     """Measure median milliseconds of the target's passes over several tokens, for one and for concurrent requests."""
+    target = models.target
     prompts = [TokenBuffer(encode_request(target.tokenizer, problem.question)) for problem in problems[: max(BATCHES)]]
     rng, num_turns, times = random.Random(0), math.ceil(len(problems) / len(prompts)), dict[str, list[float]]()
     for _, batch, length in itertools.product(range(num_turns + 1), BATCHES, PASS_TOKENS):
@@ -345,9 +354,9 @@ async def measure_passes(target: TorchEngine, draft: TorchEngine, problems: Sequ
     return {"turns": num_turns, "threads": torch.get_num_threads(), "ms": medians}
 
 
-async def measure_probes(target: TorchEngine, draft: TorchEngine, problems: Sequence[Any], source: Source) -> Figures:
+async def measure_probes(models: Models, problems: Sequence[Any], source: Source) -> Figures:
     """Measure passes and median milliseconds of the target to judge a step, with different numbers of questions."""
-    judge, rng = Judge(target, draft, source), random.Random(0)
+    target, judge, rng = models.target, Judge(models, source), random.Random(0)
     probes, found = [*judge.ratings.values(), judge.yes_no], dict[int, list[tuple[int, float]]]()
     for problem, count in itertools.product(problems, NUM_PROBES):
         prompt = TokenBuffer(encode_request(target.tokenizer, problem.question))
@@ -400,14 +409,15 @@ CARDS = {"embedded": Card("gsm-mini", WEIGHTS), "smol": Card("gsm-plain", SMOL)}
 
 
 @asynccontextmanager
-async def loaded_pair(folder: Path = WEIGHTS) -> AsyncIterator[tuple[TorchEngine, TorchEngine]]:
-    """Load the target and the draft, and close them on exit."""
-    engines = [TorchEngine.load(str(folder / role)) for role in ("target", "draft")]
+async def loaded_models(folder: Path = WEIGHTS) -> AsyncIterator[Models]:
+    """Load a pair's models, and close them on exit."""
+    target, draft = (TorchEngine.load(str(folder / role)) for role in ("target", "draft"))
+    reward = TorchJudge.load(str(folder / "reward")) if (folder / "reward").is_dir() else None
     try:
-        yield engines[0], engines[1]
+        yield Models(target, draft, reward)
     finally:
-        for engine in engines:
-            await engine.aclose()
+        for model in filter(None, (target, draft, reward)):
+            await model.aclose()
 
 
 async def measure(
@@ -429,8 +439,8 @@ async def measure(
     function, default = PARTS[part]
     source = SOURCES[benchmark]
     problems = list(itertools.islice(source.load(split), num_problems or default))
-    async with loaded_pair(folder) as (target, draft):
-        return await function(target, draft, problems, source)
+    async with loaded_models(folder) as models:
+        return await function(models, problems, source)
 
 
 def main() -> None:
@@ -443,7 +453,6 @@ def main() -> None:
     )
     parser.add_argument("--problems", type=int, help="number of problems (default: the part's own number)")
     parser.add_argument("--split", choices=get_args(Split), default="test", help="split of the problems (test)")
-    parser.add_argument("--threads", type=int, default=1, help="number of CPU threads (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--save", action="store_true", help="store the figures for the pair's model card")
     arguments = parser.parse_args()
@@ -453,7 +462,7 @@ def main() -> None:
     benchmark = arguments.benchmark or card.benchmark
     if arguments.save and (benchmark, arguments.split) != (card.benchmark, "test"):
         parser.error(f"--save works only for the test split of {card.benchmark}; remove --benchmark and --split")
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     folder = find_pair(arguments.pair)
     figures = asyncio.run(measure(arguments.part, arguments.problems, folder, arguments.split, benchmark))
     print(json.dumps(figures, indent=1))

@@ -8,7 +8,10 @@ from stepspec.evaluation.report.conditions import conditions_sentence
 from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
 from stepspec.evaluation.report.readme import (
+    Results,
+    accuracy_block,
     headline,
+    overview_block,
     read_results,
     readme_block,
     with_block,
@@ -19,10 +22,13 @@ from stepspec.evaluation.report.tables import closing_table, readme_table
 __all__ = [
     "COLUMNS",
     "UNKNOWN",
+    "Results",
+    "accuracy_block",
     "closing_table",
     "conditions_sentence",
     "headline",
     "markdown_report",
+    "overview_block",
     "read_results",
     "readme_block",
     "readme_table",

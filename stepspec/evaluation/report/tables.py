@@ -66,7 +66,7 @@ def readme_table(summary: Summary) -> str:
 def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
     """Return a Markdown table of the columns beyond `COLUMNS`, a row for each figure. Empty if none was measured."""
     rows = [
-        [column.title, *(_written(column, policy) for policy in summary.policies.values())]
+        [column.title, *(written(column, policy) for policy in summary.policies.values())]
         for column in further_columns(summary)
     ]
     rows += [[extra.title, *(cells.joined(extra.cells[name]) for name in summary.policies)] for extra in extras]
@@ -74,11 +74,12 @@ def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
 
 
 def _policies_table(summary: Summary, columns: Sequence[Column]) -> str:
-    rows = [[name, *(_written(column, policy) for column in columns)] for name, policy in summary.policies.items()]
+    rows = [[name, *(written(column, policy) for column in columns)] for name, policy in summary.policies.items()]
     return markdown_table(["policy", *(column.title for column in columns)], rows)
 
 
-def _written(column: Column, policy: PolicySummary) -> str:
+def written(column: Column, policy: PolicySummary) -> str:
+    """Return a cell of a Markdown table, struck through if the figure does not count."""
     text = cells.joined(column.cell(policy))
     return f"~~{text}~~" if column.is_struck(policy) else text
 

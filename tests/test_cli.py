@@ -52,6 +52,16 @@ def test_help_lists_the_commands_and_loads_nothing_heavy() -> None:
     assert loaded.stdout.split() == []
 
 
+def test_pairs_are_listed_and_only_known_ones_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lines = stepspec("pair", "list").stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines] == ["embedded", "smol"]
+    assert lines[0].endswith("weights")
+    assert lines[1].endswith("Build it: stepspec pair build smol")
+    assert "needs no build" in refused("pair", "build", "embedded")
+    assert "'smol'" in refused("pair", "build", "smoll")
+
+
 @pytest.mark.parametrize("command", ["run", "eval"])
 def test_shared_flags_are_the_same_in_both_commands(command: str) -> None:
     text = stepspec(command, "--help").stdout.decode()

@@ -274,6 +274,17 @@ async def test_a_step_rejected_without_a_pass_gets_one_only_for_its_salvage(salv
     assert play.result.steps[0].scores == {"arithmetic": 0.0}
 
 
+async def test_a_cascade_asks_the_target_a_question_only_while_undecided() -> None:
+    judges = ({"kind": "likelihood", "threshold": -2.0, "reject_below": -6.0}, RATING)
+    opinions = [ONE, Opinion(TWO, logprobs={0: -4.0}), Opinion(TWO), END]
+    stage = Stage(score(*judges, judging="cascade"), [ONE, TWO, END], opinions, [ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("draft", ONE), ("draft", TWO)]
+    asked = [(call.continuation, len(call.probes)) for call in stage.target.calls if call.verb == "verify"]
+    assert asked == [(ONE, 0), (TWO, 0), (TWO, 1), ("", 0)]
+    assert [len(step.scores) for step in play.result.steps] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("signal", "threshold", "score_of_step"),
     [("min-logprob", -3.0, -2.0), ("first-entropy", -3.0, -0.2), ("mean-margin", 0.4, 0.5)],

@@ -34,6 +34,7 @@ class Planned(ScriptedEngine):
 
     plan: Plan
     fails_to_compare: EngineError | None = None
+    hangs_to_verify = False
 
     def _reply_to(self, call: Call) -> Reply | str:
         written = call.prompt.removeprefix(PROMPT)
@@ -48,6 +49,8 @@ class Planned(ScriptedEngine):
         return reply
 
     def _opinion_on(self, call: Call) -> Opinion | str:
+        if self.hangs_to_verify:
+            return Opinion(hangs=True)
         if not call.probes:
             before, own = call.prompt.removeprefix(PROMPT), ""
             while own.count("\n\n") < 2 and END not in own:  # the step, and what comes after it
@@ -90,7 +93,7 @@ async def test_steps_that_say_the_same_are_the_draft_s_and_the_target_s_own_foll
     assert play.result.answer == "So 9."
     counts = play.result.counts
     assert (counts.steps_judged, counts.steps_accepted) == (4, 3)  # the last one only ends the thinking
-    assert counts.regenerated == play.result.steps[3].num_tokens
+    assert counts.regenerated == 0  # no step was rejected
     assert counts.discarded > 0
 
 
@@ -312,6 +315,31 @@ async def test_the_target_writes_the_first_steps(family: str) -> None:
     assert play.result.reasoning == "".join(OWN)
     assert all(call.prompt.startswith(PROMPT + OWN[0] + OWN[1]) for call in play.draft.calls)
     assert play.draft.calls
+
+
+@pytest.mark.parametrize("family", SPECULATING)
+async def test_the_deadline_cuts_off_a_pass_that_hangs(family: str) -> None:
+    judges = {"score": [{"kind": "likelihood", "threshold": -3.0}], "compare": [ALIKE]}.get(family, [])
+    other = [step.replace("One", "Oh one") for step in OWN[:2]]
+    stage = staged(of_family(family, judges=judges), letters_of(OWN), steps(other) if judges else letters_of(other))
+    stage.target.hangs_to_verify = True  # type: ignore[attr-defined]
+    stage.request.demands = stage.request.limits._demands = Demands(deadline_s=0.2)  # type: ignore[attr-defined]
+    async with asyncio.timeout(2):
+        play = await stage.play()
+    assert play.result.limit == "deadline"
+    assert play.result.answer == "So 9."
+
+
+async def test_a_veto_first_does_not_rank_the_candidates() -> None:
+    written = iter(["Xx two.\n\n", "One two.\n\n"])
+
+    def draft(number: int, text: str) -> str:
+        return next(written) if not text else steps(OWN)(number, text)
+
+    judges = ({"kind": "arithmetic"}, {"kind": "likelihood", "statistic": "mean", "threshold": -8.0})
+    policy = score(judges=judges, score={"candidates": 2})
+    play = await staged(policy, steps(OWN), draft, temperature=1.0).play()
+    assert origins(play)[0] == ("draft", OWN[0])
 
 
 async def test_a_draft_that_is_never_right_is_used_no_more() -> None:

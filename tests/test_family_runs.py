@@ -1,25 +1,30 @@
-"""Generated runs of all families with faults, hangs, deadlines and cancellation: counts and times agree with what the
-engines delivered and with the events.
+"""Generated runs of all families with faults, hangs, deadlines and cancellation: counts, times and limits agree with
+what the engines did and with the events.
 
-The checks do not use the bookkeeping: engines count the ids that they hand out, and the text is read from the events.
+The checks do not use the bookkeeping: engines count the ids that they hand out and the time in which they work, and
+the text is read from the events. Time passes only while all tasks wait, so times agree exactly.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from scripted import PROMPT, Call, Opinion, Reply, ScriptedEngine, Stage
 
 from stepspec.chat.events import AnswerDelta
-from stepspec.engines.protocol import Chunk, Generate
+from stepspec.engines.protocol import Chunk, Generate, Verification, Verify
 from stepspec.errors import EngineError, StepSpecError
+from stepspec.loop.families import FAMILIES
+from stepspec.loop.families.route import CHECK_STEPS
 from stepspec.loop.limits import Demands
 from stepspec.loop.policy import Policy
-from stepspec.loop.step import Done, Event, StepCommitted
+from stepspec.loop.step import Done, Event, Step, StepCommitted, Times
 
 END = "</think>"
 WORDS = ("one", "two", "three", "wait", "check", "so")
@@ -38,18 +43,66 @@ POLICIES: tuple[dict[str, Any], ...] = (
 )
 
 
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while all tasks wait, and then at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        selector = self._selector  # type: ignore[attr-defined]
+        ready = selector.select
+
+        def select(timeout: float | None) -> Any:
+            if not (found := ready(0)):
+                assert timeout is not None, "every task waits forever"
+                self._now += timeout
+            return found
+
+        selector.select = select
+
+    def time(self) -> float:
+        return self._now
+
+
+class Meter:
+    """The seconds in which at least one call was open."""
+
+    def __init__(self) -> None:
+        self.seconds, self._num_open, self._since = 0.0, 0, 0.0
+
+    @contextmanager
+    def open(self) -> Generator[None]:
+        clock = asyncio.get_running_loop()
+        if not self._num_open:
+            self._since = clock.time()
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if not self._num_open:
+                self.seconds += clock.time() - self._since
+
+
 class Erratic(ScriptedEngine):
-    """Writes random steps, is slow, hangs or fails at random, and counts the ids that it hands out."""
+    """Writes random steps, is slow, hangs or fails at random, and counts the ids that it hands out and its time."""
 
     rng: random.Random
     fault: float
+    generating: Meter
+    verifying: Meter
     num_delivered = 0
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
-        async with aclosing(super().generate(call)) as chunks:
-            async for chunk in chunks:
-                self.num_delivered += len(chunk.ids)
-                yield chunk
+        with self.generating.open():
+            async with aclosing(super().generate(call)) as chunks:
+                async for chunk in chunks:
+                    self.num_delivered += len(chunk.ids)
+                    yield chunk
+
+    async def verify(self, call: Verify) -> Verification:
+        with self.verifying.open():
+            return await super().verify(call)
 
     def _reply_to(self, call: Call) -> Reply:
         rng, (thinking, ended, _) = self.rng, call.prompt.removeprefix(PROMPT).partition(END)
@@ -63,7 +116,7 @@ class Erratic(ScriptedEngine):
             reply = replace(reply, delay_s=rng.random() / 100)
         if rng.random() < self.fault:
             cut = text[: rng.randrange(len(text) + 1)]
-            broken = rng.random() < 0.5
+            broken = bool(ended) or rng.random() < 0.5  # no deadline cuts off an answer that hangs
             reply = replace(reply, text=cut, hangs=not broken, fails=EngineError("no") if broken else None)
         return reply
 
@@ -72,7 +125,9 @@ class Erratic(ScriptedEngine):
         opinion = Opinion(agreed or END, rating=str(self.rng.randrange(10)), delay_s=self.rng.random() / 200)
         if call.probes:
             opinion = replace(opinion, digits={0: self.rng.random(), 1: self.rng.random(), 9: 0.1})
-        return replace(opinion, fails=EngineError("no")) if self.rng.random() < self.fault / 2 else opinion
+        if self.rng.random() < self.fault / 2:
+            opinion = replace(opinion, fails=EngineError("no"))
+        return replace(opinion, hangs=self.rng.random() < self.fault / 2)
 
 
 async def run(seed: int) -> str:
@@ -85,17 +140,20 @@ async def run(seed: int) -> str:
     fault = rng.choice((0.0, 0.0, 0.05, 0.2))
     for engine in (stage.target, stage.draft):
         engine.__class__ = Erratic
-        engine.rng, engine.fault = rng, fault  # type: ignore[attr-defined]
+        assert isinstance(engine, Erratic)
+        engine.rng, engine.fault, engine.generating, engine.verifying = rng, fault, Meter(), Meter()
     limited = rng.choice((None, None, 0.03)) if fault == 0 else 0.03  # else a hanging target would never end
-    stage.request.demands = Demands(deadline_s=limited, max_thinking_tokens=rng.choice((None, None, 12)))
-    stage.request.limits._demands = stage.request.demands  # pyright: ignore[reportPrivateUsage]
+    demands = Demands(deadline_s=limited, max_thinking_tokens=rng.choice((None, None, 12)))
+    stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
+    patience = rng.random() / 20 if rng.random() < 0.3 else None
     events: list[Event] = []
     ended = "done"
     try:
-        async with asyncio.timeout(rng.random() / 20 if rng.random() < 0.3 else 0.5), aclosing(stage.events()) as found:
+        async with asyncio.timeout(patience or 60), aclosing(stage.events()) as found:
             async for event in found:
                 events.append(event)
     except TimeoutError:
+        assert patience, "a request without a deadline took a minute, or its deadline did not end it"
         ended = "cancelled"
     except StepSpecError:
         ended = "failed"
@@ -118,23 +176,50 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     counts = result.counts
     counts.check(stage.max_tokens)
     assert counts.drafted == draft.num_delivered
-    own_choices = counts.steps  # tokens that a verifying pass or a limit gives, at most two in a step
-    assert target.num_delivered <= counts.target_generated <= target.num_delivered + 2 * own_choices + 20
+    # A verifying pass or a limit gives at most two tokens in a step, and `words` a sentence.
+    given = counts.target_generated - target.num_delivered
+    sentence = len(stage.tokenizer.encode(CHECK_STEPS)) if stage.policy.family == "route" else 0
+    assert 0 <= given <= (2 + sentence) * (counts.steps + 1)
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert "".join(step.text for step in steps) == result.reasoning
     assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == result.answer
     text = stage.tokenizer.decode(request.transcript.buffer.since(0))
     assert text.removeprefix(PROMPT).removesuffix("<|end|>").replace(END, "") == result.reasoning + result.answer
-    times = result.times
-    parts = times.queue + times.draft + times.judge + times.target + times.controller + times.other
-    assert parts == pytest.approx(times.wall, abs=1e-6)
-    assert min(parts, times.queue, times.draft, times.judge, times.target, times.controller, times.other) >= 0
-    assert max(times.busy_draft, times.busy_judge, times.busy_target) <= times.wall
+    check_limits(stage, result.reasoning, steps)
+    check_times(result.times, target, draft, overlapping=stage.policy.family == "compare" or stage.policy.score.candidates > 1)
+
+
+def check_limits(stage: Stage, reasoning: str, steps: list[Step]) -> None:
+    policy, counts, tokenizer = stage.policy, stage.request.ledger.counts, stage.tokenizer
+    assert all(len(tokenizer.encode(step.text)) <= policy.step.max_step_tokens for step in steps)
+    most = stage.request.demands.max_thinking_tokens
+    assert most is None or len(tokenizer.encode(reasoning)) <= most
+    if FAMILIES[policy.family].table.speculates:
+        assert {step.origin for step in steps[: policy.first_target_steps]} <= {"target"}
+    longest, rate = policy.waste
+    assert counts.wasted <= rate * (counts.committed + 2 * longest)
+
+
+def check_times(times: Times, target: Erratic, draft: Erratic, overlapping: bool) -> None:
+    assert times.controller == times.queue == 0
+    assert times.draft + times.judge + times.target + times.other == pytest.approx(times.wall)
+    assert times.other == pytest.approx(0, abs=1e-9)
+    worked = (draft.generating.seconds, target.verifying.seconds, target.generating.seconds)
+    assert (times.busy_draft, times.busy_judge, times.busy_target) == pytest.approx(worked)
+    if not overlapping:
+        assert (times.draft, times.judge, times.target) == pytest.approx(worked)
 
 
 def runs(count: int) -> None:
-    ends = [asyncio.run(run(seed)) for seed in range(count)]
-    assert {"done", "cancelled", "failed"} == {*ends}
+    ends: set[str] = set()
+    for seed in range(count):
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner, patch.object(time, "perf_counter", runner.get_loop().time):
+            ends.add(runner.run(run(seed)))
+    assert ends == {"done", "cancelled", "failed"}
+
+
+def test_every_family_is_among_the_runs() -> None:
+    assert {tables["family"] for tables in POLICIES} == {*FAMILIES}
 
 
 def test_counts_and_times_hold_in_all_families_whatever_happens() -> None:

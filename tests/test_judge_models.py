@@ -9,7 +9,7 @@ import torch
 from judge_folders import judge_folders
 from transformers import AutoTokenizer, LlamaForSequenceClassification
 
-from stepspec import Policy, StepSpec, load_pair
+from stepspec import Policy, StepSpec, load_pair, load_policy
 from stepspec.cli.options import judge_specs
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.engines.torch_engine.judge import TorchJudge
@@ -93,6 +93,7 @@ async def test_a_policy_gets_its_judge_models_when_they_are_loaded(folders: dict
         result = await spec.generate(QUESTION)
         assert "reward" in result.steps[0].scores
         assert result.steps[0].scores["reward"] is not None
+        assert result.counts.judge_calls == result.counts.steps_judged > 0
     lookahead = Policy.model_validate(
         {"version": 1, "summary": "a test", "family": "compare", "judges": [{"kind": "embedding", "threshold": -1.0}]}
     )
@@ -101,6 +102,8 @@ async def test_a_policy_gets_its_judge_models_when_they_are_loaded(folders: dict
 
 
 async def test_a_missing_or_unfit_judge_model_is_an_error(folders: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match=r"need no judge model 'reward'\. They need none\."):
+        judge_specs(["reward=torch:somewhere"], load_policy("stepspec")[0].judge_models)
     with pytest.raises(UsageError, match=r"needs the judge model 'reward'\. Name it with --judge reward=torch:FOLDER"):
         StepSpec(policy="rsd")
     with pytest.raises(UsageError, match="does not reward steps"):

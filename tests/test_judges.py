@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 from scripted import WordTokenizer
 
-from stepspec.engines.protocol import Verification
+from stepspec.engines.protocol import Probe, Verification
 from stepspec.errors import ModelError, UsageError
 from stepspec.loop.judges.arithmetic import false_equalities
 from stepspec.loop.judges.rating import expected_digit
@@ -65,11 +67,18 @@ def ask(
 ) -> Verdict:
     """Return a panel's verdict. Without `seen`, the judges must not ask for the target's pass."""
 
-    async def look() -> Verification:
-        assert seen is not None
-        return seen
-
     panel = Panel(judges, TOKENIZER, cascade=cascade, deadline_s=deadline_s)
+
+    async def look(probes: Sequence[Probe]) -> Verification:
+        assert seen is not None
+        numbers = [panel.probes.index(probe) for probe in probes]
+        choices, labels = seen.probe_choices, seen.probe_logprobs
+        return replace(
+            seen,
+            probe_choices=tuple(choices[number] for number in numbers),
+            probe_logprobs=tuple(labels[number] for number in numbers) if labels else (),
+        )
+
     return asyncio.run(panel.judge(Evidence("A question?", [], step), look))
 
 

@@ -80,10 +80,10 @@ async def test_the_end_of_a_draft_that_does_not_think_is_the_end_of_thinking() -
     assert chunk.end == "token"
 
 
-async def test_log_probs_are_of_the_draft_s_own_tokens_and_a_cut_text_has_none() -> None:
+async def test_log_probs_are_of_the_draft_s_own_tokens_and_of_a_cut_text_those_before_the_cut() -> None:
     plain, splitting = WordTokenizer(), LetterTokenizer()
     draft = ScriptedEngine(plain, [Reply(ONE, logprobs={1: -2.0})] * 2, name="draft")
-    for max_tokens, expected in ((50, (-0.1, -2.0, -0.1, -0.1)), (5, None)):
+    for max_tokens, expected in ((50, (-0.1, -2.0, -0.1, -0.1)), (5, (-0.1, -2.0))):
         translated = TranslatedDraft(draft, plain.encode("Question"), splitting, 1)
         call = Generate(TokenBuffer(splitting.encode("Q")), Sampling(), Stop(max_tokens, ("\n\n",)), logprobs=True)
         assert (await collect(translated.generate(call))).logprobs == expected

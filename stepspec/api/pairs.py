@@ -67,7 +67,8 @@ def built_folder(name: str) -> Path:
     """Return the folder of a built pair. It may not exist."""
     import platformdirs
 
-    sources = [*sorted(path for path in SMOL_WEIGHTS.iterdir() if path.is_file()), SMOL / "base.py", SMOL / "build.py"]
+    sources = sorted(path for path in SMOL_WEIGHTS.iterdir() if path.is_file())
+    sources += [SMOL / name for name in ("README.md", "base.py", "build.py", "lora.py")]
     recipe = repr([(path.name, file_hash(path)) for path in sources])
     return platformdirs.user_cache_path("stepspec") / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 

@@ -12,6 +12,9 @@ from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 
 FILE = "pair.json"
 
+MAX_READ = 512
+"""Number of a prompt's tokens that the check reads. They fill one pass, and of a long prompt they tell as much."""
+
 
 class PairScope(FileModel):
     """The description of a pair."""
@@ -40,12 +43,13 @@ class PairScope(FileModel):
 
 
 async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
-    """Compute the mean log-probability, in nats, of a prompt's tokens after the first; None if not supported.
+    """Compute the mean log-probability, in nats, of a prompt's tokens from the second to `MAX_READ`; None if the target
+    does not support it.
 
     Raises:
         EngineError: the target failed.
     """
-    ids = prompt.since(0)
+    ids = prompt.since(0, min(MAX_READ, len(prompt)))
     if len(ids) < 2 or "scores" not in target.abilities:
         return None
     logprobs = (await target.verify(Verify(TokenBuffer(ids[:1]), ids[1:]))).logprobs

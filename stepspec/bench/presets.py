@@ -54,8 +54,9 @@ THRESHOLD = re.compile(r"^threshold = .*$", re.MULTILINE)
 
 
 def with_threshold(name: str, value: float) -> str:
-    """Return the text of a shipped policy with another threshold."""
-    text, count = THRESHOLD.subn(f"threshold = {value:.12g}", list_data_files("policies")[name].read_text("utf-8"))
+    """Return the text of a shipped policy with another threshold, and with the token-level drafter of the others."""
+    shipped = list_data_files("policies")[name].read_text("utf-8").replace('drafter = "engine"', 'drafter = "auto"')
+    text, count = THRESHOLD.subn(f"threshold = {value:.12g}", shipped)
     assert count == 1, f"the policy {name} has {count} thresholds"
     return text
 

@@ -102,7 +102,9 @@ def evaluate_policies(
 
     name, spec = load_benchmark(benchmark)
     settings, own_part = _settings(spec, concurrency, temperature, seed, max_tokens, repeats), Part.parse(part)
-    requested, specs = load_policies(policy or DEFAULT_POLICIES), judge_specs(judge)
+    requested = load_policies(policy or DEFAULT_POLICIES)
+    judge_names = {name for each, _ in requested.values() for name in each.judge_models}
+    specs = judge_specs(judge, judge_names)
     problems = load_problems(spec, data, limit)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
     folders = [_folder_of(setting, folder, len(settings)) for setting in settings]
@@ -113,7 +115,6 @@ def evaluate_policies(
     keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
     needs_draft = any(each.needs_draft for each, _ in requested.values())
-    judge_names = {name for each, _ in requested.values() for name in each.judge_models}
     models = load_pair(
         target, draft, pair=pair, needs_draft=needs_draft, notes=False, judges=specs, judge_names=judge_names
     )

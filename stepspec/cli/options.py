@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, TypeVar
 
 import typer
@@ -54,11 +54,15 @@ MaxTokensOption = Annotated[
 ]
 
 
-def judge_specs(options: list[str] | None) -> dict[str, str]:
+def judge_specs(options: list[str] | None, needed: Collection[str] | None = None) -> dict[str, str]:
     """Return the spec strings of judge models by name.
 
+    Args:
+        options: the values of --judge.
+        needed: the names that the policies need; None if requests may name further policies.
+
     Raises:
-        UsageError: an option is not NAME=MODEL, or two have the same name.
+        UsageError: an option is not NAME=MODEL, two have the same name, or one is not needed.
     """
     specs: dict[str, str] = {}
     for option in options or ():
@@ -67,6 +71,9 @@ def judge_specs(options: list[str] | None) -> dict[str, str]:
             raise UsageError(f"--judge takes NAME=MODEL, such as reward=torch:path/to/folder; got {option!r}.")
         if name in specs:
             raise UsageError(f"Two options --judge have the name {name!r}. Remove one.")
+        if needed is not None and name not in needed:
+            known = f"They need: {', '.join(sorted(needed))}." if needed else "They need none."
+            raise UsageError(f"The policies need no judge model {name!r}. {known}")
         specs[name] = spec
     return specs
 

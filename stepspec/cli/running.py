@@ -29,6 +29,7 @@ from stepspec.cli.options import (
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
+from stepspec.loop.policy import load_policy
 from stepspec.loop.step import Done, Event, Origin, Result, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
@@ -98,8 +99,10 @@ def answer_question(
     )
     from stepspec.api.session import StepSpec
 
+    judges = judge_specs(judge, load_policy(policy)[0].judge_models)
+
     async def answer() -> None:
-        async with StepSpec(target, draft, policy, pair=pair, judges=judge_specs(judge)) as spec:
+        async with StepSpec(target, draft, policy, pair=pair, judges=judges) as spec:
             events = spec.stream(text, options)
             if as_json:
                 print(json.dumps((await _last(events)).to_dict(), ensure_ascii=False))

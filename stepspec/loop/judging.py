@@ -231,6 +231,10 @@ AnyJudge = Annotated[SerializeAsAny[Judge], PlainValidator(_as_judge, json_schem
 """A judge in a policy file: a table whose `kind` selects the class."""
 
 
+Verifier = Callable[[Sequence[Probe]], Awaitable[Verification]]
+"""Makes a pass of the target over a step, with probes."""
+
+
 class Panel:
     """The judges of a policy, ready to be asked.
 
@@ -248,45 +252,41 @@ class Panel:
         self, judges: Sequence[Judge], tokenizer: Tokenizer, *, cascade: bool = False, deadline_s: float = 10.0
     ) -> None:
         self._cascade, self._deadline_s = cascade, deadline_s
-        asked = [(judge, judge.probe(tokenizer)) for judge in judges]
-        self.probes = tuple(probe for _, probe in asked if probe is not None)
-        numbers = iter(range(len(self.probes)))
-        self._judges = [(judge, None if probe is None else next(numbers)) for judge, probe in asked]
+        self._judges = [(judge, judge.probe(tokenizer)) for judge in judges]
+        self.probes = tuple(probe for _, probe in self._judges if probe is not None)
+        self.ranked_by = next((judge.name for judge in judges if judge.can_accept), None)
+        """Name of the judge whose score ranks accepted steps, the first one that can accept any."""
+        self.with_models = frozenset(judge.name for judge in judges if judge.model_needs is not None)
+        """Names of the judges that ask a judge model."""
 
-    async def judge(
-        self,
-        evidence: Evidence,
-        verify: Callable[[], Awaitable[Verification]],
-        deadline: float | None = None,
-    ) -> Verdict:
+    async def judge(self, evidence: Evidence, verify: Verifier, deadline: float | None = None) -> Verdict:
         """Return the verdict on a step. A step needs an acceptance; a rejection, or a judge without a score, rejects.
 
         Args:
             evidence: the step, without the target's pass.
-            verify: returns the target's pass with the panel's probes. It is called for each judge that needs it.
+            verify: makes a pass of the target over the step, with probes. Judges share one pass. In a cascade, a judge
+                whose probe was not in it gets another, in which the target reads only the probe.
             deadline: the request's deadline in the event loop's time. A judge that is still working then rejects.
         """
         scores: dict[str, float | None] = {}
         decisions: list[Decision] = []
-        for judge, index in self._judges:
-            seen = await verify() if judge.asks_target else None
-            scores[judge.name], decision = await self._ask(judge, self._with_pass(evidence, seen, index), deadline)
+        seen: Verification | None = None
+        answers: dict[Probe, Answer] = {}
+        for judge, probe in self._judges:
+            if judge.asks_target and (seen is None or (probe is not None and probe not in answers)):
+                probes = self.probes if not self._cascade else () if probe is None else (probe,)
+                found = await verify(probes)
+                seen = seen or found
+                answers |= _answers(probes, found)
+            known = replace(evidence, verification=seen if judge.asks_target else None)
+            if judge.asks_target and probe is not None:
+                choice, labels = answers[probe]
+                known = replace(known, probe=probe, choice=choice, label_logprobs=labels)
+            scores[judge.name], decision = await self._ask(judge, known, deadline)
             decisions.append(decision)
             if self._cascade and decisions[-1] != "undecided":
                 break
         return Verdict("accept" in decisions and "reject" not in decisions, scores)
-
-    def _with_pass(self, evidence: Evidence, seen: Verification | None, index: int | None) -> Evidence:
-        if seen is None or index is None:
-            return replace(evidence, verification=seen)
-        labels = seen.probe_logprobs[index] if seen.probe_logprobs else ()
-        return replace(
-            evidence,
-            verification=seen,
-            probe=self.probes[index],
-            choice=seen.probe_choices[index],
-            label_logprobs=labels,
-        )
 
     async def _ask(self, judge: Judge, evidence: Evidence, deadline: float | None) -> tuple[float | None, Decision]:
         """Return a judge's score and decision. It rejects if it fails, is too slow or returns no number."""
@@ -302,3 +302,11 @@ class Panel:
         except Exception as error:  # a judge may come from another package
             logger.warning("The judge %s failed, which rejects the step: %r", judge.name, error)
             return None, "reject"
+
+
+def _answers(probes: Sequence[Probe], seen: Verification) -> dict[Probe, Answer]:
+    labels = seen.probe_logprobs or ((),) * len(probes)
+    return {
+        probe: Answer(choice, logprobs)
+        for probe, choice, logprobs in zip(probes, seen.probe_choices, labels, strict=True)
+    }

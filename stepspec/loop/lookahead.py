@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
@@ -41,6 +41,7 @@ class StepAhead:
         writer: the model that writes it.
         ids: token ids received so far.
         compared: whether a draft step was compared with the target's own.
+        judged: whether its words or its meaning decided, and not its form.
         committed: whether it was committed.
         finished: the whole step; None before its end.
     """
@@ -48,6 +49,7 @@ class StepAhead:
     writer: Literal["draft", "target"]
     ids: list[int] = field(default_factory=list[int])
     compared: bool = False
+    judged: bool = False
     committed: bool = False
     finished: Proposal | None = None
 
@@ -109,7 +111,7 @@ class Lookahead:
                 continue
             if step.writer == "target":
                 ledger.wrote("discarded", len(step.ids))
-            elif step.compared:
+            elif step.compared and not step.step.aborted:
                 ledger.judged(accepted=0, rejected=len(step.ids))
             else:
                 ledger.abandoned(len(step.ids))
@@ -226,6 +228,7 @@ class Lookahead:
         own, step, since = comparison.own.step, draft.step, time.time_ns()
         verdict = Verdict(False, {})
         if step.tag == own.tag and self._may_stand(place, step):
+            draft.judged = step.num_written > 0
             if step.text.casefold().split() == own.text.casefold().split():
                 verdict = Verdict(True, {})
             elif step.text.strip():
@@ -243,7 +246,7 @@ class Lookahead:
         async def ask(probe: Probe) -> Answer:
             return await request.ask(place.ids, probe)
 
-        async def no_pass() -> NoReturn:
+        async def no_pass(probes: Sequence[Probe]) -> NoReturn:
             raise AssertionError("policies whose judges ask for a pass are rejected in this family")
 
         evidence = replace(
@@ -253,7 +256,9 @@ class Lookahead:
             ask=ask,
         )
         with request.ledger.time("judge"):
-            return await request.panel.judge(evidence, no_pass, request.limits.deadline)
+            verdict = await request.panel.judge(evidence, no_pass, request.limits.deadline)
+        request.ledger.add(judge_calls=len(request.panel.with_models & verdict.scores.keys()))
+        return verdict
 
     def commit(self, path: list[Comparison]) -> bool:
         """Commit the steps of a path while the thinking goes on. Return whether to keep speculating."""
@@ -262,7 +267,7 @@ class Lookahead:
             index, last = len(request.transcript.steps), None
             for draft, verdict in comparison.compared:
                 last = verdict
-                request.ledger.add(steps_judged=1)
+                request.ledger.add(steps_judged=draft.judged)
                 request.emit([StepProposed(index, draft.step.text, len(draft.step.ids))])
                 request.emit([StepJudged(index, verdict.accepted, verdict.scores)])
             step = comparison.accepted or comparison.own

@@ -63,11 +63,6 @@ class Judged:
         """Whether the step is accepted."""
         return self.verdict.accepted
 
-    @property
-    def score(self) -> float:
-        """The score of the first judge that has one."""
-        return next((score for score in self.verdict.scores.values() if score is not None), -math.inf)
-
 
 @dataclass
 class Request:
@@ -231,8 +226,8 @@ class Request:
         return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
 
     async def judge(self, proposals: Sequence[Proposal]) -> Judged | None:
-        """Judge steps side by side, each with at most one pass of the target. Return the best one that is accepted, or
-        else the best one. None if there is none that the target can read.
+        """Judge steps side by side. Return the best one that is accepted, or else the best one. None if there is none
+        that the target can read before the deadline.
 
         Empty steps, repeated steps and tool calls are rejected without asking the judges. The target cannot read a step
         that does not fit its context, or that has a token which it does not have. The context may still have room for
@@ -244,7 +239,7 @@ class Request:
             with self.ledger.waiting("judge"):
                 found = await side_by_side(*(ahead(self._judge_one, proposal) for proposal in proposals))
         judged = [each for each in found if each is not None]
-        best = max(judged, key=lambda each: (each.accepted, each.score), default=None)
+        best = max(judged, key=lambda each: (each.accepted, self._rank(each.verdict)), default=None)
         for each in judged:
             spare = each is not best and (each.accepted or each.proposal.aborted)
             if spare:
@@ -256,11 +251,15 @@ class Request:
             self.emit([StepJudged(len(self.transcript.steps), chosen, each.verdict.scores)])
         return best
 
+    def _rank(self, verdict: Verdict) -> float:
+        score = None if self.panel.ranked_by is None else verdict.scores.get(self.panel.ranked_by)
+        return -math.inf if score is None else score
+
     async def _judge_one(self, proposal: Proposal) -> Judged | None:
         since = time.time_ns()
         try:
             judged = await self._judge(proposal)
-        except (ContextError, UnknownIdError):
+        except (ContextError, UnknownIdError, TimeoutError):
             self.ledger.abandoned(len(proposal.ids))
             return None
         self.spans.judged(since, len(self.transcript.steps), judged.verdict)
@@ -276,29 +275,35 @@ class Request:
             verification = await self._verify(proposal, ())
             only_ends = not proposal.num_written and verification.next_choice == proposal.tag
             return Judged(proposal, Verdict(only_ends, {}), verification)
-        seen: Verification | None = None
+        passes: list[Verification] = []
 
-        async def verify_once() -> Verification:
-            nonlocal seen
-            if seen is None:
-                seen = await self._verify(proposal, self.panel.probes)
-            return seen
+        async def verify(probes: Sequence[Probe]) -> Verification:
+            passes.append(await self._verify(proposal, probes, again=bool(passes)))
+            return passes[-1]
 
         with self.ledger.time("judge"):
             evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges)
-            verdict = await self.panel.judge(evidence, verify_once, self.limits.deadline)
+            verdict = await self.panel.judge(evidence, verify, self.limits.deadline)
+        self.ledger.add(judge_calls=len(self.panel.with_models & verdict.scores.keys()))
+        seen = passes[0] if passes else None
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them
             raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
-            with suppress(ContextError):  # without room, nothing is salvaged
+            with suppress(ContextError, TimeoutError):  # without room or time, nothing is salvaged
                 seen = await self._verify(proposal, ())
         return Judged(proposal, verdict, seen, by_judges=True)
 
-    async def _verify(self, proposal: Proposal, probes: Sequence[Probe]) -> Verification:
-        """Return the target's pass over a step."""
-        own, scores = proposal.ids[: proposal.num_written], self.policy.needs_scores
+    async def _verify(self, proposal: Proposal, probes: Sequence[Probe], *, again: bool = False) -> Verification:
+        """Return the target's pass over a step; `again` is a further pass, of which only the probes count.
+
+        Raises:
+            TimeoutError: the deadline was reached.
+        """
+        own, scores = proposal.ids[: proposal.num_written], self.policy.needs_scores and not again
+        call = Verify(self.transcript.buffer, own, probes, scores=scores)
         with self.ledger.time("judge"):
-            verification = await self.target.verify(Verify(self.transcript.buffer, own, probes, scores=scores))
+            async with asyncio.timeout_at(self.limits.deadline):
+                verification = await self.target.verify(call)
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
@@ -335,7 +340,7 @@ class Request:
             self.ledger.add(steps_accepted=bool(step.num_written))
             self._origin, self._num_from_draft = "draft", step.num_written
         else:
-            self.ledger.wrote("regenerated", len(step.ids))
+            self.ledger.wrote("forced", len(step.ids))
         self.transcript.extend(step.ids)
         self._close_step(verdict)
 
@@ -379,21 +384,24 @@ class Request:
         if draft.aborted or not self.target_has(kept) or self.demands.opens_call(text):
             kept, self._draft_refused = (), True
         elif draft.tag is not None:
-            with suppress(ContextError):  # without room, the draft's text does not end here
+            with suppress(ContextError, TimeoutError):  # without room or time, the draft's text does not end here
                 kept = draft.ids if (await self._verify(draft, ())).next_choice == draft.tag else kept
             self._draft_refused = len(kept) < len(draft.ids)
-        self.ledger.judged(accepted=len(kept), rejected=len(draft.ids) - len(kept))
+        num_dropped = len(draft.ids) - len(kept)
+        self.ledger.judged(accepted=len(kept), rejected=0 if draft.aborted else num_dropped)
+        self.ledger.abandoned(num_dropped if draft.aborted else 0)
         self._num_from_draft += min(len(kept), draft.num_written)
         self.transcript.extend(kept)
 
     async def take_over(self, draft: Proposal, num_tokens: int, sentence: str = "") -> None:
         """Drop the draft's tokens, and let the target write at most `num_tokens` instead, after a sentence if given."""
         self.ledger.judged(accepted=0, rejected=len(draft.ids))
-        ids = self.tokenizer.encode_text(sentence)[: max(0, self.limits.room)] if sentence else []
+        room = min(self.limits.room, self.longest_step, self.target.max_context - len(self.transcript.buffer))
+        ids = self.tokenizer.encode_text(sentence)[: max(0, room)] if sentence else []
         self.ledger.generated(len(ids))
         self.ledger.wrote("forced", len(ids))
         self.transcript.extend(ids)
-        await self._write_step("regenerated", num_tokens=num_tokens)
+        await self._write_step("forced", num_tokens=num_tokens)
 
     async def finish_step(self) -> bool:
         """Let the draft write the rest of the open step, or the target if the draft cannot, and commit it.
@@ -408,7 +416,7 @@ class Request:
             if rest is not None:
                 await self.keep(rest)
         if not self.step_is_over:
-            await self._write_step("regenerated")
+            await self._write_step("forced")
         if self._num_from_draft:
             others = len(self.transcript.open_ids) > self._num_from_draft + self.transcript.has_end_tag
             self._origin = "salvaged" if others else "draft"
@@ -447,7 +455,7 @@ class Request:
         self.transcript.extend(proposal.ids[:num_kept])
         self._origin, self._num_from_draft = "salvaged" if num_kept else "target", num_kept
         free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
-        if free and verification is not None and verification.choices is not None and self.ledger.remaining > 0:
+        if free and verification is not None and verification.choices is not None and self.limits.room > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.generated(1)
             self.ledger.wrote("regenerated", 1)

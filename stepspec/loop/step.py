@@ -103,6 +103,8 @@ class Counts:
     token_accepted: int = 0
     target_passes: int = 0
     """Forward passes of the target, judging included, without those of calls that were cancelled."""
+    judge_calls: int = 0
+    """Steps that a judge model was asked about, for each judge with one."""
 
     @property
     def wasted(self) -> int:

@@ -7,6 +7,7 @@ draft's original ids are reused. All other committed text is encoded once with t
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, Literal
 
 from stepspec.chat.prompts import think_end_id
 from stepspec.engines.metrics import Metrics
@@ -71,8 +72,8 @@ class TranslatedDraft:
         return self._draft.own_speculation
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. A
-        text that is cut has none.
+        """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. If
+        the text is cut, they are of those ids that begin before the cut.
 
         The prompt must be the same buffer at every call, and no call may be open when it grows. All ids come in one
         chunk.
@@ -107,12 +108,23 @@ class TranslatedDraft:
         )
         end = next((length for length, id in enumerate(output, 1) if id in stop.token_ids), None)
         if end is not None and (end < len(output) or tag is None):
-            yield replace(translated, ids=tuple(output[:end]), end="token", logprobs=None, entropies=None, margins=None)
+            yield self._cut(translated, written, end, "token")
         elif len(output) > stop.max_tokens:
-            ids = tuple(output[: stop.max_tokens])
-            yield replace(translated, ids=ids, end="length", logprobs=None, entropies=None, margins=None)
+            yield self._cut(translated, written, stop.max_tokens, "length")
         else:
             yield translated
+
+    def _cut(self, chunk: Chunk, written: Sequence[int], length: int, end: Literal["token", "length"]) -> Chunk:
+        """Return the first `length` ids of a chunk for which the draft has written `written`."""
+        tokenizer, kept = self._draft.tokenizer, chunk.ids[:length]
+        num_characters, count = len(self.tokenizer.decode(visible_ids(self.tokenizer, kept))), 0
+        while count < len(written) and len(tokenizer.decode(visible_ids(tokenizer, written[:count]))) < num_characters:
+            count += 1
+        details: dict[str, Any] = {
+            name: None if values is None else values[:count]
+            for name, values in (("logprobs", chunk.logprobs), ("entropies", chunk.entropies), ("margins", chunk.margins))
+        }
+        return replace(chunk, ids=kept, end=end, **details)
 
     def _translated(self, ids: tuple[int, ...]) -> Sequence[int]:
         """Return uncommitted ids of the target in the draft's ids."""

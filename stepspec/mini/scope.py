@@ -7,17 +7,16 @@ import argparse
 import asyncio
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 
+from stepspec.api.pairs import EMBEDDED, PAIRS, SMOL_WEIGHTS, find_pair
 from stepspec.api.scope import FILE, PairScope, mean_logprob
 from stepspec.chat.prompts import checked_messages, encode_messages
 from stepspec.engines.protocol import TokenBuffer
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.evaluation.generators.gsm_mini import load_split
-from stepspec.mini import WEIGHTS
 
 NUM_PROMPTS, QUANTILE = 4_000, 0.0025
 TOGETHER = 16
@@ -42,6 +41,8 @@ def smol_questions(count: int = NUM_PROMPTS) -> tuple[list[str], str]:
 
 
 QUESTIONS = {"embedded": gsm_mini_questions, "smol": smol_questions}
+STORED = {"embedded": EMBEDDED, "smol": SMOL_WEIGHTS}
+"""The folder of each pair's description, before the pair is built."""
 
 
 async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
@@ -56,16 +57,15 @@ async def means(engine: TorchEngine, questions: list[str]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pair", choices=list(QUESTIONS), default="embedded", help="Use the questions of this pair.")
-    parser.add_argument("--folder", type=Path, default=WEIGHTS, help=f"Folder of the pair, with its {FILE}.")
+    parser.add_argument("--pair", choices=PAIRS, default="embedded", help="Set the bound of this pair.")
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="Number of prompts.")
     arguments = parser.parse_args()
-    folder: Path = arguments.folder
     questions, origin = QUESTIONS[arguments.pair](arguments.prompts)
-    engine = TorchEngine.load(str(folder / "target"))
+    engine = TorchEngine.load(str(find_pair(arguments.pair) / "target"))
     bound = round(float(np.quantile(asyncio.run(means(engine, questions)), QUANTILE)), 3)
     asyncio.run(engine.aclose())
     measured = f"the {QUANTILE:.2%} quantile over {len(questions):,} prompts of {origin}"
+    folder = STORED[arguments.pair]
     scope = PairScope.load(folder).model_copy(update={"least_logprob": bound, "measured": measured})
     (folder / FILE).write_text(json.dumps(scope.model_dump(), indent=2) + "\n", "utf-8")
 

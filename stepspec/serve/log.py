@@ -23,6 +23,7 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._noted = False  # whether the note on questions unlike the training data was logged, which is done once
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,8 +48,11 @@ class RequestLog:
             chat += f" policy {about['policy']}" if "policy" in about else ""
             if ignored := about.get("ignored"):
                 chat += f" ignored {', '.join(map(repr, ignored))}"
-            if about.get("noted"):
+            if note := about.get("note"):
                 chat += " (unlike the training data)"
+                if not self._noted:
+                    self._noted = True
+                    logger.warning("%s", note)
             cut_off = "" if complete else " (response incomplete)"
             seconds = time.monotonic() - start
             logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, cut_off)
@@ -66,5 +70,5 @@ async def noted(events: AsyncGenerator[Event, None], scope: Scope) -> AsyncGener
         async for event in events:
             if isinstance(event, Done):
                 about["tokens"] = event.result.counts.committed
-                about["noted"] = event.result.note is not None
+                about["note"] = event.result.note
             yield event

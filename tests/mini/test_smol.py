@@ -21,7 +21,7 @@ from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import ModelError
 from stepspec.evaluation.generators import gsm_plain as plain
 from stepspec.mini import WEIGHTS
-from stepspec.mini.smol import answers, base, build, draft, proposals, reward, samples, texts
+from stepspec.mini.smol import answers, base, build, draft, proposals, reward, samples, texts, train
 from stepspec.mini.smol.lora import Adapter, Trunk, merge_file
 from stepspec.mini.smol.sequences import Tree, TreeMaker, collate, pool_of_rows
 
@@ -233,6 +233,40 @@ def test_gradients_are_those_of_the_merged_weights(model: LlamaForCausalLM) -> N
     assert grad is not None
     assert adapter.tags.grad is not None
     assert torch.nn.functional.cosine_similarity(adapter.tags.grad.flatten(), grad[list(TAGS)].flatten(), 0) > 0.99
+
+
+def test_a_killed_training_resumes_and_gives_the_same_adapter(
+    monkeypatch: pytest.MonkeyPatch, maker: TreeMaker, tmp_path: Path
+) -> None:
+    """Uses a small random model in place of the base."""
+    config = LlamaConfig(1024, 48, 64, 2, 6, 2, tie_word_embeddings=True)
+    network = LlamaForCausalLM(config).eval()
+    monkeypatch.setattr(train, "find_base", Path)
+    monkeypatch.setattr(train, "load_base", lambda _: copy.deepcopy(network))
+    monkeypatch.setattr(train, "load_tokenizer", lambda _: maker.tokenizer)
+    monkeypatch.setattr(train, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(train, "BATCH_TOKENS", 500)
+
+    def run(name: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        train.Trainer(tmp_path / name, 0, 5_000, rank=4).run()
+
+    run("whole")
+    step, numbers = train.Trainer._step, iter(range(100))
+
+    def dying(*arguments: Any) -> float:
+        if next(numbers) == 3:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(train.Trainer, "_step", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run("killed")
+    assert not (tmp_path / "killed" / "adapter.safetensors").exists()
+    run("killed")
+    whole, killed = (load_file(tmp_path / name / "adapter.safetensors") for name in ("whole", "killed"))
+    assert whole.keys() == killed.keys()
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
 def test_a_missing_or_damaged_base_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import filelock
 import pytest
+from safetensors import SafetensorError
 
 from stepspec.api import pairs
 from stepspec.errors import ModelError
@@ -73,10 +74,15 @@ def test_a_damaged_pair_is_rejected_and_can_be_rebuilt(damage: str) -> None:
     assert pairs.find_pair("smol") == folder
 
 
-def test_a_failed_build_leaves_no_files_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_failed_build_leaves_no_files_and_gives_the_reason(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
     def fills_the_disk(folder: Path, *_: object) -> None:
         write_small(folder)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise error
 
     monkeypatch.setattr(build, "write_pair", fills_the_disk)
     with pytest.raises(ModelError, match=r"No space left on device\. Free up space"):

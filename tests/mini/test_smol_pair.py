@@ -1,5 +1,6 @@
 """The pair `smol`, built from its base: its texts are those of transformers, with and without a draft vocabulary."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,10 +14,15 @@ from transformers import AutoModelForCausalLM
 
 from stepspec import StepSpec, load_pair
 from stepspec.api import pairs
+from stepspec.api.scope import PairScope
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.draft_vocabulary import FILE, load_draft_vocabulary
 from stepspec.engines.hugging_face import load_tokenizer
+from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import ModelError
+from stepspec.evaluation.generators import gsm_plain as plain
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.mini.scope import means
 from stepspec.mini.smol.base import find_base
 
 pytestmark = pytest.mark.anyio
@@ -103,6 +109,17 @@ async def test_the_pair_is_found_by_name_and_answers(pair: Path) -> None:
     assert "\\boxed{7}" in result.answer
     assert result.note is None
     await loaded.aclose()
+
+
+async def test_questions_unlike_its_data_get_a_note_and_its_own_do_not(pair: Path) -> None:
+    engine, scope = TorchEngine.load(str(pair / "target")), PairScope.load(pair)
+    learned = [each.question for each in itertools.islice(plain.load_split("test"), 70)]
+    learned += [each.question for each in itertools.islice(load_split("test"), 30)]
+    strange = ["SELECT a.b, c FROM a JOIN d ON a.x = d.y WHERE z > 3;", "qpz vnh wok xrr jtu bzz 77f lqe", "Wie spät ist es?"]
+    for questions, share in ((learned, 0.0), (strange, 1.0)):
+        found = [mean < scope.least_logprob for mean in await means(engine, questions)]
+        assert sum(found) / len(found) == share, found
+    await engine.aclose()
 
 
 async def test_every_preset_answers(pair: Path) -> None:

@@ -92,7 +92,11 @@ def find_base() -> Path:
 def _check(path: Path, command: str) -> None:
     if not path.is_file():
         raise ModelError(f"{path} is missing. Reinstall it: {command} --force-reinstall")
-    if file_hash(path) != SHA256:
+    try:
+        found = file_hash(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}. Fix its permissions, or reinstall it.") from error
+    if found != SHA256:
         raise ModelError(f"{path} is damaged or has the wrong version. Reinstall it: {command} --force-reinstall")
 
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import filelock
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from stepspec.api.pairs import MANIFEST, SMOL, SMOL_WEIGHTS, Manifest, built_folder, damage_of
 from stepspec.api.scope import FILE as SCOPE_FILE
 from stepspec.engines import draft_vocabulary
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, reason_of
 from stepspec.mini.smol.base import CONTEXT, TAGS, find_base, load_base, load_tokenizer
 from stepspec.mini.smol.lora import merge_file
 
@@ -51,10 +52,11 @@ def build_smol(report: Callable[[str], None]) -> Path:
                 report("The pair is already built.")
             else:
                 _build(folder, find_base())
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or reason_of(error)
         raise ModelError(
-            f"The pair smol cannot be written to {folder.parent}: {error.strerror or error}. Free up space or fix "
-            "the permissions there, or choose another cache folder with the environment variable XDG_CACHE_HOME."
+            f"The pair smol cannot be written to {folder.parent}: {reason}. Free up space or fix the "
+            "permissions there, or choose another cache folder with the environment variable XDG_CACHE_HOME."
         ) from error
     return folder
 

@@ -3,6 +3,9 @@
 Each part is a separate command that resumes after it was killed. This command resumes with the first unfinished part.
 The files that ship with stepspec are written to `FOLDER/weights`. The later adapters learn to judge steps of the first
 target, which makes its own mistakes. The draft trains on texts of the finished target.
+
+The shipped adapters were trained while the data grew, as the model card says, so this makes a pair like the shipped one
+and not the same weights.
 """
 
 import argparse
@@ -74,12 +77,14 @@ class Recipe:
         on = [argument for adapter in adapters[:-1] for argument in ("--on", str(adapter))]
         seed = str(len(adapters) - 1)
         self._command("train", "--work", work, "--tokens", str(tokens), "--seed", seed, *on, *arguments)
-        shutil.copyfile(work / "adapter.safetensors", adapters[-1])
+        _copy(work / "adapter.safetensors", adapters[-1])
 
     def _target(self, folder: str, adapters: Sequence[Path]) -> Path:
         path, base = self.work / folder, find_base()
         if not (path / "model.safetensors").exists():
-            write_model(path, merged_target(base, [*adapters]), load_tokenizer(base))
+            unfinished = self.work / f"{folder}.unfinished"
+            write_model(unfinished, merged_target(base, [*adapters]), load_tokenizer(base))
+            unfinished.rename(path)
         return path
 
     def _samples(self, target: Path) -> None:
@@ -93,7 +98,7 @@ class Recipe:
     def _draft(self, target: Path) -> None:
         self._command("draft", "--work", self.work, "--target", target, "--tokens", str(DRAFT_TOKENS))
         for name in (draft_vocabulary.FILE, DRAFT_FILE):
-            shutil.copyfile(self.work / name, self.weights / name)
+            _copy(self.work / name, self.weights / name)
 
     def _reward(self, target: Path) -> None:
         """Fit the reward head to steps of the draft, which it is to judge."""
@@ -105,7 +110,14 @@ class Recipe:
         count = str(NUM_JUDGED)
         self._command("proposals", "--work", work, "--model", draft, "--count", count)
         self._command("reward", "--work", work, "--target", target, "--problems", count)
-        shutil.copyfile(work / reward.FILE, self.weights / reward.FILE)
+        _copy(work / reward.FILE, self.weights / reward.FILE)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file. A killed copy leaves nothing under the target's name, which stands for a finished part."""
+    unfinished = target.with_suffix(".unfinished")
+    shutil.copyfile(source, unfinished)
+    unfinished.replace(target)
 
 
 def main() -> None:

@@ -2,12 +2,14 @@
 
 import inspect
 import itertools
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_runs import Script, answer_right, make_problems, make_run, play
 
 from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
 from stepspec.api.session import load_pair
@@ -103,6 +105,30 @@ def test_a_preset_s_algorithm_is_one_short_function_that_names_its_paper(name: s
     assert len(inspect.getsource(function).splitlines()) <= 40
     assert re.search(rf"{policy.paper}, section \d", function.__doc__ or "")
     assert "Departures:" in (function.__doc__ or "")
+
+
+def test_methods_whose_signal_does_not_vary_are_shown_last_and_not_ranked(tmp_path: Path) -> None:
+    names = ("target", "rsd", "specreason-picked", "glimprouter", "speculative-thinking", "lookahead")
+    problems = make_problems(2)
+    run = make_run(problems, names)
+    summary = play(tmp_path, Script(answer_right, names), problems, run)
+    speeds = dict(zip(names, (1.0, 5.0, 2.0, 3.0, 4.0, 6.0), strict=True))
+    policies = {name: each.model_copy(update={"speedup_vs_target": speeds[name]}) for name, each in summary.policies.items()}
+    presets.write_steps(tmp_path)
+    assert json.loads((tmp_path / presets.STEPS_FILE).read_text())["rsd"] == {"steps": 0, "by_target": 0}
+    areas = {"scores": {"rating.specreason": {"area": 0.9}, "reward": {"area": 0.7}}, "equivalence": {"area": None}}
+    steps = {name: {"steps": 1000, "by_target": 5 if name == "glimprouter" else 50} for name in names}
+    (tmp_path / presets.STEPS_FILE).write_text(json.dumps(steps))
+    block = presets.methods_block(tmp_path, run, summary.model_copy(update={"policies": policies}), areas)
+    rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")][2:]
+    assert [(row[0].lstrip("| "), row[-1].rstrip(" |")) for row in rows] == [
+        ("target", "–"),
+        ("speculative-thinking", "target in 5.0% of the steps"),
+        ("specreason-picked", "area 0.90"),
+        ("lookahead", "area unknown, not ranked"),
+        ("rsd", "area 0.70, not ranked"),
+        ("glimprouter", "target in 0.5% of the steps, not ranked"),
+    ]
 
 
 def test_a_sweep_picks_the_fastest_threshold_that_keeps_the_accuracy(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ async def test_steps_that_say_the_same_are_the_draft_s_and_the_target_s_own_foll
     assert origins(play) == [*(("draft", text) for text in other[:3]), ("target", OWN[3])]
     assert play.result.answer == "So 9."
     counts = play.result.counts
-    assert (counts.steps_judged, counts.steps_accepted) == (4, 3)  # the last one only ends the thinking
+    assert (counts.steps_judged, counts.steps_accepted) == (3, 3)  # the last draft step only ends the thinking
     assert counts.regenerated == 0  # no step was rejected
     assert counts.discarded > 0
 

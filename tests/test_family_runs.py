@@ -44,7 +44,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only while all tasks wait, and then at once."""
+    """An event loop whose time passes only while all tasks wait, and then immediately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,8 +213,9 @@ def check_times(times: Times, target: Erratic, draft: Erratic, overlapping: bool
 def runs(count: int) -> None:
     ends: set[str] = set()
     for seed in range(count):
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner, patch.object(time, "perf_counter", runner.get_loop().time):
-            ends.add(runner.run(run(seed)))
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            with patch.object(time, "perf_counter", runner.get_loop().time):
+                ends.add(runner.run(run(seed)))
     assert ends == {"done", "cancelled", "failed"}
 
 

@@ -113,7 +113,9 @@ def test_methods_whose_signal_does_not_vary_are_shown_last_and_not_ranked(tmp_pa
     run = make_run(problems, names)
     summary = play(tmp_path, Script(answer_right, names), problems, run)
     speeds = dict(zip(names, (1.0, 5.0, 2.0, 3.0, 4.0, 6.0), strict=True))
-    policies = {name: each.model_copy(update={"speedup_vs_target": speeds[name]}) for name, each in summary.policies.items()}
+    policies = {
+        name: each.model_copy(update={"speedup_vs_target": speeds[name]}) for name, each in summary.policies.items()
+    }
     presets.write_steps(tmp_path)
     assert json.loads((tmp_path / presets.STEPS_FILE).read_text())["rsd"] == {"steps": 0, "by_target": 0}
     areas = {"scores": {"rating.specreason": {"area": 0.9}, "reward": {"area": 0.7}}, "equivalence": {"area": None}}

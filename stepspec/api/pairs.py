@@ -68,7 +68,7 @@ def built_folder(name: str) -> Path:
     import platformdirs
 
     sources = sorted(path for path in SMOL_WEIGHTS.iterdir() if path.is_file())
-    sources += [SMOL / name for name in ("README.md", "base.py", "build.py", "lora.py")]
+    sources += [SMOL / name for name in ("base.py", "build.py", "lora.py")]
     recipe = repr([(path.name, file_hash(path)) for path in sources])
     return platformdirs.user_cache_path("stepspec") / f"{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 

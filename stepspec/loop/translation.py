@@ -120,10 +120,8 @@ class TranslatedDraft:
         num_characters, count = len(self.tokenizer.decode(visible_ids(self.tokenizer, kept))), 0
         while count < len(written) and len(tokenizer.decode(visible_ids(tokenizer, written[:count]))) < num_characters:
             count += 1
-        details: dict[str, Any] = {
-            name: None if values is None else values[:count]
-            for name, values in (("logprobs", chunk.logprobs), ("entropies", chunk.entropies), ("margins", chunk.margins))
-        }
+        values = {"logprobs": chunk.logprobs, "entropies": chunk.entropies, "margins": chunk.margins}
+        details: dict[str, Any] = {name: each and each[: count + (end == "token")] for name, each in values.items()}
         return replace(chunk, ids=kept, end=end, **details)
 
     def _translated(self, ids: tuple[int, ...]) -> Sequence[int]:

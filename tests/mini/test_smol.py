@@ -239,7 +239,15 @@ def test_a_killed_training_resumes_and_gives_the_same_adapter(
     monkeypatch: pytest.MonkeyPatch, maker: TreeMaker, tmp_path: Path
 ) -> None:
     """Uses a small random model in place of the base."""
-    config = LlamaConfig(1024, 48, 64, 2, 6, 2, tie_word_embeddings=True)
+    config = LlamaConfig(
+        vocab_size=1024,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
     network = LlamaForCausalLM(config).eval()
     monkeypatch.setattr(train, "find_base", Path)
     monkeypatch.setattr(train, "load_base", lambda _: copy.deepcopy(network))

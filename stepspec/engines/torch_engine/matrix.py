@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepspec.engines.torch_engine.threads import one_thread
+
 MAX_PACKED = 500_000_000
 """Number of parameters up to which weights may be stored twice, 2 GB each time."""
 
@@ -66,14 +68,10 @@ def _onednn_is_faster(inputs: int, columns: int) -> bool:
     operations: Any = torch.ops.mkldnn
     if not torch.backends.mkldnn.is_available() or not hasattr(operations, "_linear_pointwise"):
         return False
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         rows, weight = torch.ones(TRIAL_ROWS, inputs), torch.ones(inputs, columns)
         packed = _packed(weight)
         return _seconds(lambda: torch.mm(rows, weight)) > GAIN * _seconds(lambda: _packed_product(rows, packed, None))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _packed(weight: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -15,6 +16,18 @@ SMALL_MODEL = 100_000_000
 than the arithmetic."""
 
 _lock = threading.Lock()
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Run the block on one CPU thread."""
+    with _lock:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def use_threads_for(num_parameters: int) -> None:

@@ -12,8 +12,15 @@ from stepspec.evaluation.report.conditions import (
     conditions_sentence,
     hardware_in_words,
 )
+from stepspec.evaluation.report.figures import (
+    ACCURACY,
+    ACCURACY_GAIN,
+    SPEEDUP,
+    SPEEDUP_VS_TOKEN,
+    STEPS_ACCEPTED,
+    TRUNCATED,
+)
 from stepspec.evaluation.report.findings import speeds_that_do_not_count
-from stepspec.evaluation.report.figures import ACCURACY, ACCURACY_GAIN, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED, TRUNCATED
 from stepspec.evaluation.report.source import settings_of
 from stepspec.evaluation.report.tables import markdown_table, readme_table, written
 from stepspec.evaluation.runs import find_runs, read_run, read_summary

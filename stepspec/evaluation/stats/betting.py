@@ -55,8 +55,8 @@ def loss_upper_by_betting(losses: Floats, planned: int, confidence: float = 0.95
 def _bets(losses: Floats, planned: int, confidence: float) -> Floats:
     """Return the bet on each problem, from what was seen before it: larger if losses vary less (section 4.3)."""
     before = np.arange(len(losses))
-    means = np.concatenate([[0.0], np.cumsum(losses)[:-1]]) / np.maximum(before, 1)
-    squares = np.concatenate([[0.0], np.cumsum((losses - means) ** 2)[:-1]]) if len(losses) else losses
+    means: Floats = np.concatenate([[0.0], np.cumsum(losses)[:-1]]) / np.maximum(before, 1)
+    squares: Floats = np.concatenate([[0.0], np.cumsum((losses - means) ** 2)[:-1]]) if len(losses) else losses
     variances = (PRIOR_VARIANCE * PRIOR_WEIGHT + squares) / (PRIOR_WEIGHT + before)
     return np.minimum(MAX_BET, np.sqrt(2 * _enough(confidence) / (planned * variances)))
 

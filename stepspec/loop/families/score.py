@@ -16,7 +16,7 @@ class ScoreTable(FamilyTable):
 
     candidates: int = Field(default=1, ge=1, le=16)
     """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
-    highest score of the first judge is kept."""
+    highest score of the first judge that can accept is kept."""
 
     @property
     def waste_rate(self) -> int:

@@ -84,6 +84,7 @@ class Recipe:
         if not (path / "model.safetensors").exists():
             unfinished = self.work / f"{folder}.unfinished"
             write_model(unfinished, merged_target(base, [*adapters]), load_tokenizer(base))
+            shutil.rmtree(path, ignore_errors=True)
             unfinished.rename(path)
         return path
 

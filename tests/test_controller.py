@@ -17,6 +17,7 @@ from scripted import PROMPT, Opinion, Reply, Stage, shape
 
 from stepspec.engines.protocol import Drafting
 from stepspec.errors import ContextError, EngineError, TargetError
+from stepspec.loop.limits import Demands
 from stepspec.loop.policy import Policy
 from stepspec.loop.request import DRAFT_SEED
 from stepspec.loop.step import Done, StepCommitted, StepJudged, StepProposed
@@ -134,6 +135,16 @@ async def test_sampled_salvage_leaves_the_next_token_to_the_target() -> None:
     assert play.steps == [("salvaged", "One two eight.\n\n", 5, 2, "delimiter")]
     assert stage.target.calls[1].prompt == PROMPT + "One two"
     assert play.result.counts.regenerated == 3
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+async def test_salvage_keeps_to_the_limit_of_the_thinking(most: int) -> None:
+    written = ["\n\n", ANSWER] if most == 4 else [ANSWER]
+    stage = Stage(score(salvage=KEEP), [ONE], [Opinion("One two three", rating=BAD)], written)
+    stage.request.demands = stage.request.limits._demands = Demands(max_thinking_tokens=most)  # pyright: ignore[reportPrivateUsage]
+    play = await stage.play()
+    assert sum(step.num_tokens for step in play.result.steps) == most
+    assert play.result.limit == "max_thinking_tokens"
 
 
 async def test_a_step_salvaged_to_its_end_is_not_written_again() -> None:

@@ -186,7 +186,8 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     text = stage.tokenizer.decode(request.transcript.buffer.since(0))
     assert text.removeprefix(PROMPT).removesuffix("<|end|>").replace(END, "") == result.reasoning + result.answer
     check_limits(stage, result.reasoning, steps)
-    check_times(result.times, target, draft, overlapping=stage.policy.family == "compare" or stage.policy.score.candidates > 1)
+    overlapping = stage.policy.family == "compare" or stage.policy.score.candidates > 1
+    check_times(result.times, target, draft, overlapping)
 
 
 def check_limits(stage: Stage, reasoning: str, steps: list[Step]) -> None:
@@ -213,9 +214,9 @@ def check_times(times: Times, target: Erratic, draft: Erratic, overlapping: bool
 def runs(count: int) -> None:
     ends: set[str] = set()
     for seed in range(count):
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            with patch.object(time, "perf_counter", runner.get_loop().time):
-                ends.add(runner.run(run(seed)))
+        runner = asyncio.Runner(loop_factory=VirtualLoop)
+        with runner, patch.object(time, "perf_counter", runner.get_loop().time):
+            ends.add(runner.run(run(seed)))
     assert ends == {"done", "cancelled", "failed"}
 
 

@@ -18,7 +18,6 @@ from stepspec.base.files import package_folder
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.report import (
-    accuracy_block,
     headline,
     overview_block,
     read_results,
@@ -48,14 +47,13 @@ def generated(root: Path) -> dict[Path, str]:
     """
     results = root / "evals" / "results"
     gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
-    gsm8k, gsm8k_accuracy = (read_results(results / "smol" / name) for name in ("gsm8k", "gsm8k-accuracy"))
+    gsm8k = read_results(results / "smol" / "gsm8k")
     blocks = (
         ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
-        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k], gsm8k_accuracy)),
+        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k])),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
         ("docs/results.md", "results", "gsm8k", readme_block(gsm8k)),
-        ("docs/results.md", "accuracy", "gsm8k", accuracy_block(gsm8k_accuracy)),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),

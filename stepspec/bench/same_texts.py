@@ -94,7 +94,8 @@ async def compare(
             len(pairs),
             len(parted),
             len(untied),
-            *map(statistics.median, seconds),
+            statistics.median(seconds[0]),
+            statistics.median(seconds[1]),
             statistics.median(other / one for one, other in zip(*seconds, strict=True)),
         )
     return found

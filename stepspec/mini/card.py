@@ -19,8 +19,6 @@ from stepspec.mini.measure import BATCHES, CARDS, PASS_TOKENS
 
 Figures = dict[str, Any]
 RESULTS = package_folder().parent / "evals" / "results" / "smol"
-ACCURACY = (RESULTS / "accuracy", RESULTS / "gsm8k-accuracy")
-"""Folders of the runs that the accuracies of `smol` come from; of several temperatures, 0 counts."""
 MAX_SHOWN = 400
 
 
@@ -35,8 +33,7 @@ def with_figures(card: str, folder: Path) -> str:
     if (folder / "target").exists():
         blocks["hashes"] = _hashes(folder)
     else:
-        runs = [each for folder in ACCURACY for each in read_results(folder) if each[0].temperature == 0]
-        accuracies = _accuracy(runs, read_results(RESULTS / "base"))
+        accuracies = _accuracy(read_results(RESULTS / "accuracy"), read_results(RESULTS / "base"))
         blocks |= {"accuracy": accuracies, "answers": _answers(folder / "answers.json")}
     for name, block in blocks.items():
         card = with_block(card, "figures", name, block)

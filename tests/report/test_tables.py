@@ -12,7 +12,6 @@ from stepspec.evaluation.records import EngineRecord, PolicySummary, RunRecord, 
 from stepspec.evaluation.report import (
     COLUMNS,
     UNKNOWN,
-    accuracy_block,
     closing_table,
     conditions_sentence,
     headline,
@@ -210,26 +209,19 @@ def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -
         headline([(RUN, ours), other_problems])
 
 
-def test_an_overview_takes_the_accuracy_from_a_run_of_more_problems() -> None:
+def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> None:
     ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}})
-    better = {name: each.model_copy(update={"accuracy": 0.5}) for name, each in ours.policies.items()}
-    more = ours.model_copy(update={"n": 5000, "policies": better})
+    warm = RUN.model_copy(update={"temperature": 0.6})
     other = RUN.model_copy(update={"benchmark": "gsm8k"})
-    table = overview_block([(RUN, ours), (other, ours)], [(other, more)])
+    table = overview_block([(RUN, ours), (warm, ours), (other, STRUCK)])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
-    assert [row[:2] for row in rows[2:]] == [
-        ["gsm-mini, 0", "target"],
-        ["gsm-mini, 0", "stepspec"],
-        ["gsm8k, 0", "target"],
-        ["gsm8k, 0", "stepspec"],
-    ]
-    assert rows[3][4] == rows[5][4] == "2.35× [2.20, 2.50]"
-    assert not rows[3][2].startswith("50.0%")
-    assert rows[5][2].startswith("50.0%")
-    assert "gsm8k: 1,000 problems (accuracy over all 5,000), at most 1,024 tokens each, concurrency 1" in table
-    graded = accuracy_block([(other, more)])
-    assert "speedup" not in graded
-    assert graded.count("50.0%") == 2
+    names = [("gsm-mini, 0", "target"), ("gsm-mini, 0", "stepspec"), ("gsm-mini, 0.6", "target")]
+    names += [("gsm-mini, 0.6", "stepspec"), ("gsm8k, 0", "target"), ("gsm8k, 0", "stepspec")]
+    assert [(row[0], row[1]) for row in rows[2:]] == names
+    assert rows[3][4] == "2.35× [2.20, 2.50]"
+    assert rows[7][4] == "~~2.35× [2.20, 2.50]~~"
+    assert table.count("gsm-mini: 1,000 problems, at most 1,024 tokens each, concurrency 1") == 1
+    assert table.count(REASON) == 1
 
 
 README = "# Title\n\n<!-- results:gsm-mini -->\nold\n<!-- /results -->\n\nThe rest.\n"

@@ -43,9 +43,8 @@ class TorchJudge:
         self._max_context = int(getattr(network.config, "max_position_embeddings", None) or 1 << 30)
         self._dtype, self._device = network.dtype, network.device
         self._texts: OrderedDict[tuple[int, ...], DynamicCache] = OrderedDict()
-        num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        on_cpu = network.device.type == "cpu"
-        self._thread = ThreadPoolExecutor(1, f"judge {name}", use_threads_for if on_cpu else None, (num_parameters,))
+        self._num_parameters = sum(parameter.numel() for parameter in network.parameters())
+        self._thread = ThreadPoolExecutor(1, f"judge {name}", self._begin)
 
     @classmethod
     def load(cls, name: str, device: str | None = None, title: str | None = None) -> "TorchJudge":
@@ -108,6 +107,10 @@ class TorchJudge:
             raise EngineError(f"{self.name} failed: {error}") from error
 
     # The methods below run in the model's thread.
+
+    def _begin(self) -> None:
+        if self._device.type == "cpu":
+            use_threads_for(self._num_parameters)
 
     @torch.inference_mode()
     def _reward(self, ids: tuple[int, ...]) -> float:

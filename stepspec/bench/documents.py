@@ -16,6 +16,7 @@ from typing import Any
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
 from stepspec.bench.readme import read_speeds, speeds_block
+from stepspec.bench.same_texts import same_texts_block
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.report import (
     headline,
@@ -54,6 +55,7 @@ def generated(root: Path) -> dict[Path, str]:
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
         ("docs/results.md", "results", "gsm8k", readme_block(gsm8k)),
+        ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),

@@ -7,7 +7,8 @@
 
 Two programs round differently, so texts may part where two tokens are nearly equally likely, or where a judge's score
 is next to its threshold. `compare` looks at the place where two texts part. It needs no packages of evaluations, so
-that `ask` runs in an environment of vLLM's own.
+that `ask` runs in an environment of vLLM's own. On a vLLM that drafts tokens itself, ask with `--policy engine`; its
+texts are compared with those of `token`.
 """
 
 import argparse
@@ -82,6 +83,8 @@ async def compare(
     Raises:
         UsageError: the questions differ.
     """
+    if "engine" in second:  # on vLLM and servers, the engine itself does what `token` does
+        second = {"token": second["engine"], **second}
     if first["questions"] != second["questions"]:
         raise UsageError("The two files have different questions. Ask both with the same --benchmark and --problems.")
     found: dict[str, Compared] = {}

@@ -112,10 +112,11 @@ async def test_the_pair_is_found_by_name_and_answers(pair: Path) -> None:
 
 
 async def test_questions_unlike_its_data_get_a_note_and_its_own_do_not(pair: Path) -> None:
+    """The base has read much, code and some languages too, so only nonsense and other languages are unlikely."""
     engine, scope = TorchEngine.load(str(pair / "target")), PairScope.load(pair)
     learned = [each.question for each in itertools.islice(plain.load_split("test"), 70)]
     learned += [each.question for each in itertools.islice(load_split("test"), 30)]
-    strange = ["SELECT a.b, c FROM a JOIN d ON a.x = d.y WHERE z > 3;", "qpz vnh wok xrr jtu bzz", "Wie spät ist es?"]
+    strange = ["qpz vnh wok xrr jtu bzz", "Wie spät ist es?", "Die Katze sitzt auf dem Dach und schläft."]
     for questions, share in ((learned, 0.0), (strange, 1.0)):
         found = [mean < scope.least_logprob for mean in await means(engine, questions)]
         assert sum(found) / len(found) == share, found

@@ -151,10 +151,9 @@ def test_the_reward_state_of_a_step_depends_only_on_its_prefix(maker: TreeMaker)
         assert torch.nn.functional.cosine_similarity(state, expected, 0) > 0.999
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=64,
+def small_config(vocab_size: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocab_size,
         hidden_size=48,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -163,9 +162,13 @@ def model() -> LlamaForCausalLM:
         tie_word_embeddings=True,
         initializer_range=0.2,
     )
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
+        return LlamaForCausalLM(small_config(64)).eval()
 
 
 def row_of(seed: int) -> dict[str, torch.Tensor]:
@@ -239,16 +242,7 @@ def test_a_killed_training_resumes_and_gives_the_same_adapter(
     monkeypatch: pytest.MonkeyPatch, maker: TreeMaker, tmp_path: Path
 ) -> None:
     """Uses a small random model in place of the base."""
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    network = LlamaForCausalLM(config).eval()
+    network = LlamaForCausalLM(small_config(1024)).eval()
     monkeypatch.setattr(train, "find_base", Path)
     monkeypatch.setattr(train, "load_base", lambda _: copy.deepcopy(network))
     monkeypatch.setattr(train, "load_tokenizer", lambda _: maker.tokenizer)

@@ -256,9 +256,7 @@ class Lookahead:
             ask=ask,
         )
         with request.ledger.time("judge"):
-            verdict = await request.panel.judge(evidence, no_pass, request.limits.deadline)
-        request.ledger.add(judge_calls=len(request.panel.with_models & verdict.scores.keys()))
-        return verdict
+            return await request.ask_panel(evidence, no_pass)
 
     def commit(self, path: list[Comparison]) -> bool:
         """Commit the steps of a path while the thinking goes on. Return whether to keep speculating."""

@@ -31,7 +31,7 @@ from stepspec.engines.protocol import (
 from stepspec.errors import ContextError, EngineError, UnknownIdError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
-from stepspec.loop.judging import Answer, Evidence, Panel
+from stepspec.loop.judging import Answer, Evidence, Panel, Verifier
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits
 from stepspec.loop.step import Event, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
@@ -283,8 +283,7 @@ class Request:
 
         with self.ledger.time("judge"):
             evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges)
-            verdict = await self.panel.judge(evidence, verify, self.limits.deadline)
-        self.ledger.add(judge_calls=len(self.panel.with_models & verdict.scores.keys()))
+            verdict = await self.ask_panel(evidence, verify)
         seen = passes[0] if passes else None
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them
             raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
@@ -292,6 +291,12 @@ class Request:
             with suppress(ContextError, TimeoutError):  # without room or time, nothing is salvaged
                 seen = await self._verify(proposal, ())
         return Judged(proposal, verdict, seen, by_judges=True)
+
+    async def ask_panel(self, evidence: Evidence, verify: Verifier) -> Verdict:
+        """Return the judges' verdict on a step, and count the calls of judge models. See `Panel.judge`."""
+        verdict = await self.panel.judge(evidence, verify, self.limits.deadline)
+        self.ledger.add(judge_calls=len(self.panel.with_models & verdict.scores.keys()))
+        return verdict
 
     async def _verify(self, proposal: Proposal, probes: Sequence[Probe], *, again: bool = False) -> Verification:
         """Return the target's pass over a step; `again` is a further pass, of which only the probes count.

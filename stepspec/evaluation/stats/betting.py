@@ -32,7 +32,7 @@ def log_wealth(losses: Floats, limit: float, planned: int, confidence: float = 0
         planned: number of problems that the bets are tuned for. The bound holds for any other number too.
         confidence: probability of the bound that the bets are tuned for.
     """
-    return np.cumsum(np.log1p(_bets(losses, planned, confidence) * (limit - losses)))
+    return _log_wealth(_bets(losses, planned, confidence), losses, limit)
 
 
 def certified_after(losses: Floats, limit: float, planned: int, confidence: float = 0.95) -> int | None:
@@ -47,9 +47,12 @@ def loss_upper_by_betting(losses: Floats, planned: int, confidence: float = 0.95
     low, high = -1.0, 1.0
     for _ in range(_STEPS):
         limit = (low + high) / 2
-        wealth = np.cumsum(np.log1p(bets * (limit - losses)))
-        low, high = (low, limit) if wealth.max(initial=0.0) >= enough else (limit, high)
+        low, high = (low, limit) if _log_wealth(bets, losses, limit).max(initial=0.0) >= enough else (limit, high)
     return high
+
+
+def _log_wealth(bets: Floats, losses: Floats, limit: float) -> Floats:
+    return np.cumsum(np.log1p(bets * (limit - losses)))
 
 
 def _bets(losses: Floats, planned: int, confidence: float) -> Floats:

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import importlib
 import logging
+import math
 import reprlib
 import threading
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -395,6 +396,7 @@ class StepSpec:
         *,
         pair: Pair | str | None = None,
         judges: Mapping[str, str] | None = None,
+        record: bool = False,
     ) -> None:
         """Create a session. If it loads the models, closing it frees them.
 
@@ -404,13 +406,14 @@ class StepSpec:
             policy: name of a policy, path of a policy file, or a `Policy`.
             pair: a loaded pair, or the name of one, instead of target and draft.
             judges: spec strings of judge models by name. A loaded pair has its own.
+            record: whether results have `judged_steps`: the draft's steps in family `score` with what was seen of them.
 
         Raises:
             UsageError: the policy is unknown or needs a draft, or a model cannot be loaded.
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = "custom" if isinstance(policy, Policy) else policy
-        self._owns_pair = not isinstance(pair, Pair)
+        self._owns_pair, self._record = not isinstance(pair, Pair), record
         if isinstance(pair, Pair):
             if judges:
                 raise UsageError("judges belong to the pair: pass them to load_pair.")
@@ -428,7 +431,10 @@ class StepSpec:
             raise UsageError(NO_DRAFT)
         try:
             self.policy, note = fit_policy(wanted, self.pair)
-            self._panel = self.policy.panel(self.pair.target.tokenizer)
+            self._panels = {
+                bound: (each := self.policy.at(bound), each.panel(self.pair.target.tokenizer))
+                for bound in (*(table.at_most for table in self.policy.temperatures), math.inf)
+            }
         except StepSpecError:
             if self._owns_pair:
                 _close_now(self.pair)
@@ -517,12 +523,13 @@ class StepSpec:
 
     def _request(self, prepared: _Prepared, options: RequestOptions, ledger: Ledger) -> Request:
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
+        policy, panel = next(each for bound, each in self._panels.items() if options.sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(
-            policy=self.policy,
+            policy=policy,
             target=target,
             draft=prepared.draft,
-            panel=self._panel,
+            panel=panel,
             think_end=think_end_id(target.tokenizer),
             sampling=options.sampling,
             ledger=ledger,
@@ -538,6 +545,7 @@ class StepSpec:
             ),
             spans=Spans(Asked(target.name, self.policy_name, options)),
             judges=self.pair.judges,
+            judged_steps=[] if self._record else None,
         )
 
     def _demands(self, toolbox: Toolbox, options: RequestOptions) -> Demands:

@@ -85,7 +85,7 @@ def evaluate_policies(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="When resuming, repeat requests that failed.")
     ] = False,
-    traces: Annotated[bool, typer.Option("--traces", help="Also store the text of every step.")] = False,
+    traces: Annotated[bool, typer.Option("--traces", help="Also store every step, for reports and replays.")] = False,
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
@@ -200,7 +200,10 @@ class _Task:
         return await evaluate(
             run,
             self.problems.problems,
-            {name: StepSpec(policy=policy, pair=self.pair) for name, (policy, _) in self.policies.items()},
+            {
+                name: StepSpec(policy=policy, pair=self.pair, record=keeping.traces)
+                for name, (policy, _) in self.policies.items()
+            },
             keeping,
             grading=grading,
             ask=lambda question: asked(self.benchmark, question),

@@ -188,8 +188,28 @@ class ResultRow(Record):
         return self.problem, self.policy, self.repeat
 
 
+class JudgedStepRecord(Record):
+    """What was seen of a step that the draft proposed, see `stepspec.loop.step.JudgedStep`."""
+
+    index: int
+    text: str
+    num_tokens: int
+    accepted: bool
+    asked: bool
+    scores: dict[str, float | None]
+    target_logprobs: list[float] | None
+    own_choices: list[bool] | None
+    draft_logprobs: list[float] | None
+    draft_entropies: list[float] | None
+    draft_margins: list[float] | None
+    num_salvaged: int
+    draft_s: float
+    judge_s: float
+    write_s: float
+
+
 class Trace(Record):
-    """The full output of a request, for reading: its steps with their texts, and the answer."""
+    """The full output of a request: its steps with their texts, the answer, and what `stepspec replay` reads."""
 
     version: Literal[1] = 1
     problem: str
@@ -198,6 +218,8 @@ class Trace(Record):
     question: str
     steps: list[StepRecord]
     answer: str
+    judged_steps: list[JudgedStepRecord] = []
+    """The draft's steps in the order in which they were judged. Empty in traces from before this field existed."""
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -104,4 +104,5 @@ def _result(request: Request) -> Result:
         thinks=request.think_end is not None,
         limit=limits.reached,
         token_level_exact=request.policy.token_level_exact,
+        judged_steps=tuple(request.judged_steps or ()),
     )

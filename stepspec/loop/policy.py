@@ -1,17 +1,19 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import Field, Strict, ValidationError, field_validator, model_validator
 
 from stepspec.base.file_model import FileModel, Version, load_toml
+from stepspec.base.file_problems import first_problem
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
 from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Drafting, Tokenizer
+from stepspec.loop.certificate import Certificate, certificate_hash
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.judging import AnyJudge, Panel
+from stepspec.loop.judging import AnyJudge, Judge, Panel, ThresholdJudge
 
 PolicyKind = Literal["target", "token", "draft", "step"]
 """The target alone, the target with token-level speculation, the draft alone, or step-level speculation."""
@@ -76,6 +78,19 @@ class SalvageTable(FileModel):
     under the target, in nats. At 0 only the target's own choices count."""
 
 
+class TemperatureTable(FileModel):
+    """Thresholds for sampling temperatures up to a bound."""
+
+    at_most: float = Field(ge=0)
+    """Highest temperature of a request that these settings are for."""
+    thresholds: dict[str, float] = Field(min_length=1)
+    """The threshold of each judge, by the judge's name."""
+    min_logprob: float | None = Field(default=None, le=0)
+    """Replaces `min_logprob` of `[salvage]`."""
+    certificate: Certificate | None = None
+    """What is known about the accuracy with these settings."""
+
+
 class Policy(FamilyTables):
     """One policy file. `family` selects who writes."""
 
@@ -100,6 +115,11 @@ class Policy(FamilyTables):
     first one that accepts or rejects decides."""
     judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = ()
     """The judges of a step. Those that ask the target share one pass of it."""
+    certificate: Certificate | None = None
+    """What is known about the accuracy of the policy. `stepspec calibrate` writes it."""
+    temperatures: Annotated[tuple[TemperatureTable, ...], Strict(False)] = ()
+    """Other thresholds for ranges of the sampling temperature, the lowest range first. Above the last one, those in
+    `[[judges]]` count."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
@@ -120,6 +140,47 @@ class Policy(FamilyTables):
         if self.judges and not any(judge.can_accept for judge in self.judges):
             raise ValueError(f"the judges {', '.join(names)} only reject, so every step would be rejected")
         return self
+
+    @model_validator(mode="after")
+    def _temperatures_in_order(self) -> "Policy":
+        bounds = [each.at_most for each in self.temperatures]
+        if bounds != sorted(set(bounds)):
+            raise ValueError("the tables [[temperatures]] must be in the order of at_most, each higher than the last")
+        known = {judge.name for judge in self.judges if isinstance(judge, ThresholdJudge)}
+        for table in self.temperatures:
+            if unknown := sorted(table.thresholds.keys() - known):
+                raise ValueError(f"[[temperatures]] sets a threshold of {unknown[0]}, but there is no such judge")
+            if table.min_logprob is not None and self.salvage is None:
+                raise ValueError("[[temperatures]] sets min_logprob, but there is no [salvage] table")
+            self._checked(self._with(table))
+        self._checked(self)
+        return self
+
+    @staticmethod
+    def _checked(policy: "Policy") -> None:
+        certificate = policy.certificate
+        if certificate is None:
+            return
+        if certificate.sha256 != policy.certificate_hash(certificate.model_dump(mode="json")):
+            raise ValueError(
+                "the certificate does not belong to these settings: one of them was changed. Remove the table "
+                "[certificate], or run 'stepspec calibrate' again"
+            )
+
+    def certificate_hash(self, certificate: Mapping[str, Any]) -> str:
+        """Return the hash of a certificate of this policy, see `stepspec.loop.certificate.certificate_hash`."""
+        return certificate_hash(self.model_dump(mode="json"), certificate)
+
+    def at(self, temperature: float) -> "Policy":
+        """Return the policy for a request's sampling temperature, with the thresholds of its range."""
+        table = next((each for each in self.temperatures if temperature <= each.at_most), None)
+        return self if table is None else self._with(table)
+
+    def _with(self, table: TemperatureTable) -> "Policy":
+        judges = tuple(with_threshold(judge, table.thresholds.get(judge.name)) for judge in self.judges)
+        salvage = self.salvage if table.min_logprob is None else SalvageTable(min_logprob=table.min_logprob)
+        changes = {"judges": judges, "salvage": salvage, "certificate": table.certificate, "temperatures": ()}
+        return self.model_copy(update=changes)
 
     @property
     def settings(self) -> FamilyTable:
@@ -188,6 +249,20 @@ class Policy(FamilyTables):
         """Abilities that the draft needs."""
         needs = frozenset[Ability]({"entropies"} if self.step.abort_entropy is not None else ())
         return needs.union(self.settings.draft_needs, *(judge.draft_needs for judge in self.judges))
+
+
+def with_threshold(judge: Judge, threshold: float | None) -> Judge:
+    """Return a judge with another threshold; None for its own.
+
+    Raises:
+        ValueError: the judge does not take this threshold.
+    """
+    if threshold is None:
+        return judge
+    try:
+        return type(judge).model_validate(judge.model_dump() | {"threshold": threshold})
+    except ValidationError as error:
+        raise ValueError(f"the judge {judge.name}: {first_problem(error, type(judge))}") from None
 
 
 def load_policy(name_or_file: str) -> tuple[Policy, str]:

@@ -34,7 +34,7 @@ from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.step import Event, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
+from stepspec.loop.step import Event, JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
 from stepspec.loop.tracing import Spans
 from stepspec.loop.transcript import Transcript
 
@@ -57,6 +57,8 @@ class Judged:
     verification: Verification | None
     by_judges: bool = False
     """Whether the judges were asked."""
+    seconds: float = 0.0
+    """Seconds in which it was judged."""
 
     @property
     def accepted(self) -> bool:
@@ -88,6 +90,8 @@ class Request:
     spans: Spans = field(default_factory=Spans)
     judges: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
     """Judge models by name."""
+    judged_steps: list[JudgedStep] | None = None
+    """Receives the draft's steps with what was seen of them; None to record nothing."""
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
@@ -182,9 +186,10 @@ class Request:
             return None
         sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED * (sibling + 1))
         stop = self.transcript.rest_of_step(room)
-        logprobs = self.policy.needs_draft_logprobs
+        recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
+        logprobs = self.policy.needs_draft_logprobs or recorded
         call = Generate(self.transcript.buffer, sampling, stop, after=after, logprobs=logprobs)
-        watch = Watch(self.policy.step.abort_entropy)
+        watch, since = Watch(self.policy.step.abort_entropy), time.perf_counter()
         try:
             with self.ledger.time("draft"):
                 async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.limits.deadline):
@@ -195,7 +200,8 @@ class Request:
             return None
         self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
-        return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted)
+        seconds = time.perf_counter() - since
+        return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted, seconds=seconds)
 
     def _text_of(self, chunk: Chunk) -> str:
         """Return the text of a step, without the tag that ends it."""
@@ -256,9 +262,9 @@ class Request:
         return -math.inf if score is None else score
 
     async def _judge_one(self, proposal: Proposal) -> Judged | None:
-        since = time.time_ns()
+        since, started = time.time_ns(), time.perf_counter()
         try:
-            judged = await self._judge(proposal)
+            judged = replace(await self._judge(proposal), seconds=time.perf_counter() - started)
         except (ContextError, UnknownIdError, TimeoutError):
             self.ledger.abandoned(len(proposal.ids))
             return None
@@ -304,8 +310,9 @@ class Request:
         Raises:
             TimeoutError: the deadline was reached.
         """
-        own, scores = proposal.ids[: proposal.num_written], self.policy.needs_scores and not again
-        call = Verify(self.transcript.buffer, own, probes, scores=scores)
+        own, scores = proposal.ids[: proposal.num_written], self.policy.needs_scores
+        scores |= self.judged_steps is not None and "scores" in self.target.abilities
+        call = Verify(self.transcript.buffer, own, probes, scores=scores and not again)
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
                 verification = await self.target.verify(call)
@@ -328,6 +335,7 @@ class Request:
         self.ledger.judged(accepted=len(accepted), rejected=len(proposal.ids) - len(accepted))
         if proposal.num_written:
             self.ledger.add(steps_accepted=1)
+        self._record(judged)
         self.transcript.extend(accepted)
         self._origin, self._num_from_draft = "draft", proposal.num_written
         self._close_step(judged.verdict)
@@ -435,9 +443,37 @@ class Request:
 
     async def replace(self, judged: Judged) -> None:
         """Let the target write a rejected step again, after the part of it that the policy salvages."""
-        hint = self._salvage(judged)
+        hint, since = self._salvage(judged), time.perf_counter()
+        num_salvaged = self._num_from_draft
         await self._write_step("regenerated", hint)
+        self._record(judged, num_salvaged, time.perf_counter() - since)
         self._close_step(judged.verdict)
+
+    def _record(self, judged: Judged, num_salvaged: int = 0, write_s: float = 0.0) -> None:
+        """Record what was seen of a step, if the caller wants it. Call it before the step is closed."""
+        proposal, seen = judged.proposal, judged.verification
+        if self.judged_steps is None:
+            return
+        own = None if seen is None or seen.choices is None else tuple(map(int.__eq__, proposal.ids, seen.choices))
+        self.judged_steps.append(
+            JudgedStep(
+                index=len(self.transcript.steps),
+                text=proposal.text,
+                num_tokens=proposal.num_written,
+                accepted=judged.accepted,
+                asked=judged.by_judges,
+                scores=judged.verdict.scores,
+                target_logprobs=None if seen is None else seen.logprobs,
+                own_choices=own,
+                draft_logprobs=proposal.logprobs,
+                draft_entropies=proposal.entropies,
+                draft_margins=proposal.margins,
+                num_salvaged=num_salvaged,
+                draft_s=proposal.seconds,
+                judge_s=judged.seconds,
+                write_s=write_s,
+            )
+        )
 
     def _salvage(self, judged: Judged) -> tuple[int, ...]:
         """Keep the prefix of a rejected step that the target agrees with, if the policy salvages.

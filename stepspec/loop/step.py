@@ -48,6 +48,8 @@ class Proposal:
     """How it ended. Only a step that ended with a delimiter or a tag is complete."""
     aborted: bool = False
     """Whether the draft repeated itself or was too unsure."""
+    seconds: float = 0.0
+    """Seconds in which the draft wrote it."""
 
     @property
     def tag(self) -> int | None:
@@ -79,6 +81,37 @@ class Step:
         """Return the step as plain values: the payload of `stepspec.step.committed`. The service sends the same without
         the text."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class JudgedStep:
+    """What was seen of a step that the draft proposed, to decide about it again under another policy.
+
+    The values by token are of the step without the tag that ends it. They are None where nobody computed them.
+    """
+
+    index: int
+    """Number of steps committed before it."""
+    text: str
+    num_tokens: int
+    accepted: bool
+    asked: bool
+    """Whether the judges were asked. Empty and repeated steps are rejected without asking."""
+    scores: Mapping[str, float | None]
+    target_logprobs: tuple[float, ...] | None
+    own_choices: tuple[bool, ...] | None
+    """Whether each token is the target's own choice."""
+    draft_logprobs: tuple[float, ...] | None
+    draft_entropies: tuple[float, ...] | None
+    draft_margins: tuple[float, ...] | None
+    num_salvaged: int
+    """Tokens kept of a rejected step."""
+    draft_s: float
+    """Seconds in which the draft wrote it."""
+    judge_s: float
+    """Seconds in which it was judged."""
+    write_s: float
+    """Seconds in which the target wrote the rest of a rejected step."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +251,8 @@ class Result:
     """Whether the target's own text follows its distribution. False under a policy with a tolerance."""
     note: str | None = None
     """A sentence if the question is unlike the training data of a pair that stepspec provides, else None."""
+    judged_steps: tuple[JudgedStep, ...] = ()
+    """The draft's steps with what was seen of them; empty unless the session records them."""
 
     @property
     def usage(self) -> "Usage":

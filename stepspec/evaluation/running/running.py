@@ -1,12 +1,13 @@
 """Runs a benchmark under several policies and stores every row as soon as it is finished."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError
@@ -14,6 +15,7 @@ from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.records import (
     Block,
     Failure,
+    JudgedStepRecord,
     ResultRow,
     RunRecord,
     StepRecord,
@@ -28,7 +30,7 @@ from stepspec.evaluation.running.problems import EvalProblem
 from stepspec.evaluation.running.schedule import WHOLE, Job, Part, schedule, seed_of
 from stepspec.evaluation.running.summary import summarise
 from stepspec.evaluation.runs import output_sha256
-from stepspec.loop.step import Result, Step
+from stepspec.loop.step import JudgedStep, Result, Step
 
 WARM_UP_QUESTION = "Ann has 3 apples. Ben has 4 more apples than Ann. How many apples does Ben have?"
 WARM_UP_MAX_TOKENS = 128
@@ -319,7 +321,20 @@ def _make_trace(job: Job, result: Result) -> Trace:
         question=job.problem.question,
         steps=[_step_record(step, with_text=True) for step in result.steps],
         answer=result.answer,
+        judged_steps=[_judged_step_record(step) for step in result.judged_steps],
     )
+
+
+def _judged_step_record(step: JudgedStep) -> JudgedStepRecord:
+    return JudgedStepRecord.model_validate({name: _rounded(value) for name, value in asdict(step).items()})
+
+
+def _rounded(value: Any) -> Any:
+    """Return log-probabilities and the like as a list with six decimals, which is enough; None if one is infinite."""
+    if isinstance(value, tuple):
+        numbers = cast("tuple[float, ...]", value)
+        return [round(each, 6) for each in numbers] if all(map(math.isfinite, numbers)) else None
+    return _encodable(value) if isinstance(value, str) else value
 
 
 def _step_record(step: Step, *, with_text: bool) -> StepRecord:

@@ -1,0 +1,66 @@
+"""What recorded steps cost: as measured in the run, or with the measured costs of other hardware.
+
+`stepspec bench costs` writes the file of other hardware. Passes of the target between two measured widths are
+interpolated; wider ones are an extrapolation, which is counted.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from stepspec.errors import UsageError
+from stepspec.evaluation.records import Conditions, EngineRecord, ResultRow
+
+
+class HardwareCosts(Conditions):
+    """The file that `stepspec bench costs` writes: what one request at a time costs on a machine."""
+
+    version: int = 1
+    engines: dict[str, EngineRecord | None]
+    target_token_s: float
+    """Seconds per token that the target writes alone."""
+    draft_token_s: float
+    """Seconds per token that the draft writes."""
+    pass_s: dict[int, float]
+    """Seconds of a pass of the target by the number of tokens that it reads."""
+
+    @property
+    def widest(self) -> int:
+        """Number of tokens of the widest pass that was measured."""
+        return max(self.pass_s)
+
+    def pass_over(self, num_tokens: float) -> float:
+        """Return the seconds of a pass over some tokens, in proportion to the widest one beyond it."""
+        widths = sorted(self.pass_s)
+        if num_tokens > widths[-1]:
+            return self.pass_s[widths[-1]] * num_tokens / widths[-1]
+        return float(np.interp(num_tokens, widths, [self.pass_s[width] for width in widths]))
+
+    def request_s(self, row: ResultRow, num_judged: int) -> float:
+        """Return the seconds of a recorded request without its steps: what the target wrote, token by token or drafted.
+
+        Args:
+            row: the row of the request.
+            num_judged: passes of the target that judged steps.
+        """
+        passes = row.target_passes - num_judged
+        if passes <= 0:
+            return 0.0
+        return passes * self.pass_over(1 + row.token_drafted / passes) + row.token_drafted * self.draft_token_s
+
+
+def read_costs(file: Path) -> HardwareCosts:
+    """Read a file of costs.
+
+    Raises:
+        UsageError: the file cannot be read, or is none.
+    """
+    try:
+        return HardwareCosts.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
+    except ValidationError as error:
+        raise UsageError(
+            f"{file} is not a file of costs. Write one with 'stepspec bench costs --json FILE'."
+        ) from error

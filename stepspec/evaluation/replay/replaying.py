@@ -1,0 +1,234 @@
+"""Adds up what a policy would have cost on the recorded steps of a run, and counts where its text is the same."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepspec.evaluation.records import BASELINE, JudgedStepRecord, ResultRow
+from stepspec.evaluation.replay.costing import HardwareCosts
+from stepspec.evaluation.replay.deciding import Decided, Scores, check_replayable, decide, scores_of
+from stepspec.evaluation.replay.recordings import Key, Recording, Recordings, Request
+from stepspec.evaluation.stats import Interval, ratio_of_sums
+from stepspec.loop.policy import Policy
+
+ENOUGH_WRITTEN = 200
+"""Tokens that the target must have written in rejected steps to time a token by them."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a policy would have cost. Seconds and tokens are sums over all requests."""
+
+    name: str
+    recording: str
+    """The recorded policy whose steps were used."""
+    num_requests: int
+    on_policy: float
+    """Share of the requests whose text would have been the same."""
+    wall_s: float
+    speedup: float
+    """The target's seconds over the policy's."""
+    speedup_ci: Interval | None
+    speedup_vs_token: float | None
+    """The same for the fastest exact token-level policy of the run; None without one."""
+    step_acceptance: float | None
+    """Accepted steps over judged ones; None if none was judged."""
+    accuracy: tuple[float, float]
+    """Bounds of the share of right answers. They are equal if every request's answer is known."""
+    extrapolated: float
+    """Share of the target's judging passes that are wider than any measured one; 0 with the run's own times."""
+
+
+def replay(
+    policies: Mapping[str, Policy], recordings: Recordings, costs: HardwareCosts | None = None, seed: int = 0
+) -> list[Replayed]:
+    """Replay policies over the recorded steps of a run. Must not be called from an event loop.
+
+    Each policy uses the recording in which its text stays the same in most requests.
+
+    Args:
+        policies: the policies by name.
+        recordings: the run.
+        costs: the measured costs of other hardware; None for the times of the run.
+        seed: random seed of the intervals.
+
+    Raises:
+        UsageError: recorded steps cannot say what a policy does.
+    """
+    return [_replay(name, policy, recordings, costs, seed) for name, policy in policies.items()]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a policy would have done with one request."""
+
+    wall_s: float
+    num_judged: int
+    num_accepted: int
+    num_wide: int
+    """Judging passes beyond the measured widths."""
+    first_change: JudgedStepRecord | None
+    """The first step that it decides otherwise."""
+
+
+def _replay(name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts | None, seed: int) -> Replayed:
+    replayable = [each for each in all_of.recordings if _fits(policy, each)] or all_of.recordings
+    check_replayable(name, policy, replayable[0].policy)
+    outcomes = {each.name: _outcomes(policy, each, costs) for each in replayable}
+
+    def num_same(recording: Recording) -> int:
+        return sum(each.first_change is None for each in outcomes[recording.name].values())
+
+    recording = max(replayable, key=num_same)
+    found = outcomes[recording.name]
+    keys = all_of.keys
+    wall = np.array([found[key].wall_s for key in keys])
+    baselines = {
+        each: np.array([_baseline_s(rows[key], costs) for key in keys]) for each, rows in all_of.baselines.items()
+    }
+    speedup, interval = ratio_of_sums(baselines[BASELINE], wall, np.random.default_rng(seed))
+    token_s = min((float(each.sum()) for label, each in baselines.items() if label != BASELINE), default=None)
+    num_judged = sum(each.num_judged for each in found.values())
+    return Replayed(
+        name=name,
+        recording=recording.name,
+        num_requests=len(keys),
+        on_policy=num_same(recording) / len(keys),
+        wall_s=float(wall.sum()),
+        speedup=speedup,
+        speedup_ci=interval,
+        speedup_vs_token=None if token_s is None else token_s / float(wall.sum()),
+        step_acceptance=sum(each.num_accepted for each in found.values()) / num_judged if num_judged else None,
+        accuracy=_accuracy(found, recording, all_of.baselines[BASELINE]),
+        extrapolated=sum(each.num_wide for each in found.values()) / max(1, num_judged) if costs else 0.0,
+    )
+
+
+def _fits(policy: Policy, recording: Recording) -> bool:
+    same = ("step", "token", "first_target_steps", "family")
+    return all(getattr(policy, name) == getattr(recording.policy, name) for name in same)
+
+
+def _outcomes(policy: Policy, recording: Recording, costs: HardwareCosts | None) -> Mapping[Key, _Outcome]:
+    requests = recording.requests
+    scores = asyncio.run(_all_scores(policy, recording))
+    writing = _Writing.of(recording, costs)
+    return {key: _outcome(policy, request, scores[key], writing) for key, request in requests.items()}
+
+
+async def _all_scores(policy: Policy, recording: Recording) -> Mapping[Key, Scores]:
+    return {
+        key: await scores_of(policy.judges, request.trace, recording.policy)
+        for key, request in recording.requests.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """Seconds of a request's parts, by the run's own times or by costs of other hardware."""
+
+    token_s: float
+    """Seconds for a token that the target writes, with the policy's token-level speculation."""
+    costs: HardwareCosts | None
+
+    @classmethod
+    def of(cls, recording: Recording, costs: HardwareCosts | None) -> "_Writing":
+        rows = [each.row for each in recording.requests.values()]
+        num_written = sum(row.tokens.regenerated + row.tokens.forced for row in rows)
+        if costs is not None:
+            seconds = sum(costs.request_s(row, row.steps_judged) for row in rows)
+            return cls(seconds / max(1, num_written), costs)
+        rejected = [
+            (step.write_s, _num_rewritten(step, request))
+            for request in recording.requests.values()
+            for step in request.trace.judged_steps
+            if not step.accepted
+        ]
+        if sum(count for _, count in rejected) >= ENOUGH_WRITTEN:
+            return cls(sum(seconds for seconds, _ in rejected) / sum(count for _, count in rejected), None)
+        return cls(sum(row.time_s.target for row in rows) / max(1, num_written), None)
+
+    def request_s(self, request: Request) -> float:
+        """Return the seconds of a recorded request without its judged steps, except what the target wrote in them."""
+        if self.costs is not None:
+            return self.costs.request_s(request.row, request.row.steps_judged)
+        return request.row.wall_s - sum(step.draft_s + step.judge_s for step in request.trace.judged_steps)
+
+    def step_s(self, step: JudgedStepRecord, *, asks_target: bool) -> float:
+        """Return the seconds in which a step is drafted and judged."""
+        if self.costs is None:
+            return step.draft_s + (step.judge_s if asks_target else 0.0)
+        judging_s = self.costs.pass_over(step.num_tokens) if asks_target else 0.0
+        return step.num_tokens * self.costs.draft_token_s + judging_s
+
+
+def _outcome(policy: Policy, request: Request, scores: Scores, writing: _Writing) -> _Outcome:
+    steps = request.trace.judged_steps
+    decided = [decide(policy, step, known) for step, known in zip(steps, scores, strict=True)]
+    asked = [(step, each) for step, each in zip(steps, decided, strict=True) if step.asked]
+    wall_s = writing.request_s(request)
+    for step, each in zip(steps, decided, strict=True):
+        wall_s += writing.step_s(step, asks_target=each.asks_target)
+        wall_s += writing.token_s * _further_written(step, each, request)
+    widest = writing.costs.widest if writing.costs else 0
+    return _Outcome(
+        wall_s=wall_s,
+        num_judged=len(asked),
+        num_accepted=sum(each.accepted for _, each in asked),
+        num_wide=sum(each.asks_target and step.num_tokens > widest for step, each in asked) if writing.costs else 0,
+        first_change=next((step for step, each in zip(steps, decided, strict=True) if not each.same_text(step)), None),
+    )
+
+
+def _further_written(step: JudgedStepRecord, decided: Decided, request: Request) -> int:
+    """Return how many more tokens of a step the target writes than in the recorded request."""
+    if decided.accepted:
+        return 0 if step.accepted else -_num_rewritten(step, request)
+    if step.accepted:  # it takes the target about as many tokens as it took the draft
+        return step.num_tokens - decided.num_kept
+    return step.num_salvaged - decided.num_kept
+
+
+def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
+    """Return how many tokens the target wrote of a rejected step."""
+    steps = request.trace.steps
+    return steps[step.index].num_tokens - step.num_salvaged if step.index < len(steps) else 0
+
+
+def _baseline_s(row: ResultRow, costs: HardwareCosts | None) -> float:
+    return row.wall_s if costs is None else costs.request_s(row, 0)
+
+
+def _accuracy(
+    outcomes: Mapping[Key, _Outcome], recording: Recording, target: Mapping[Key, ResultRow]
+) -> tuple[float, float]:
+    """Return bounds of the accuracy. A text that first differs where the target writes a step instead of the draft is
+    taken to end as the target's own; one that first differs where the draft's step is accepted may end either way."""
+    low = high = 0
+    for key, outcome in outcomes.items():
+        change = outcome.first_change
+        if change is None:
+            known = recording.requests[key].correct
+        elif change.accepted:
+            known = target[key].status == "correct"
+        else:
+            high += 1
+            continue
+        low, high = low + known, high + known
+    return low / len(outcomes), high / len(outcomes)
+
+
+def front(replayed: Sequence[Replayed]) -> list[str]:
+    """Return the names of the policies that no other one beats in both speed and the middle of the accuracy bounds."""
+
+    def beaten(one: Replayed) -> bool:
+        return any(
+            (other.speedup, sum(other.accuracy)) != (one.speedup, sum(one.accuracy))
+            and other.speedup >= one.speedup
+            and sum(other.accuracy) >= sum(one.accuracy)
+            for other in replayed
+        )
+
+    return [each.name for each in replayed if not beaten(each)]

@@ -1,0 +1,86 @@
+"""A certificate in a policy file: for which models and requests the policy is known to lose at most a given accuracy.
+
+`stepspec calibrate` writes it. Its hash covers the policy's settings and the certificate itself, so that neither can be
+changed without the other.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Strict
+
+from stepspec.base.file_model import FileModel
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures"})
+"""Keys of a policy that say nothing about what it does, or belong to other temperatures."""
+
+
+class Certificate(FileModel):
+    """What was certified: in how many of the cases a policy loses more than `max_loss`, at most 1 - `confidence`."""
+
+    measure: Literal["accuracy", "agreement"]
+    """`accuracy`: the share of right answers lost. `agreement`: the share of answers that agree with the target's own,
+    beyond what the target disagrees with itself."""
+    max_loss: float = Field(gt=0, lt=1)
+    """The largest loss against the target that is compatible with the certificate, as a share of the problems."""
+    loss_upper: float
+    """The upper bound of the loss that was found."""
+    confidence: float = Field(gt=0.5, lt=1)
+    """Probability that a procedure like this one certifies no policy that loses more."""
+    num_problems: int = Field(ge=1)
+    """Problems that the bound was computed from."""
+    benchmark: str
+    """Name of the benchmark, or of the file of prompts."""
+    data_sha256: Sha256
+    """Hash of the problems."""
+    prompt_version: str
+    """Hash of the prompt around a question."""
+    template_sha256: Sha256
+    """Hash of the target's chat template, as rendered for a question."""
+    models: Mapping[str, str]
+    """Hash of the weights of `target`, `draft` and the judge models, or their names if the weights are not local."""
+    temperature: float = Field(ge=0)
+    top_p: float = Field(gt=0, le=1)
+    max_tokens: int = Field(ge=1)
+    speedup: float | None = None
+    """The target's seconds over the policy's, for one request at a time."""
+    speedup_interval: Annotated[tuple[float, float] | None, Strict(False)] = None
+    hardware: str
+    """Where the speedup was measured."""
+    date: str
+    sha256: Sha256
+    """Hash of everything above and of the policy's settings."""
+
+    def sentence(self) -> str:
+        """Return what it says as a sentence."""
+        what = "right answers" if self.measure == "accuracy" else "agreement with the target's own answers"
+        return (
+            f"Certified on {self.date}: loses at most {100 * self.max_loss:g} points of {what} on {self.benchmark} at "
+            f"temperature {self.temperature:g} ({self.num_problems:,} problems, {self.confidence:.0%} confidence)."
+        )
+
+    def differences(self, models: Mapping[str, str], temperature: float, top_p: float) -> list[str]:
+        """Return what a request has that differs from what was certified, each as a clause."""
+        found = [f"the {role} is another model" for role, hash in self.models.items() if models.get(role) != hash]
+        if temperature != self.temperature:
+            found.append(f"the temperature is {temperature:g}, not {self.temperature:g}")
+        if top_p != self.top_p:
+            found.append(f"top_p is {top_p:g}, not {self.top_p:g}")
+        return found
+
+
+def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
+    """Return the hash of a certificate.
+
+    Args:
+        settings: the policy as plain values.
+        certificate: the fields of the certificate as plain values; `sha256` is not used.
+    """
+    covered = {
+        "settings": {key: value for key, value in settings.items() if key not in NOT_COVERED},
+        "certificate": {key: value for key, value in certificate.items() if key != "sha256"},
+    }
+    return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()

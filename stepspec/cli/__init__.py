@@ -14,12 +14,14 @@ import typer
 from stepspec import __version__
 from stepspec.cli import benching, pairing
 from stepspec.cli.advising import advise
+from stepspec.cli.calibrating import calibrate_policy
 from stepspec.cli.comparing import compare_runs
 from stepspec.cli.evaluating import evaluate_policies, merge_runs
 from stepspec.cli.exporting import export_run
 from stepspec.cli.grading import grade_file
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
+from stepspec.cli.replaying import replay_run
 from stepspec.cli.reporting import report_runs
 from stepspec.cli.running import answer_question
 from stepspec.cli.serving import serve_models
@@ -45,6 +47,8 @@ app = typer.Typer(
 app.command("run")(answer_question)
 app.command("serve")(serve_models)
 app.command("advise")(advise)
+app.command("calibrate")(calibrate_policy)
+app.command("replay")(replay_run)
 app.command("eval")(evaluate_policies)
 app.command("report")(report_runs)
 app.command("compare")(compare_runs)

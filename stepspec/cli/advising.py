@@ -72,7 +72,7 @@ def advise(
     from stepspec.evaluation.advise import no_prompts, read_prompts, refuse_strangers
 
     plan = _plan(concurrency, temperature, max_tokens, seed, limit)
-    _check_file(policy_file, force)
+    check_policy_file(policy_file, force)
     # Report errors in the request before a model loads, which can take minutes.
     if not list(islice(read_prompts(data), limit)):
         raise no_prompts(data)
@@ -104,7 +104,7 @@ def _plan(concurrency: str, temperature: float, max_tokens: int | None, seed: in
     return Plan(loads, temperature, max_tokens or Plan.max_tokens, seed)
 
 
-def _check_file(file: Path, force: bool) -> None:
+def check_policy_file(file: Path, force: bool) -> None:
     """Check that the policy file can be written at the end.
 
     Raises:

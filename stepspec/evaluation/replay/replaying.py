@@ -1,7 +1,7 @@
 """Adds up what a policy would have cost on the recorded steps of a run, and counts where its text is the same."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,10 @@ class Replayed:
     """Accepted steps over judged ones; None if none was judged."""
     accuracy: tuple[float, float]
     """Bounds of the share of right answers. They are equal if every request's answer is known."""
+    surprise: float | None
+    """Mean over requests of the negative log-probabilities, under the target and in nats, of the draft's tokens that
+    are kept although the target would have chosen others. It measures how far a policy departs from the target; None if
+    they were not recorded."""
     extrapolated: float
     """Share of the target's judging passes that are wider than any measured one; 0 with the run's own times."""
 
@@ -69,6 +73,8 @@ class _Outcome:
     num_accepted: int
     num_wide: int
     """Judging passes beyond the measured widths."""
+    surprise: float | None
+    """See `Replayed.surprise`."""
     first_change: JudgedStepRecord | None
     """The first step that it decides otherwise."""
 
@@ -102,6 +108,7 @@ def _replay(name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts 
         speedup_vs_token=None if token_s is None else token_s / float(wall.sum()),
         step_acceptance=sum(each.num_accepted for each in found.values()) / num_judged if num_judged else None,
         accuracy=_accuracy(found, recording, all_of.baselines[BASELINE]),
+        surprise=_mean([found[key].surprise for key in keys]),
         extrapolated=sum(each.num_wide for each in found.values()) / max(1, num_judged) if costs else 0.0,
     )
 
@@ -178,8 +185,27 @@ def _outcome(policy: Policy, request: Request, scores: Scores, writing: _Writing
         num_judged=len(asked),
         num_accepted=sum(each.accepted for _, each in asked),
         num_wide=sum(each.asks_target and step.num_tokens > widest for step, each in asked) if writing.costs else 0,
+        surprise=_sum(_surprise(step, each.num_kept) for step, each in zip(steps, decided, strict=True)),
         first_change=next((step for step, each in zip(steps, decided, strict=True) if not each.same_text(step)), None),
     )
+
+
+def _surprise(step: JudgedStepRecord, num_kept: int) -> float | None:
+    if step.target_logprobs is None or step.own_choices is None:
+        return None if num_kept else 0.0
+    kept = zip(step.target_logprobs[:num_kept], step.own_choices[:num_kept], strict=True)
+    return -sum(logprob for logprob, own_choice in kept if not own_choice)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None if a value is unknown."""
+    known = list(values)
+    return None if None in known else sum(filter(None, known))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    total = _sum(values)
+    return None if total is None else total / len(values)
 
 
 def _further_written(step: JudgedStepRecord, decided: Decided, request: Request) -> int:

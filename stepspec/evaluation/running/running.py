@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,18 +75,20 @@ async def evaluate(
     ask: Callable[[str], str] | None = None,
     gauges: Gauges | None = None,
     on_row: OnRow | None = None,
+    only: Collection[str] | None = None,
 ) -> Summary:
     """Run the unfinished jobs of this part, then write and return the summary of the whole folder.
 
     Args:
         run: the conditions; its policies are the keys of `systems`.
-        problems: all problems of the run; the part selects its own.
+        problems: the problems to run, of which the part selects its own.
         systems: the system that answers under each policy.
         keeping: where the run is stored, and which part runs here.
         grading: grades the answers; the caller closes it.
         ask: turns a question into the full request text; with None, the systems do so by `run.prompt_id`.
         gauges: counters to read before and after every block.
         on_row: called for every row.
+        only: the policies to run now; None for all of the run.
 
     Raises:
         UsageError: the folder holds something else, or another run.
@@ -99,7 +101,8 @@ async def evaluate(
         if not keeping.retry_errors:
             done |= {failure.key for failure in folder.failures()}
         own_problems = keeping.part.of(problems)
-        blocks = list(schedule(own_problems, list(run.policies), run.concurrency, run.num_repeats))
+        policies = [name for name in run.policies if only is None or name in only]
+        blocks = list(schedule(own_problems, policies, run.concurrency, run.num_repeats))
         remaining = [[job for job in block if job.key not in done] for block in blocks]
         num_jobs = sum(map(len, blocks))
         progress = _Progress(on_row, num_jobs - sum(map(len, remaining)), num_jobs)

@@ -1,0 +1,203 @@
+"""`stepspec calibrate`: find a policy's thresholds for a pair, and certify what they may cost in accuracy."""
+
+import asyncio
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.base.files import write_text
+from stepspec.cli.advising import check_policy_file
+from stepspec.cli.completing import names_of
+from stepspec.cli.evaluating import require_extras
+from stepspec.cli.options import (
+    DraftOption,
+    JudgeOption,
+    MaxTokensOption,
+    PairOption,
+    PolicyOption,
+    SeedOption,
+    TargetOption,
+    judge_specs,
+)
+from stepspec.cli.progress import make_meter
+from stepspec.cli.stopping import resumable
+from stepspec.engines.protocol import Sampling
+from stepspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepspec.evaluation.benchmark import Benchmark, GraderKind
+    from stepspec.evaluation.calibrate import Calibrated, Tested
+
+TABLE_WIDTH = 140
+"""Width of the table if the output is not a terminal."""
+DATA_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def calibrate_policy(
+    benchmark: Annotated[
+        str,
+        typer.Argument(
+            metavar="BENCHMARK|FILE",
+            help="Name or TOML file of a benchmark, or a jsonl, csv or parquet file with questions.",
+            autocompletion=names_of("evals"),
+        ),
+    ],
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    judge: JudgeOption = None,
+    policy: PolicyOption = "stepspec",
+    max_loss: Annotated[float, typer.Option(help="Largest loss of accuracy, as a share of the problems.")] = 0.01,
+    confidence: Annotated[float, typer.Option(help="Confidence of the certificate.")] = 0.95,
+    agreement: Annotated[
+        bool, typer.Option("--agreement", help="Compare answers with the target's own. Needs no right answers.")
+    ] = False,
+    grader: Annotated[
+        str | None, typer.Option(help="How answers of a FILE are compared: integer, number or math.")
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 30m or 2h. Resume to go on.")
+    ] = None,
+    max_problems: Annotated[int, typer.Option(min=1, help="Use at most this many problems.")] = 6000,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature. Default: the benchmark's.")] = None,
+    max_tokens: MaxTokensOption = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests, except while timing.")] = 1,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests for each problem. Default: the benchmark's.")
+    ] = None,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the calibration, to store or resume. Default: runs/TIME-calibrate.")
+    ] = None,
+    policy_file: Annotated[Path, typer.Option(help="File for the calibrated policy.")] = Path("calibrated.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
+) -> None:
+    """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
+    require_extras()
+    from stepspec.api.session import load_pair
+    from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, load_task
+    from stepspec.loop.policy import load_policy
+
+    _check_shares(max_loss, confidence)
+    seconds = None if budget is None else _seconds(budget)
+    if temperature is not None:
+        Sampling(temperature=temperature)
+    check_policy_file(policy_file, force)
+    plan = Plan(
+        max_loss,
+        confidence,
+        max_problems,
+        "agreement" if agreement else "accuracy",
+        temperature,
+        max_tokens,
+        seed,
+        concurrency,
+        repeats,
+    )
+    name, spec, data = _problems(benchmark, grader)
+    wanted, text = load_policy(policy)
+    folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-calibrate")
+    print("Loading the models.", file=sys.stderr)
+    loaded = load_pair(
+        target,
+        draft,
+        pair=pair,
+        notes=False,
+        judges=judge_specs(judge, set(wanted.judge_models)),
+        judge_names=wanted.judge_models,
+    )
+
+    async def run() -> "tuple[Calibrated, str]":
+        try:
+            with make_meter() as meter:
+                task = load_task(name, spec, data, text, loaded, plan)
+                watcher = Watcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
+                return await calibrate(task, folder, Budget(seconds), watcher)
+        finally:
+            await loaded.aclose()
+
+    with resumable(folder, chosen_by_us=output is None):
+        results, policy_text = asyncio.run(run())
+    write_text(policy_file, policy_text)
+    _print_results(results)
+    given = {"--target": target, "--draft": draft, "--pair": pair}
+    models = [word for option, value in given.items() if value is not None for word in (option, value)]
+    print(f"Policy written to {policy_file}; the runs are in {folder}.")
+    print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")
+
+
+def _check_shares(max_loss: float, confidence: float) -> None:
+    if not 0 < max_loss < 1:
+        raise UsageError(f"--max-loss must be above 0 and below 1, such as 0.01 for one point, got {max_loss:g}.")
+    if not 0.5 < confidence < 1:
+        raise UsageError(f"--confidence must be above 0.5 and below 1, got {confidence:g}.")
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of a time such as 90s, 30m or 2h."""
+    number, unit = text[:-1], UNITS.get(text[-1:])
+    try:
+        seconds = float(number) * (unit or 0)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise UsageError(f"--budget takes a time such as 90s, 30m or 2h, got {text!r}.")
+    return seconds
+
+
+def _problems(benchmark: str, grader: str | None) -> "tuple[str, Benchmark, Path | None]":
+    """Return the name of the problems, their benchmark, and the user's file if they are in one."""
+    from stepspec.evaluation.calibrate.calibrating import calibration_split
+    from stepspec.evaluation.running import load_benchmark
+
+    if benchmark.lower().endswith(DATA_SUFFIXES):
+        _, spec = load_benchmark("questions")
+        kinds: dict[str, GraderKind] = {"integer": "integer", "number": "number", "math": "math"}
+        if grader is not None and grader not in kinds:
+            raise UsageError(f"--grader must be integer, number or math, got {grader!r}.")
+        spec = spec if grader is None else spec.model_copy(update={"grader": kinds[grader]})
+        return Path(benchmark).name, spec, Path(benchmark)
+    if grader is not None:
+        raise UsageError("--grader is for a FILE of questions. A benchmark has its own.")
+    name, spec = load_benchmark(benchmark)
+    spec, changed = calibration_split(spec)
+    if changed:
+        print(f"Using the calibration split of {name}, so that its test split stays unused.", file=sys.stderr)
+    return name, spec, None
+
+
+def _print_results(results: "Calibrated") -> None:
+    table = Table("setting", "thresholds", "predicted", "test", "problems", "loss at most", "accuracy", "target's")
+    for each in results.path:
+        table.add_row(*_cells(each), style="bold" if each.setting.name == results.chosen else None)
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
+    console.print(table)
+    for sentence in results.sentences:
+        console.print(f"- {sentence}", markup=False)
+
+
+def _cells(tested: "Tested") -> list[str]:
+    setting = tested.setting
+    thresholds = [f"{name} {value:g}" for name, value in setting.thresholds.items()]
+    thresholds += [] if setting.min_logprob is None else [f"salvage {setting.min_logprob:g}"]
+
+    def percent(share: float | None) -> str:
+        return "–" if share is None else f"{100 * share:.2f}%"
+
+    return [
+        setting.name,
+        ", ".join(thresholds),
+        f"{setting.predicted_speedup:.2f}×",
+        tested.status,
+        f"{tested.num_problems:,}",
+        percent(tested.loss_upper),
+        percent(tested.accuracy),
+        percent(tested.target_accuracy),
+    ]

@@ -1,0 +1,14 @@
+"""`stepspec calibrate`: finds a policy's thresholds for a pair, and certifies what they may cost in accuracy.
+
+It records steps once, replays them to fix a path of settings from careful to fast, and tests the settings in this order
+on problems that it has not used, against a limit of the loss.
+"""
+
+from stepspec.base.extras import from_extra
+
+with from_extra("eval", "A calibration"):
+    from stepspec.evaluation.calibrate.calibrating import Plan, calibrate, load_task
+    from stepspec.evaluation.calibrate.records import Calibrated, Measure, Tested
+    from stepspec.evaluation.calibrate.running import Budget, Watcher
+
+__all__ = ["Budget", "Calibrated", "Measure", "Plan", "Tested", "Watcher", "calibrate", "load_task"]

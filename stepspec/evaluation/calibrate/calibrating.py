@@ -1,0 +1,165 @@
+"""The calibration of a policy from the user's settings to the policy file."""
+
+import random
+import tomllib
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from textwrap import wrap
+
+from stepspec.api.session import Pair
+from stepspec.evaluation.advise.references import Agreement
+from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
+from stepspec.evaluation.calibrate.certifying import certificate_for, models_of, policy_text, template_sha256
+from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
+from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Task, Watcher, fitted
+from stepspec.evaluation.calibrate.storing import RESULTS, begin
+from stepspec.evaluation.calibrate.words import sentences
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.machine import commit, hardware, versions
+from stepspec.evaluation.report.conditions import hardware_in_words
+from stepspec.evaluation.running import load_problems
+from stepspec.evaluation.running.conditions import engine_record, judge_records
+from stepspec.evaluation.running.folder import write_whole
+from stepspec.loop.certificate import Certificate
+from stepspec.loop.policy import Policy
+
+COMMENT_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The user's settings. None means the benchmark's default."""
+
+    max_loss: float = 0.01
+    confidence: float = 0.95
+    max_problems: int = 6000
+    measure: Measure = "accuracy"
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+    concurrency: int = 1
+    num_repeats: int | None = None
+
+
+def calibration_split(benchmark: Benchmark) -> tuple[Benchmark, bool]:
+    """Return a generated benchmark with its calibration split instead of the test split, and whether that changed it.
+
+    Results on the test split stay those of unused problems.
+    """
+    if not (isinstance(benchmark.data, DrawnData) and benchmark.data.split == "test"):
+        return benchmark, False
+    data = benchmark.data.model_copy(update={"split": "calibration"})
+    return benchmark.model_copy(update={"data": data, "title": f"{benchmark.title}, calibration split"}), True
+
+
+def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: str, pair: Pair, plan: Plan) -> Task:
+    """Load the problems, in a random order, and return the task.
+
+    Raises:
+        UsageError: the problems cannot be loaded, or the pair cannot run the policy.
+    """
+    found = load_problems(benchmark, data, plan.max_problems)
+    order = list(found.problems)
+    random.Random(plan.seed).shuffle(order)
+    sampling = benchmark.sampling
+    identity = Identity(
+        pair=pair.hash,
+        models=models_of(pair),
+        benchmark=name,
+        data_sha256=found.sha256,
+        prompt_version=wording_version(benchmark),
+        policy=policy_text,
+        measure=plan.measure,
+        max_loss=plan.max_loss,
+        confidence=plan.confidence,
+        temperature=sampling.temperature if plan.temperature is None else plan.temperature,
+        top_p=sampling.top_p,
+        max_tokens=plan.max_tokens or benchmark.max_tokens,
+        seed=plan.seed,
+        concurrency=plan.concurrency,
+        num_repeats=plan.num_repeats or benchmark.default_repeats,
+    )
+    return Task(pair, fitted(policy_text, pair), policy_text, name, benchmark, order, identity)
+
+
+async def calibrate(task: Task, folder: Path, budget: Budget, watcher: Watcher) -> tuple[Calibrated, str]:
+    """Run what is not finished of a calibration. Return its results and the text of the policy file.
+
+    Raises:
+        UsageError: the folder holds another calibration, or there are too few problems.
+        StepSpecError: an engine or the disk failed; finished rows are stored.
+    """
+    begin(folder, task.identity)
+    benchmark = task.benchmark
+    grading = Agreement() if task.agreement else Grading(benchmark.grader, last_number=benchmark.last_number)
+    with grading:
+        outcome = await Calibration(task, folder, budget, watcher, grading).run()
+    engines = {"target": engine_record(task.pair.target), "draft": engine_record(task.pair.draft)}
+    results = Calibrated(
+        versions=versions(),
+        commit=commit(),
+        hardware=hardware(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        identity=task.identity,
+        engines=engines | judge_records(task.pair.judges),
+        num_recorded=outcome.plan.num_recorded,
+        num_refused=outcome.num_refused,
+        path=list(outcome.tested),
+        chosen=outcome.plan.path[outcome.chosen].name,
+        certified=outcome.certified,
+        speed=outcome.speed,
+        sentences=[],
+    )
+    results = results.model_copy(update={"sentences": sentences(results)})
+    write_whole(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
+    return results, _text(task, outcome, results)
+
+
+def _text(task: Task, outcome: Outcome, results: Calibrated) -> str:
+    setting = outcome.plan.path[outcome.chosen]
+    by_place = {
+        place: setting.thresholds[judge.name]
+        for place, judge in enumerate(task.policy.judges)
+        if judge.name in setting.thresholds
+    }
+    changed = outcome.policy(task)
+    certificate = _certificate(task, outcome, results, _unfitted(task, changed)) if outcome.certified else None
+    comments = [*chain.from_iterable(wrap(each, COMMENT_WIDTH) for each in results.sentences)]
+    return policy_text(task.text, comments, by_place, setting.min_logprob, certificate)
+
+
+def _unfitted(task: Task, changed: Policy) -> Policy:
+    """Return the policy as its file has it, with the drafter that the file names."""
+    return changed.model_copy(update={"token": Policy.model_validate(tomllib.loads(task.text)).token})
+
+
+def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Policy) -> Certificate:
+    found, identity = outcome.tested[outcome.chosen], task.identity
+    assert found.loss_upper is not None, "a certified setting was tested"
+    speed: Speed | None = outcome.speed
+    fields = {
+        "measure": identity.measure,
+        "max_loss": identity.max_loss,
+        "loss_upper": round(found.loss_upper, 6),
+        "confidence": identity.confidence,
+        "num_problems": found.num_problems,
+        "benchmark": identity.benchmark,
+        "data_sha256": identity.data_sha256,
+        "prompt_version": identity.prompt_version,
+        "template_sha256": template_sha256(task.pair),
+        "models": dict(identity.models),
+        "temperature": identity.temperature,
+        "top_p": identity.top_p,
+        "max_tokens": identity.max_tokens,
+        "speedup": speed and _rounded(speed.vs_target),
+        "speedup_interval": speed and speed.vs_target_ci and tuple(map(_rounded, speed.vs_target_ci)),
+        "hardware": hardware_in_words(results.hardware),
+        "date": results.started[:10],
+    }
+    return certificate_for(policy, fields)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,75 @@
+"""Writes a policy file with other thresholds and a certificate, and keeps the comments of the file it comes from."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Table
+
+from stepspec.api.session import Pair
+from stepspec.loop.certificate import Certificate
+from stepspec.loop.policy import Policy
+
+
+def models_of(pair: Pair) -> dict[str, str]:
+    """Return the hash of each model's weights by role, or its name if the weights are not local."""
+    models: Mapping[str, Any] = {"target": pair.target, "draft": pair.draft, **pair.judges}
+    described = {role: model.describe() for role, model in models.items() if model is not None}
+    return {role: str(each.get("weights") or each["name"]) for role, each in described.items()}
+
+
+def template_sha256(pair: Pair) -> str:
+    """Return the hash of the target's chat template, as rendered for a question."""
+    message = {"role": "user", "content": "QUESTION"}
+    rendered = pair.target.tokenizer.render([message], add_generation_prompt=True)
+    return hashlib.sha256(rendered.encode()).hexdigest()
+
+
+def certificate_for(policy: Policy, fields: Mapping[str, Any]) -> Certificate:
+    """Return the certificate of a policy with these fields, and with its hash."""
+    unsigned = Certificate.model_validate({**fields, "sha256": "0" * 64})
+    sha256 = policy.certificate_hash(unsigned.model_dump(mode="json"))
+    return unsigned.model_copy(update={"sha256": sha256})
+
+
+def policy_text(
+    text: str,
+    comments: Sequence[str],
+    thresholds: Mapping[int, float],
+    min_logprob: float | None,
+    certificate: Certificate | None,
+) -> str:
+    """Return the text of a policy file with changes.
+
+    Args:
+        text: the text of the file that it comes from.
+        comments: lines to put above it.
+        thresholds: the new threshold of each judge, by its place in the file.
+        min_logprob: the bound of `[salvage]`; None if the policy does not salvage.
+        certificate: the certificate, which replaces an old one; None for none.
+    """
+    document = tomlkit.parse(text)
+    for key in ("certificate", "temperatures"):
+        document.pop(key, None)
+    judges: Any = document["judges"]
+    for place, threshold in thresholds.items():
+        judges[place]["threshold"] = threshold
+    if min_logprob is not None:
+        salvage: Any = document["salvage"]
+        salvage["min_logprob"] = min_logprob
+    if certificate is not None:
+        document.append("certificate", _table(certificate.model_dump(mode="json", exclude_none=True)))
+    return "".join(f"# {line}\n" for line in comments) + "#\n" + tomlkit.dumps(document)
+
+
+def _table(values: Mapping[str, Any]) -> Table:
+    table = tomlkit.table()
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            inline = tomlkit.inline_table()
+            inline.update(value)
+            table.append(key, inline)
+        else:
+            table.append(key, value)
+    return table

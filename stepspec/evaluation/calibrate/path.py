@@ -1,0 +1,119 @@
+"""The path of settings that a calibration tests, from careful to fast: thresholds of judges and salvage.
+
+Thresholds come from the scores of recorded steps. Every combination is replayed, and the path holds those that are
+faster than the target and than every more careful one. How careful a setting is says the surprise of what it keeps of
+the draft. If none is faster than the target, the path holds the fastest one alone.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from stepspec.errors import UsageError
+from stepspec.evaluation.replay import Recordings, Replayed, replay
+from stepspec.evaluation.replay.deciding import scores_of
+from stepspec.loop.judging import Judge, ThresholdJudge
+from stepspec.loop.policy import Policy, SalvageTable, with_threshold
+
+ACCEPTED = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.96)
+"""Shares of the recorded steps that the tried thresholds accept."""
+MIN_LOGPROBS = (-1.0, -2.0, -3.0, -4.0, -5.0, -7.0)
+"""Tried bounds of salvage, besides the policy's own."""
+WORTH_A_TEST = 1.03
+"""How many times as fast as the setting before it a setting of the path must be."""
+LONGEST = 6
+"""Most settings on the path."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the path, and what it would have cost on the recorded steps."""
+
+    name: str
+    policy: Policy
+    thresholds: Mapping[str, float]
+    min_logprob: float | None
+    replayed: Replayed
+
+
+def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Setting]:
+    """Return the settings to test, the most careful first. Must not be called from an event loop.
+
+    Raises:
+        UsageError: the policy has no threshold, or no recorded step has a score.
+    """
+    by_judge = _thresholds(policy, recordings)
+    settings: dict[str, tuple[Policy, Mapping[str, float], float | None]] = {}
+    for place, min_logprob in product(range(len(ACCEPTED)), _min_logprobs(policy)):
+        thresholds = {name: values[place] for name, values in by_judge.items()}
+        changed = changed_policy(policy, thresholds, min_logprob)
+        settings[f"{place}/{min_logprob}"] = changed, thresholds, min_logprob
+    found = {
+        each.name: each for each in replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
+    }
+    ordered = sorted(found.values(), key=lambda each: (_departure(each), each.wall_s))
+    worth_it = [each for each in ordered if each.speedup >= 1] or [min(ordered, key=lambda each: each.wall_s)]
+    chosen: list[Replayed] = []
+    for each in worth_it:
+        if not chosen or chosen[-1].wall_s >= WORTH_A_TEST * each.wall_s:
+            chosen.append(each)
+    return [Setting(f"setting-{number}", *settings[each.name], each) for number, each in enumerate(_thinned(chosen), 1)]
+
+
+def changed_policy(policy: Policy, thresholds: Mapping[str, float], min_logprob: float | None) -> Policy:
+    """Return a policy with other thresholds and another bound of salvage, without certificates."""
+    judges = tuple(with_threshold(judge, thresholds.get(judge.name)) for judge in policy.judges)
+    salvage = None if min_logprob is None else SalvageTable(min_logprob=min_logprob)
+    return policy.model_copy(update={"judges": judges, "salvage": salvage, "certificate": None, "temperatures": ()})
+
+
+def _departure(replayed: Replayed) -> float:
+    return replayed.surprise if replayed.surprise is not None else replayed.step_acceptance or 0.0
+
+
+def _thinned(path: Sequence[Replayed]) -> Sequence[Replayed]:
+    """Return at most `LONGEST` settings, with both ends."""
+    if len(path) <= LONGEST:
+        return path
+    return [path[int(place)] for place in np.linspace(0, len(path) - 1, LONGEST).round()]
+
+
+def _min_logprobs(policy: Policy) -> list[float | None]:
+    if policy.salvage is None:
+        return [None]
+    return [*sorted({policy.salvage.min_logprob, *MIN_LOGPROBS}, reverse=True)]
+
+
+def _thresholds(policy: Policy, recordings: Recordings) -> Mapping[str, Sequence[float]]:
+    """Return for each judge with a threshold the thresholds that accept the shares `ACCEPTED` of its scores."""
+    judges = [judge for judge in policy.judges if isinstance(judge, ThresholdJudge)]
+    if not judges:
+        raise UsageError("The policy has no judge with a threshold, so there is nothing to calibrate.")
+    scores = asyncio.run(_scores(judges, recordings))
+    for judge in judges:
+        if not scores[judge.name]:
+            raise UsageError(
+                f"No recorded step has a score of the judge {judge.name}. The draft proposes none that is judged."
+            )
+    return {judge.name: list(_quantiles(judge, scores[judge.name])) for judge in judges}
+
+
+def _quantiles(judge: Judge, scores: Sequence[float]) -> Iterator[float]:
+    for share in ACCEPTED:
+        quantile = float(np.quantile(scores, 1 - share, method="lower"))
+        rounded = round(quantile - 5e-5, 4)  # down, so that a score equal to the quantile is accepted
+        yield min(rounded, 0.0) if judge.kind == "likelihood" and quantile <= 0 else rounded
+
+
+async def _scores(judges: Sequence[Judge], recordings: Recordings) -> Mapping[str, list[float]]:
+    found: dict[str, list[float]] = {judge.name: [] for judge in judges}
+    for recording in recordings.recordings:
+        for request in recording.requests.values():
+            for scores in await scores_of(judges, request.trace, recording.policy):
+                for name, score in scores.items():
+                    if score is not None:
+                        found[name].append(score)
+    return found

@@ -1,0 +1,105 @@
+"""Pydantic models of the files that a calibration writes: its plan, so that it can resume, and its results."""
+
+from typing import Literal
+
+from stepspec.evaluation.records import Conditions, EngineRecord, Record
+
+Interval = tuple[float, float]
+Measure = Literal["accuracy", "agreement"]
+
+
+class Identity(Record):
+    """What must be the same for a calibration to resume."""
+
+    pair: str
+    models: dict[str, str]
+    benchmark: str
+    data_sha256: str
+    prompt_version: str
+    policy: str
+    """The text of the policy file."""
+    measure: Measure
+    max_loss: float
+    confidence: float
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int
+    concurrency: int
+    num_repeats: int
+
+
+class SettingRecord(Record):
+    """A setting of the path, with what the recorded steps predict."""
+
+    name: str
+    thresholds: dict[str, float]
+    min_logprob: float | None
+    predicted_speedup: float
+    predicted_vs_token: float | None
+    predicted_acceptance: float | None
+    predicted_accuracy: Interval
+    """Bounds of the accuracy on the recorded problems."""
+    surprise: float | None
+
+
+class Planned(Record):
+    """`plan.json`: the path, fixed before any problem of the test is run."""
+
+    version: Literal[1] = 1
+    identity: Identity
+    num_recorded: int
+    """Problems whose steps were recorded, the first ones in the order of the calibration."""
+    num_planned: int
+    """Problems that the bets are tuned for."""
+    path: list[SettingRecord]
+
+
+Status = Literal["certified", "loses more", "unknown", "not tested"]
+
+
+class Tested(Record):
+    """A setting of the path after the test."""
+
+    setting: SettingRecord
+    status: Status
+    """`loses more`: the loss is known to be larger than the limit. `unknown`: the problems did not suffice."""
+    num_problems: int
+    """Problems that it ran on."""
+    accuracy: float | None
+    target_accuracy: float | None
+    """On the same problems."""
+    changed: float | None
+    """Share of the problems on which it is right where the target is wrong, or the other way round."""
+    loss_upper: float | None
+    """Upper bound of the loss."""
+    num_needed: int | None
+    """Estimated number of problems that would certify it; None if none would."""
+
+
+class Speed(Record):
+    """The speed of one setting in a run of its own, one request at a time, interleaved with its baselines."""
+
+    num_problems: int
+    vs_target: float | None
+    vs_target_ci: Interval | None
+    vs_token: float | None
+    vs_token_ci: Interval | None
+    step_acceptance: float | None
+
+
+class Calibrated(Conditions):
+    """`calibration.json`: the results."""
+
+    version: Literal[1] = 1
+    identity: Identity
+    engines: dict[str, EngineRecord | None]
+    num_recorded: int
+    num_refused: int
+    """Prompts left out because the target's answer to them cannot be found in its text."""
+    path: list[Tested]
+    chosen: str
+    """Name of the setting in the policy file."""
+    certified: bool
+    speed: Speed | None
+    sentences: list[str]

@@ -1,0 +1,409 @@
+"""Runs a calibration: records steps, fixes the path, tests it on unused problems, and times the setting it finds."""
+
+import asyncio
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import tomlkit
+
+from stepspec.api.session import Pair, StepSpec, fit_policy
+from stepspec.engines.protocol import Sampling
+from stepspec.errors import UsageError
+from stepspec.evaluation.advise.references import NO_ANSWER, WHOLE_TEXT, Agreement, ask_target
+from stepspec.evaluation.benchmark import Benchmark, asked
+from stepspec.evaluation.calibrate.path import Setting, changed_policy, make_path
+from stepspec.evaluation.calibrate.records import Identity, Planned, SettingRecord, Speed, Tested
+from stepspec.evaluation.calibrate.storing import read_plan, read_references, store_plan, store_references
+from stepspec.evaluation.calibrate.testing import Limits, by_problem, loss_upper, problems_needed, status_of
+from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.records import BASELINE, ResultRow, RunRecord, Summary
+from stepspec.evaluation.replay import read_recordings
+from stepspec.evaluation.running import (
+    EvalProblem,
+    Keeping,
+    LoadedPolicy,
+    ProblemSet,
+    Settings,
+    conditions,
+    evaluate,
+    fit_policies,
+    load_policies,
+)
+from stepspec.evaluation.running.running import OnRow
+from stepspec.evaluation.runs import iter_rows
+from stepspec.evaluation.stats.runs import Floats
+from stepspec.loop.judging import ThresholdJudge
+from stepspec.loop.policy import Policy, with_threshold
+
+MOST_RECORDED, RECORDED_SHARE = 200, 0.2
+"""Problems to record at most, and the share of the problems and of the budget that may go into them."""
+LEAST_RECORDED = 30
+TIMED, TIMED_SHARE = 100, 0.1
+"""Problems to time the found setting on at most, and the share of the budget for it."""
+CHUNK = 100
+"""Problems between two looks at the clock and at the test."""
+LOWEST = (-1e6, -1.0, 0.0)
+"""Thresholds to try for a judge that accepts every step."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is calibrated: a policy of a pair, on the problems of a benchmark or on prompts."""
+
+    pair: Pair
+    policy: Policy
+    """Fitted to the pair."""
+    text: str
+    """The text of its file."""
+    name: str
+    benchmark: Benchmark
+    problems: Sequence[EvalProblem]
+    """In the order of the calibration."""
+    identity: Identity
+
+    @property
+    def agreement(self) -> bool:
+        """Whether answers are compared with the target's own."""
+        return self.identity.measure == "agreement"
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Callbacks for progress: `begin` at the start of a stage, `show` within it, `say` for a sentence."""
+
+    begin: Callable[[str], None]
+    show: OnRow
+    say: Callable[[str], None]
+
+
+@dataclass
+class Budget:
+    """Seconds for this start of the calibration; None without a limit."""
+
+    seconds: float | None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def is_spent(self, share: float, next_s: float = 0.0) -> bool:
+        """Whether a share of the budget is spent, or will be after the next piece of work, of `next_s` seconds."""
+        return self.seconds is not None and self.spent + next_s > share * self.seconds
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a calibration found. `plan.path` and `tested` are in the same order."""
+
+    plan: Planned
+    tested: Sequence[Tested]
+    chosen: int
+    """Place of the setting to use: the last certified one, else the first."""
+    certified: bool
+    speed: Speed | None
+    num_refused: int
+
+    def policy(self, task: Task) -> Policy:
+        """Return the policy with the chosen setting."""
+        setting = self.plan.path[self.chosen]
+        return changed_policy(task.policy, setting.thresholds, setting.min_logprob)
+
+
+class Calibration:
+    """One calibration in its folder. A stopped one goes on where it stopped."""
+
+    def __init__(self, task: Task, folder: Path, budget: Budget, watcher: Watcher, grading: Grading) -> None:
+        self._task, self._folder, self._budget, self._watcher = task, folder, budget, watcher
+        self._grading = grading
+        self._references: dict[str, str] = read_references(folder) if task.agreement else {}
+
+    async def run(self) -> Outcome:
+        """Run what is not finished yet.
+
+        Raises:
+            UsageError: the folder holds another calibration, or there are too few problems.
+            StepSpecError: an engine or the disk failed; finished rows are stored.
+        """
+        plan = read_plan(self._folder, self._task.identity)
+        if plan is None:
+            num_recorded = await self._record()
+            plan = await self._plan(num_recorded)
+            store_plan(self._folder, plan)
+        tested = await self._test(plan)
+        certified = [place for place, each in enumerate(tested) if each.status == "certified"]
+        chosen = certified[-1] if certified else 0
+        speed = await self._time(plan, chosen)
+        refused = sum(_is_refused(each) for each in self._references.values())
+        return Outcome(plan, tested, chosen, bool(certified), speed, refused)
+
+    async def _record(self) -> int:
+        """Record steps under the policy and under one that accepts everything. Return the number of problems."""
+        self._watcher.begin("recording steps")
+        wanted = min(MOST_RECORDED, round(RECORDED_SHARE * len(self._task.problems)))
+        if wanted < LEAST_RECORDED:
+            needed = round(LEAST_RECORDED / RECORDED_SHARE)
+            raise UsageError(f"A calibration needs at least {needed} problems, got {len(self._task.problems)}.")
+        policies = self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
+        for end in range(LEAST_RECORDED, wanted + LEAST_RECORDED, LEAST_RECORDED):
+            end = min(end, wanted)
+            await self._evaluate("recorded", policies, self._task.problems[:end], traces=True)
+            if self._budget.is_spent(RECORDED_SHARE):
+                break
+        return end
+
+    async def _plan(self, num_recorded: int) -> Planned:
+        """Fix the path by replays, and the number of problems for the test by the time that they took."""
+        recordings = await asyncio.to_thread(read_recordings, self._folder / "recorded")
+        path = await asyncio.to_thread(make_path, self._task.policy, recordings, self._task.identity.seed)
+        rest = len(self._task.problems) - num_recorded
+        return Planned(
+            identity=self._task.identity,
+            num_recorded=num_recorded,
+            num_planned=min(rest, self._affordable(rest)),
+            path=[_setting_record(each) for each in path],
+        )
+
+    def _affordable(self, most: int) -> int:
+        """Return the number of problems that the rest of the budget suffices for, under the target and one setting."""
+        if self._budget.seconds is None:
+            return most
+        rows = list(iter_rows(self._folder / "recorded"))
+        busy_s = sum(row.wall_s for row in rows if row.policy in (BASELINE, "given"))
+        num_problems = len({row.problem for row in rows})
+        # Concurrent requests share passes, so the seconds of their rows overlap.
+        per_problem = self._budget.spent * busy_s / sum(row.wall_s for row in rows) / num_problems
+        left = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
+        return max(CHUNK, int(left / per_problem))
+
+    async def _test(self, plan: Planned) -> list[Tested]:
+        """Test the settings in their order, each until it is decided, the problems or the budget end."""
+        task, limits = self._task, _limits(plan)
+        problems = task.problems[plan.num_recorded :][: plan.num_planned]
+        policies = self._with_baselines(
+            {each.name: changed_policy(task.policy, each.thresholds, each.min_logprob) for each in plan.path},
+            token_level=False,
+        )
+        tested: list[Tested] = []
+        for number, setting in enumerate(plan.path, 1):
+            if tested and tested[-1].status != "certified":
+                tested.append(_not_tested(setting))
+                continue
+            self._watcher.begin(f"testing setting {number} of {len(plan.path)}")
+            for end in range(CHUNK, len(problems) + CHUNK, CHUNK):
+                since = self._budget.spent
+                await self._evaluate("tested", policies, problems[:end], only={BASELINE, setting.name})
+                found = self._tested(setting, problems[:end], limits)
+                if found.status != "unknown" or self._budget.is_spent(1 - TIMED_SHARE, self._budget.spent - since):
+                    break
+            tested.append(found)
+            self._watcher.say(_progress_sentence(found))
+        return tested
+
+    def _tested(self, setting: SettingRecord, problems: Sequence[EvalProblem], limits: Limits) -> Tested:
+        """Return what the finished problems say about a setting, in their order."""
+        rows: dict[tuple[str, str], list[ResultRow]] = {}
+        for row in iter_rows(self._folder / "tested"):
+            if row.policy in (BASELINE, setting.name):
+                rows.setdefault((row.problem, row.policy), []).append(row)
+        ids = [each.id for each in problems if not _is_refused(self._references.get(each.id, ""))]
+        repeats = self._task.identity.num_repeats
+        finished = [
+            id for id in ids if all(len(rows.get((id, name), ())) == repeats for name in (BASELINE, setting.name))
+        ]
+        own, target = (_scores(rows, finished, name, repeats) for name in (setting.name, BASELINE))
+        losses = by_problem(own, target)
+        return Tested(
+            setting=setting,
+            status=status_of(losses, limits),
+            num_problems=len(finished),
+            accuracy=float(own.mean()) if len(finished) else None,
+            target_accuracy=float(target.mean()) if len(finished) else None,
+            changed=float((losses != 0).mean()) if len(finished) else None,
+            loss_upper=loss_upper(losses, limits),
+            num_needed=problems_needed(losses, limits),
+        )
+
+    async def _time(self, plan: Planned, chosen: int) -> Speed | None:
+        """Time the chosen setting on problems of the test, one request at a time. None if the budget is spent."""
+        if self._budget.is_spent(1.0):
+            return None
+        self._watcher.begin("timing the setting")
+        setting = plan.path[chosen]
+        policy = changed_policy(self._task.policy, setting.thresholds, setting.min_logprob)
+        policies = self._with_baselines({setting.name: policy})
+        problems = self._task.problems[plan.num_recorded :][:TIMED]
+        for end in range(20, len(problems) + 20, 20):
+            since = self._budget.spent
+            summary = await self._evaluate(f"timed-{setting.name}", policies, problems[:end], concurrency=1)
+            if self._budget.is_spent(1.0, self._budget.spent - since):
+                break
+        found = summary.policies[setting.name]
+        return Speed(
+            num_problems=summary.n,
+            vs_target=found.speedup_vs_target if found.no_speed is None else None,
+            vs_target_ci=found.speedup_vs_target_ci if found.no_speed is None else None,
+            vs_token=found.speedup_vs_token if found.no_speed is None else None,
+            vs_token_ci=found.speedup_vs_token_ci if found.no_speed is None else None,
+            step_acceptance=found.step_acceptance,
+        )
+
+    def _with_baselines(self, policies: Mapping[str, Policy], *, token_level: bool = True) -> dict[str, LoadedPolicy]:
+        """Return policies with the target and, if the pair supports one, an exact token-level policy."""
+        own = {name: (policy, _as_text(policy)) for name, policy in policies.items()}
+        baselines = fit_policies(load_policies(["target"]), self._task.pair).policies
+        return {**(baselines if token_level else {BASELINE: baselines[BASELINE]}), **own}
+
+    async def _evaluate(
+        self,
+        folder: str,
+        policies: Mapping[str, LoadedPolicy],
+        problems: Sequence[EvalProblem],
+        *,
+        traces: bool = False,
+        only: set[str] | None = None,
+        concurrency: int | None = None,
+    ) -> Summary:
+        task, identity = self._task, self._task.identity
+        if task.agreement:
+            problems = await self._with_references(problems)
+        systems = {
+            name: StepSpec(policy=policy, pair=task.pair, record=traces) for name, (policy, _) in policies.items()
+        }
+        return await evaluate(
+            self._conditions(policies, concurrency or identity.concurrency),
+            problems,
+            systems,
+            Keeping(self._folder / folder, traces=traces),
+            grading=self._grading,
+            ask=lambda question: asked(task.benchmark, question),
+            on_row=self._watcher.show,
+            only=only,
+        )
+
+    def _conditions(self, policies: Mapping[str, LoadedPolicy], concurrency: int) -> RunRecord:
+        task, identity = self._task, self._task.identity
+        engines = {"target": task.pair.target, "draft": task.pair.draft}
+        settings = Settings(identity.seed, concurrency, identity.temperature, identity.max_tokens, identity.num_repeats)
+        problems = ProblemSet(tuple(task.problems), identity.data_sha256)
+        return conditions(
+            task.name, task.benchmark, problems, policies, engines, task.pair.hash, settings, task.pair.judges
+        )
+
+    async def _with_references(self, problems: Sequence[EvalProblem]) -> Sequence[EvalProblem]:
+        """Return the problems that the target's own answer can be compared for, with that answer as the right one."""
+        missing = [each for each in problems if each.id not in self._references]
+        if missing:
+            identity, task = self._task.identity, self._task
+            baseline = self._with_baselines({}, token_level=False)[BASELINE][0]
+            found = await ask_target(
+                StepSpec(policy=baseline, pair=task.pair),
+                [EvalProblem(each.id, asked(task.benchmark, each.question), "") for each in missing],
+                cast(Agreement, self._grading),
+                Sampling(identity.temperature, top_p=identity.top_p, seed=identity.seed),
+                identity.max_tokens,
+                identity.concurrency,
+                lambda done: self._watcher.show(None, done, len(missing)),
+            )
+            self._references.update(found)
+            store_references(self._folder, self._references)
+        known = [EvalProblem(each.id, each.question, self._references[each.id]) for each in problems]
+        kept = [each for each in known if not _is_refused(each.gold)]
+        if not kept:
+            raise UsageError(
+                f"None of {len(problems)} prompts has an answer that can be found in the target's text, such as a box, "
+                "'the answer is' or a number. Ask for one in the prompts, or calibrate on a benchmark."
+            )
+        return kept
+
+
+def bold(policy: Policy) -> Policy:
+    """Return a policy whose judges accept every step that they score."""
+    return policy.model_copy(
+        update={
+            "judges": tuple(_lowest(each) if isinstance(each, ThresholdJudge) else each for each in policy.judges),
+            "certificate": None,
+            "temperatures": (),
+        }
+    )
+
+
+def _lowest(judge: ThresholdJudge) -> ThresholdJudge:
+    plain = judge.model_copy(update={"reject_below": None})
+    for threshold in LOWEST:
+        try:
+            return cast(ThresholdJudge, with_threshold(plain, threshold))
+        except ValueError:
+            continue
+    return judge
+
+
+def _as_text(policy: Policy) -> str:
+    """Return a policy as the text of a file, for the record of a run."""
+    return tomlkit.dumps(policy.model_dump(mode="json", exclude_none=True))
+
+
+def fitted(text: str, pair: Pair) -> Policy:
+    """Return the policy of a file's text, fitted to a pair.
+
+    Raises:
+        UsageError: the pair cannot run it, or a calibration cannot change it.
+    """
+    policy = Policy.model_validate(tomllib.loads(text))
+    if policy.family != "score" or not any(isinstance(judge, ThresholdJudge) for judge in policy.judges):
+        raise UsageError("A calibration needs a policy of family 'score' whose judge has a threshold.")
+    return fit_policy(policy, pair)[0]
+
+
+def _limits(plan: Planned) -> Limits:
+    return Limits(plan.identity.max_loss, plan.identity.confidence, plan.num_planned)
+
+
+def _is_refused(reference: str) -> bool:
+    return reference == NO_ANSWER or reference.startswith(WHOLE_TEXT)
+
+
+def _scores(
+    rows: Mapping[tuple[str, str], Sequence[ResultRow]], problems: Sequence[str], policy: str, repeats: int
+) -> Floats:
+    """Return 1 for each right answer, [N, repeats]."""
+    values = [[row.status == "correct" for row in rows[problem, policy]] for problem in problems]
+    return np.array(values, dtype=np.float64).reshape(len(problems), repeats)
+
+
+def _setting_record(setting: Setting) -> SettingRecord:
+    found = setting.replayed
+    return SettingRecord(
+        name=setting.name,
+        thresholds=dict(setting.thresholds),
+        min_logprob=setting.min_logprob,
+        predicted_speedup=found.speedup,
+        predicted_vs_token=found.speedup_vs_token,
+        predicted_acceptance=found.step_acceptance,
+        predicted_accuracy=found.accuracy,
+        surprise=found.surprise,
+    )
+
+
+def _not_tested(setting: SettingRecord) -> Tested:
+    return Tested(
+        setting=setting,
+        status="not tested",
+        num_problems=0,
+        accuracy=None,
+        target_accuracy=None,
+        changed=None,
+        loss_upper=None,
+        num_needed=None,
+    )
+
+
+def _progress_sentence(tested: Tested) -> str:
+    bound = "" if tested.loss_upper is None else f", at most {100 * tested.loss_upper:.1f} points lost"
+    return f"{tested.setting.name}: {tested.status} after {tested.num_problems:,} problems{bound}."

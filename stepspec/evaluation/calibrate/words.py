@@ -1,0 +1,50 @@
+"""Says in sentences what a calibration found, for the terminal and the comments of the policy file."""
+
+from stepspec.evaluation.calibrate.records import Calibrated, Tested
+from stepspec.evaluation.report.cells import joined, times
+
+MOST_NEEDED = 1_000_000
+"""Larger numbers of problems are as good as impossible."""
+
+
+def sentences(results: Calibrated) -> list[str]:
+    """Return what to know about the policy that a calibration wrote."""
+    identity = results.identity
+    where = f"{identity.benchmark} at temperature {identity.temperature:g}"
+    chosen = next(each for each in results.path if each.setting.name == results.chosen)
+    limit = f"{100 * identity.max_loss:g} points"
+    what = "of right answers" if identity.measure == "accuracy" else "of agreement with the target's own answers"
+    said: list[str] = []
+    if results.certified:
+        said.append(
+            f"Certified on {where}: this setting loses at most {limit} {what}, at {identity.confidence:.0%} "
+            f"confidence ({chosen.num_problems:,} problems, upper bound {_points(chosen.loss_upper)})."
+        )
+    else:
+        said.append(
+            f"Not certified: on {where}, {chosen.num_problems:,} problems do not show that this setting, the most "
+            f"careful one of the path, loses at most {limit} {what}."
+        )
+        said.append(_why(chosen, limit))
+    if results.speed is not None and results.speed.vs_target is not None:
+        speed = f"It is {joined(times(results.speed.vs_target, results.speed.vs_target_ci))} as fast as the target"
+        if results.speed.vs_token is not None:
+            token = joined(times(results.speed.vs_token, results.speed.vs_token_ci))
+            speed += f" and {token} as fast as token-level speculation"
+        said.append(f"{speed} ({results.speed.num_problems} problems, one request at a time).")
+    if results.num_refused:
+        said.append(f"{results.num_refused:,} prompts are left out: the target's answer to them cannot be found.")
+    return said
+
+
+def _why(setting: Tested, limit: str) -> str:
+    if setting.status == "loses more":
+        return f"It is known to lose more than {limit}."
+    bound = f"The upper bound of its loss is {_points(setting.loss_upper)}."
+    if setting.num_needed is None or setting.num_needed > MOST_NEEDED:
+        return f"{bound} It seems to lose more than the limit, so more problems would not help."
+    return f"{bound} About {setting.num_needed:,} problems would show it, if they are like these."
+
+
+def _points(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:.2f} points"

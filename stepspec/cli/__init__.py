@@ -18,6 +18,7 @@ from stepspec.cli.calibrating import calibrate_policy
 from stepspec.cli.comparing import compare_runs
 from stepspec.cli.evaluating import evaluate_policies, merge_runs
 from stepspec.cli.exporting import export_run
+from stepspec.cli.fitting import fit_a_judge
 from stepspec.cli.grading import grade_file
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
@@ -49,6 +50,7 @@ app.command("serve")(serve_models)
 app.command("advise")(advise)
 app.command("calibrate")(calibrate_policy)
 app.command("replay")(replay_run)
+app.command("fit-judge")(fit_a_judge)
 app.command("eval")(evaluate_policies)
 app.command("report")(report_runs)
 app.command("compare")(compare_runs)

@@ -68,7 +68,7 @@ def calibrate_policy(
     max_problems: Annotated[int, typer.Option(min=1, help="Use at most this many problems.")] = 6000,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature. Default: the benchmark's.")] = None,
     max_tokens: MaxTokensOption = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests, except while timing.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests while testing settings.")] = 1,
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Number of requests for each problem. Default: the benchmark's.")
     ] = None,

@@ -13,7 +13,7 @@ from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
 from stepspec.evaluation.calibrate.certifying import certificate_for, models_of, policy_text, template_sha256
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
-from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Task, Watcher, fitted
+from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Task, Watcher, check_policy
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
 from stepspec.evaluation.calibrate.words import sentences
 from stepspec.evaluation.grade import Grading
@@ -81,7 +81,9 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
         concurrency=plan.concurrency,
         num_repeats=plan.num_repeats or benchmark.default_repeats,
     )
-    return Task(pair, fitted(policy_text, pair), policy_text, name, benchmark, order, identity)
+    policy = Policy.model_validate(tomllib.loads(policy_text))
+    check_policy(policy, pair)
+    return Task(pair, policy, policy_text, name, benchmark, order, identity)
 
 
 async def calibrate(task: Task, folder: Path, budget: Budget, watcher: Watcher) -> tuple[Calibrated, str]:
@@ -124,15 +126,9 @@ def _text(task: Task, outcome: Outcome, results: Calibrated) -> str:
         for place, judge in enumerate(task.policy.judges)
         if judge.name in setting.thresholds
     }
-    changed = outcome.policy(task)
-    certificate = _certificate(task, outcome, results, _unfitted(task, changed)) if outcome.certified else None
+    certificate = _certificate(task, outcome, results, outcome.policy(task)) if outcome.certified else None
     comments = [*chain.from_iterable(wrap(each, COMMENT_WIDTH) for each in results.sentences)]
     return policy_text(task.text, comments, by_place, setting.min_logprob, certificate)
-
-
-def _unfitted(task: Task, changed: Policy) -> Policy:
-    """Return the policy as its file has it, with the drafter that the file names."""
-    return changed.model_copy(update={"token": Policy.model_validate(tomllib.loads(task.text)).token})
 
 
 def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Policy) -> Certificate:

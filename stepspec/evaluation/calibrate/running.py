@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from stepspec.evaluation.calibrate.testing import Limits, by_problem, loss_upper
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import BASELINE, ResultRow, RunRecord, Summary
 from stepspec.evaluation.replay import read_recordings
+from stepspec.evaluation.replay.recordings import is_recorded
 from stepspec.evaluation.running import (
     EvalProblem,
     Keeping,
@@ -45,6 +45,8 @@ MOST_RECORDED, RECORDED_SHARE = 200, 0.2
 LEAST_RECORDED = 30
 TIMED, TIMED_SHARE = 100, 0.1
 """Problems to time the found setting on at most, and the share of the budget for it."""
+MOST_GAIN = 3
+"""How many times as many requests a second concurrency is expected to give at most."""
 CHUNK = 100
 """Problems between two looks at the clock and at the test."""
 LOWEST = (-1e6, -1.0, 0.0)
@@ -57,7 +59,6 @@ class Task:
 
     pair: Pair
     policy: Policy
-    """Fitted to the pair."""
     text: str
     """The text of its file."""
     name: str
@@ -153,7 +154,7 @@ class Calibration:
         policies = self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
         for end in range(LEAST_RECORDED, wanted + LEAST_RECORDED, LEAST_RECORDED):
             end = min(end, wanted)
-            await self._evaluate("recorded", policies, self._task.problems[:end], traces=True)
+            await self._evaluate("recorded", policies, self._task.problems[:end], traces=True, concurrency=1)
             if self._budget.is_spent(RECORDED_SHARE):
                 break
         return end
@@ -174,13 +175,11 @@ class Calibration:
         """Return the number of problems that the rest of the budget suffices for, under the target and one setting."""
         if self._budget.seconds is None:
             return most
-        rows = list(iter_rows(self._folder / "recorded"))
-        busy_s = sum(row.wall_s for row in rows if row.policy in (BASELINE, "given"))
-        num_problems = len({row.problem for row in rows})
-        # Concurrent requests share passes, so the seconds of their rows overlap.
-        per_problem = self._budget.spent * busy_s / sum(row.wall_s for row in rows) / num_problems
+        rows = [row for row in iter_rows(self._folder / "recorded") if row.policy in (BASELINE, "given")]
+        per_problem = sum(row.wall_s for row in rows) / len({row.problem for row in rows})
         left = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
-        return max(CHUNK, int(left / per_problem))
+        gain = min(self._task.identity.concurrency, MOST_GAIN)
+        return max(CHUNK, int(left / per_problem * gain))
 
     async def _test(self, plan: Planned) -> list[Tested]:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""
@@ -256,8 +255,9 @@ class Calibration:
 
     def _with_baselines(self, policies: Mapping[str, Policy], *, token_level: bool = True) -> dict[str, LoadedPolicy]:
         """Return policies with the target and, if the pair supports one, an exact token-level policy."""
-        own = {name: (policy, _as_text(policy)) for name, policy in policies.items()}
-        baselines = fit_policies(load_policies(["target"]), self._task.pair).policies
+        pair = self._task.pair
+        own = {name: (fit_policy(policy, pair)[0], _as_text(policy)) for name, policy in policies.items()}
+        baselines = fit_policies(load_policies(["target"]), pair).policies
         return {**(baselines if token_level else {BASELINE: baselines[BASELINE]}), **own}
 
     async def _evaluate(
@@ -349,16 +349,17 @@ def _as_text(policy: Policy) -> str:
     return tomlkit.dumps(policy.model_dump(mode="json", exclude_none=True))
 
 
-def fitted(text: str, pair: Pair) -> Policy:
-    """Return the policy of a file's text, fitted to a pair.
+def check_policy(policy: Policy, pair: Pair) -> None:
+    """Check that a calibration can change a policy, and that the pair can run it.
 
     Raises:
-        UsageError: the pair cannot run it, or a calibration cannot change it.
+        UsageError: it cannot.
     """
-    policy = Policy.model_validate(tomllib.loads(text))
-    if policy.family != "score" or not any(isinstance(judge, ThresholdJudge) for judge in policy.judges):
-        raise UsageError("A calibration needs a policy of family 'score' whose judge has a threshold.")
-    return fit_policy(policy, pair)[0]
+    if not is_recorded(policy) or not any(isinstance(judge, ThresholdJudge) for judge in policy.judges):
+        raise UsageError(
+            "A calibration needs a policy of family 'score' with one candidate a step, whose judge has a threshold."
+        )
+    fit_policy(policy, pair)
 
 
 def _limits(plan: Planned) -> Limits:

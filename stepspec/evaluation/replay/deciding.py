@@ -76,7 +76,7 @@ async def scores_of(judges: Sequence[Judge], trace: Trace, recorded: Policy) -> 
     """
     found: list[dict[str, float | None]] = []
     for step in trace.judged_steps:
-        evidence = _evidence(step, trace)
+        evidence = evidence_of(step, trace)
         scores: dict[str, float | None] = {}
         for judge in judges:
             if judge.name in step.scores and any(same_scores(judge, each) for each in recorded.judges):
@@ -96,7 +96,8 @@ async def _computed(judge: Judge, step: JudgedStepRecord, evidence: Evidence) ->
     return None if score is None or isnan(score) else score
 
 
-def _evidence(step: JudgedStepRecord, trace: Trace) -> Evidence:
+def evidence_of(step: JudgedStepRecord, trace: Trace) -> Evidence:
+    """Return what a judge sees of a recorded step."""
     return Evidence(
         question=trace.question,
         committed=[_committed(index, each) for index, each in enumerate(trace.steps[: step.index])],

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -129,8 +129,3 @@ def logistic(log_odds: float) -> float:
 def signals_of(evidence: Evidence) -> Mapping[str, float | None]:
     """Return all signals of a step."""
     return {name: signal.value(evidence) for name, signal in SIGNALS.items()}
-
-
-def as_table(weights: Mapping[str, float], intercept: float, threshold: float) -> dict[str, Any]:
-    """Return the `[[judges]]` table of a fitted judge."""
-    return {"kind": "learned", "threshold": threshold, "intercept": intercept, "weights": dict(weights)}

@@ -15,8 +15,9 @@ import math
 import reprlib
 import threading
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -97,6 +98,14 @@ class Pair:
         described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
         parts = [engine.get("weights") or engine.get("name") for engine in described]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @cached_property
+    def models(self) -> Mapping[str, str]:
+        """The hash of each model's weights by role, or its name if the weights are not local. Judge models have their
+        names in policies."""
+        models: dict[str, Any] = {"target": self.target, "draft": self.draft, **self.judges}
+        described = {role: model.describe() for role, model in models.items() if model is not None}
+        return {role: str(each.get("weights") or each["name"]) for role, each in described.items()}
 
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`."""
@@ -509,17 +518,23 @@ class StepSpec:
             request = self._request(prepared, options, ledger)
         async with aclosing(run(request)) as events:
             async for event in events:
-                yield Done(await self._with_note(event.result, prepared.ids)) if isinstance(event, Done) else event
+                if isinstance(event, Done):
+                    yield Done(await self._with_notes(event.result, prepared.ids, request))
+                else:
+                    yield event
 
-    async def _with_note(self, result: Result, prompt: Sequence[int]) -> Result:
-        """Add a note to the result if the question is unlike the pair's training data."""
-        if self.pair.scope is None:
-            return result
-        try:
-            note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
-        except EngineError:  # the answer is valid without a note
-            return result
-        return replace(result, note=note)
+    async def _with_notes(self, result: Result, prompt: Sequence[int], request: Request) -> Result:
+        """Add a note to the result if the question is unlike the pair's training data, or if the policy's certificate
+        is not for this request."""
+        notes: list[str] = []
+        certificate, sampling = request.policy.certificate, request.sampling
+        if certificate is not None:
+            notes += certificate.notes(self.pair.models, sampling.temperature, sampling.top_p)
+        if self.pair.scope is not None:
+            with suppress(EngineError):  # the answer is valid without a note
+                note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
+                notes += [] if note is None else [note]
+        return replace(result, note=" ".join(notes) or None)
 
     def _request(self, prepared: _Prepared, options: RequestOptions, ledger: Ledger) -> Request:
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands

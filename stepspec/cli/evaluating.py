@@ -122,6 +122,8 @@ def evaluate_policies(
     for note in fitted.notes:
         print(note, file=sys.stderr)
     task = _Task(name, spec, problems, fitted.policies, models)
+    for note in task.notes(settings):
+        print(note, file=sys.stderr)
     with resumable(folder, chosen_by_us=output is None), make_meter() as meter:
         summaries = asyncio.run(task.run_all(list(zip(settings, keepings, strict=True)), meter))
     num_rows = len(problems.problems) * len(task.policies) * (repeats or spec.default_repeats)
@@ -175,6 +177,18 @@ class _Task:
     problems: "ProblemSet"
     policies: "Mapping[str, LoadedPolicy]"
     pair: "Pair"
+
+    def notes(self, settings: "Sequence[Settings]") -> list[str]:
+        """Return a sentence for each policy whose certificate does not hold under a setting."""
+        sampling = self.benchmark.sampling
+        return [
+            f"{name}: {note}"
+            for setting in settings
+            for name, (policy, _) in self.policies.items()
+            for temperature in [sampling.temperature if setting.temperature is None else setting.temperature]
+            if (certificate := policy.at(temperature).certificate) is not None
+            for note in certificate.notes(self.pair.models, temperature, sampling.top_p)
+        ]
 
     async def run_all(self, runs: "Sequence[tuple[Settings, Keeping]]", meter: Meter) -> "list[Summary]":
         """Execute the runs one after the other. Frees the models at the end."""

@@ -6,6 +6,7 @@ changed without the other.
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -54,22 +55,28 @@ class Certificate(FileModel):
     sha256: Sha256
     """Hash of everything above and of the policy's settings."""
 
-    def sentence(self) -> str:
-        """Return what it says as a sentence."""
-        what = "right answers" if self.measure == "accuracy" else "agreement with the target's own answers"
-        return (
-            f"Certified on {self.date}: loses at most {100 * self.max_loss:g} points of {what} on {self.benchmark} at "
-            f"temperature {self.temperature:g} ({self.num_problems:,} problems, {self.confidence:.0%} confidence)."
-        )
+    def notes(self, models: Mapping[str, str], temperature: float, top_p: float) -> list[str]:
+        """Return a sentence if the certificate does not cover requests like this, else nothing.
 
-    def differences(self, models: Mapping[str, str], temperature: float, top_p: float) -> list[str]:
-        """Return what a request has that differs from what was certified, each as a clause."""
+        Args:
+            models: hash of each model's weights by role, or its name.
+            temperature: of the request.
+            top_p: of the request.
+        """
         found = [f"the {role} is another model" for role, hash in self.models.items() if models.get(role) != hash]
         if temperature != self.temperature:
             found.append(f"the temperature is {temperature:g}, not {self.temperature:g}")
         if top_p != self.top_p:
             found.append(f"top_p is {top_p:g}, not {self.top_p:g}")
-        return found
+        return [f"The policy's certificate does not hold here: {', and '.join(found)}."] if found else []
+
+
+def certificate_in(text: str, temperature: float) -> Certificate | None:
+    """Return the certificate in the text of a valid policy file for a temperature; None without one."""
+    policy = tomllib.loads(text)
+    tables: list[dict[str, Any]] = policy.get("temperatures", [])
+    table = next((each for each in tables if temperature <= each["at_most"]), policy)
+    return Certificate.model_validate(table["certificate"]) if "certificate" in table else None
 
 
 def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:

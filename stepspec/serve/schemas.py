@@ -119,7 +119,7 @@ class StepLevel(BaseModel):
     limit: str | None = Field(description="The limit that ended the text or its thinking.")
     estimated_speedup: float | None
     token_level_exact: bool
-    note: str | None = Field(description="A sentence if the question is unlike the models' training data.")
+    note: str | None = Field(description="What to know about the answer, such as a certificate that does not hold.")
 
 
 class Metrics(Exact):

@@ -11,9 +11,9 @@ from textwrap import wrap
 from stepspec.api.session import Pair
 from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
-from stepspec.evaluation.calibrate.certifying import certificate_for, models_of, policy_text, template_sha256
+from stepspec.evaluation.calibrate.certifying import certificate_for, policy_text, template_sha256
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
-from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Task, Watcher, check_policy
+from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Sizes, Task, Watcher, check_policy
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
 from stepspec.evaluation.calibrate.words import sentences
 from stepspec.evaluation.grade import Grading
@@ -26,6 +26,7 @@ from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
 
 COMMENT_WIDTH = 118
+USUAL = Sizes()
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     sampling = benchmark.sampling
     identity = Identity(
         pair=pair.hash,
-        models=models_of(pair),
+        models=dict(pair.models),
         benchmark=name,
         data_sha256=found.sha256,
         prompt_version=wording_version(benchmark),
@@ -86,7 +87,9 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     return Task(pair, policy, policy_text, name, benchmark, order, identity)
 
 
-async def calibrate(task: Task, folder: Path, budget: Budget, watcher: Watcher) -> tuple[Calibrated, str]:
+async def calibrate(
+    task: Task, folder: Path, budget: Budget, watcher: Watcher, sizes: Sizes = USUAL
+) -> tuple[Calibrated, str]:
     """Run what is not finished of a calibration. Return its results and the text of the policy file.
 
     Raises:
@@ -97,7 +100,7 @@ async def calibrate(task: Task, folder: Path, budget: Budget, watcher: Watcher) 
     benchmark = task.benchmark
     grading = Agreement() if task.agreement else Grading(benchmark.grader, last_number=benchmark.last_number)
     with grading:
-        outcome = await Calibration(task, folder, budget, watcher, grading).run()
+        outcome = await Calibration(task, folder, budget, watcher, grading, sizes).run()
     engines = {"target": engine_record(task.pair.target), "draft": engine_record(task.pair.draft)}
     results = Calibrated(
         versions=versions(),

@@ -12,13 +12,6 @@ from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
 
 
-def models_of(pair: Pair) -> dict[str, str]:
-    """Return the hash of each model's weights by role, or its name if the weights are not local."""
-    models: Mapping[str, Any] = {"target": pair.target, "draft": pair.draft, **pair.judges}
-    described = {role: model.describe() for role, model in models.items() if model is not None}
-    return {role: str(each.get("weights") or each["name"]) for role, each in described.items()}
-
-
 def template_sha256(pair: Pair) -> str:
     """Return the hash of the target's chat template, as rendered for a question."""
     message = {"role": "user", "content": "QUESTION"}

@@ -40,15 +40,10 @@ from stepspec.evaluation.stats.runs import Floats
 from stepspec.loop.judging import ThresholdJudge
 from stepspec.loop.policy import Policy, with_threshold
 
-MOST_RECORDED, RECORDED_SHARE = 200, 0.2
-"""Problems to record at most, and the share of the problems and of the budget that may go into them."""
-LEAST_RECORDED = 30
-TIMED, TIMED_SHARE = 100, 0.1
-"""Problems to time the found setting on at most, and the share of the budget for it."""
+RECORDED_SHARE, TIMED_SHARE = 0.2, 0.1
+"""Shares of the problems and of the budget that may go into recording, and share of the budget for timing."""
 MOST_GAIN = 3
 """How many times as many requests a second concurrency is expected to give at most."""
-CHUNK = 100
-"""Problems between two looks at the clock and at the test."""
 LOWEST = (-1e6, -1.0, 0.0)
 """Thresholds to try for a judge that accepts every step."""
 
@@ -71,6 +66,25 @@ class Task:
     def agreement(self) -> bool:
         """Whether answers are compared with the target's own."""
         return self.identity.measure == "agreement"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of problems.
+
+    Attributes:
+        recorded: problems to record at most.
+        least_recorded: problems to record at least, and between two looks at the clock.
+        chunk: problems between two looks at the clock and at the test.
+        timed: problems to time the found setting on at most.
+        timed_chunk: problems between two looks at the clock while timing.
+    """
+
+    recorded: int = 200
+    least_recorded: int = 30
+    chunk: int = 100
+    timed: int = 100
+    timed_chunk: int = 20
 
 
 @dataclass(frozen=True)
@@ -120,9 +134,11 @@ class Outcome:
 class Calibration:
     """One calibration in its folder. A stopped one goes on where it stopped."""
 
-    def __init__(self, task: Task, folder: Path, budget: Budget, watcher: Watcher, grading: Grading) -> None:
+    def __init__(
+        self, task: Task, folder: Path, budget: Budget, watcher: Watcher, grading: Grading, sizes: Sizes
+    ) -> None:
         self._task, self._folder, self._budget, self._watcher = task, folder, budget, watcher
-        self._grading = grading
+        self._grading, self._sizes = grading, sizes
         self._references: dict[str, str] = read_references(folder) if task.agreement else {}
 
     async def run(self) -> Outcome:
@@ -147,12 +163,13 @@ class Calibration:
     async def _record(self) -> int:
         """Record steps under the policy and under one that accepts everything. Return the number of problems."""
         self._watcher.begin("recording steps")
-        wanted = min(MOST_RECORDED, round(RECORDED_SHARE * len(self._task.problems)))
-        if wanted < LEAST_RECORDED:
-            needed = round(LEAST_RECORDED / RECORDED_SHARE)
+        least = self._sizes.least_recorded
+        wanted = min(self._sizes.recorded, round(RECORDED_SHARE * len(self._task.problems)))
+        if wanted < least:
+            needed = round(least / RECORDED_SHARE)
             raise UsageError(f"A calibration needs at least {needed} problems, got {len(self._task.problems)}.")
         policies = self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
-        for end in range(LEAST_RECORDED, wanted + LEAST_RECORDED, LEAST_RECORDED):
+        for end in range(least, wanted + least, least):
             end = min(end, wanted)
             await self._evaluate("recorded", policies, self._task.problems[:end], traces=True, concurrency=1)
             if self._budget.is_spent(RECORDED_SHARE):
@@ -179,7 +196,7 @@ class Calibration:
         per_problem = sum(row.wall_s for row in rows) / len({row.problem for row in rows})
         left = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
         gain = min(self._task.identity.concurrency, MOST_GAIN)
-        return max(CHUNK, int(left / per_problem * gain))
+        return max(self._sizes.chunk, int(left / per_problem * gain))
 
     async def _test(self, plan: Planned) -> list[Tested]:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""
@@ -195,7 +212,8 @@ class Calibration:
                 tested.append(_not_tested(setting))
                 continue
             self._watcher.begin(f"testing setting {number} of {len(plan.path)}")
-            for end in range(CHUNK, len(problems) + CHUNK, CHUNK):
+            chunk = self._sizes.chunk
+            for end in range(chunk, len(problems) + chunk, chunk):
                 since = self._budget.spent
                 await self._evaluate("tested", policies, problems[:end], only={BASELINE, setting.name})
                 found = self._tested(setting, problems[:end], limits)
@@ -237,8 +255,9 @@ class Calibration:
         setting = plan.path[chosen]
         policy = changed_policy(self._task.policy, setting.thresholds, setting.min_logprob)
         policies = self._with_baselines({setting.name: policy})
-        problems = self._task.problems[plan.num_recorded :][:TIMED]
-        for end in range(20, len(problems) + 20, 20):
+        problems = self._task.problems[plan.num_recorded :][: self._sizes.timed]
+        chunk = self._sizes.timed_chunk
+        for end in range(chunk, len(problems) + chunk, chunk):
             since = self._budget.spent
             summary = await self._evaluate(f"timed-{setting.name}", policies, problems[:end], concurrency=1)
             if self._budget.is_spent(1.0, self._budget.spent - since):

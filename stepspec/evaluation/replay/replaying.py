@@ -1,6 +1,7 @@
 """Adds up what a policy would have cost on the recorded steps of a run, and counts where its text is the same."""
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -121,8 +122,8 @@ def _fits(policy: Policy, recording: Recording) -> bool:
 def _outcomes(policy: Policy, recording: Recording, costs: HardwareCosts | None) -> Mapping[Key, _Outcome]:
     requests = recording.requests
     scores = asyncio.run(_all_scores(policy, recording))
-    writing = _Writing.of(recording, costs)
-    return {key: _outcome(policy, request, scores[key], writing) for key, request in requests.items()}
+    pricing = _Pricing.of(recording, costs)
+    return {key: _outcome(policy, request, scores[key], pricing) for key, request in requests.items()}
 
 
 async def _all_scores(policy: Policy, recording: Recording) -> Mapping[Key, Scores]:
@@ -133,61 +134,83 @@ async def _all_scores(policy: Policy, recording: Recording) -> Mapping[Key, Scor
 
 
 @dataclass(frozen=True)
-class _Writing:
+class _Pricing:
     """Seconds of a request's parts, by the run's own times or by costs of other hardware."""
 
     token_s: float
-    """Seconds for a token that the target writes, with the policy's token-level speculation."""
+    """Mean seconds for a token that the target writes, with the policy's token-level speculation."""
     costs: HardwareCosts | None
 
     @classmethod
-    def of(cls, recording: Recording, costs: HardwareCosts | None) -> "_Writing":
-        rows = [each.row for each in recording.requests.values()]
-        num_written = sum(row.tokens.regenerated + row.tokens.forced for row in rows)
+    def of(cls, recording: Recording, costs: HardwareCosts | None) -> "_Pricing":
+        requests = recording.requests.values()
+        num_written = max(1, sum(_num_written(each.row) for each in requests))
         if costs is not None:
-            seconds = sum(costs.request_s(row, row.steps_judged) for row in rows)
-            return cls(seconds / max(1, num_written), costs)
-        rejected = [
-            (step.write_s, _num_rewritten(step, request))
-            for request in recording.requests.values()
-            for step in request.trace.judged_steps
-            if not step.accepted
-        ]
-        if sum(count for _, count in rejected) >= ENOUGH_WRITTEN:
-            return cls(sum(seconds for seconds, _ in rejected) / sum(count for _, count in rejected), None)
-        return cls(sum(row.time_s.target for row in rows) / max(1, num_written), None)
+            return cls(sum(costs.request_s(each.row, each.row.steps_judged) for each in requests) / num_written, costs)
+        rejected = [(step, each) for each in requests for step in each.trace.judged_steps if not step.accepted]
+        num_rewritten = sum(_num_rewritten(step, each) for step, each in rejected)
+        if num_rewritten >= ENOUGH_WRITTEN:
+            return cls(sum(step.write_s for step, _ in rejected) / num_rewritten, None)
+        return cls(sum(each.row.time_s.target for each in requests) / num_written, None)
 
-    def request_s(self, request: Request) -> float:
-        """Return the seconds of a recorded request without its judged steps, except what the target wrote in them."""
-        if self.costs is not None:
-            return self.costs.request_s(request.row, request.row.steps_judged)
-        return request.row.wall_s - sum(step.draft_s + step.judge_s for step in request.trace.judged_steps)
-
-    def step_s(self, step: JudgedStepRecord, *, asks_target: bool) -> float:
-        """Return the seconds in which a step is drafted and judged."""
+    def rest_s(self, request: Request) -> float:
+        """Return the seconds of a recorded request without its judged steps."""
+        steps = request.trace.judged_steps
         if self.costs is None:
-            return step.draft_s + (step.judge_s if asks_target else 0.0)
-        judging_s = self.costs.pass_over(step.num_tokens) if asks_target else 0.0
-        return step.num_tokens * self.costs.draft_token_s + judging_s
+            return request.row.wall_s - sum(step.draft_s + step.judge_s + step.write_s for step in steps)
+        num_rest = _num_written(request.row) - sum(_num_rewritten(step, request) for step in steps)
+        return self._token_s(request) * max(0, num_rest)
+
+    def step_s(self, step: JudgedStepRecord, decided: Decided, request: Request) -> float:
+        """Return the seconds in which a step is drafted, judged and, if rejected, written by the target."""
+        if self.costs is None:
+            seconds = step.draft_s + (step.judge_s if decided.asks_target else 0.0)
+        else:
+            judging_s = self.costs.pass_over(step.num_tokens) if decided.asks_target else 0.0
+            seconds = step.num_tokens * self.costs.draft_token_s + judging_s
+        if decided.accepted:
+            return seconds
+        if step.accepted:  # it takes the target about as many tokens as it took the draft
+            return seconds + (step.num_tokens - decided.num_kept) * self._token_s(request)
+        num_rewritten = _num_rewritten(step, request)
+        num_now = max(0, num_rewritten + step.num_salvaged - decided.num_kept)
+        if self.costs is None and num_rewritten:
+            return seconds + step.write_s * num_now / num_rewritten
+        return seconds + num_now * self._token_s(request)
+
+    def _token_s(self, request: Request) -> float:
+        row = request.row
+        if self.costs is None or not _num_written(row):
+            return self.token_s
+        return self.costs.request_s(row, row.steps_judged) / _num_written(row)
 
 
-def _outcome(policy: Policy, request: Request, scores: Scores, writing: _Writing) -> _Outcome:
+def _outcome(policy: Policy, request: Request, scores: Scores, pricing: _Pricing) -> _Outcome:
     steps = request.trace.judged_steps
-    decided = [decide(policy, step, known) for step, known in zip(steps, scores, strict=True)]
-    asked = [(step, each) for step, each in zip(steps, decided, strict=True) if step.asked]
-    wall_s = writing.request_s(request)
-    for step, each in zip(steps, decided, strict=True):
-        wall_s += writing.step_s(step, asks_target=each.asks_target)
-        wall_s += writing.token_s * _further_written(step, each, request)
-    widest = writing.costs.widest if writing.costs else 0
+    decided = [(step, decide(policy, step, known)) for step, known in zip(steps, scores, strict=True)]
+    asked = [(step, each) for step, each in decided if step.asked]
+    widest = pricing.costs.widest if pricing.costs else math.inf
     return _Outcome(
-        wall_s=wall_s,
+        wall_s=pricing.rest_s(request) + sum(pricing.step_s(step, each, request) for step, each in decided),
         num_judged=len(asked),
         num_accepted=sum(each.accepted for _, each in asked),
-        num_wide=sum(each.asks_target and step.num_tokens > widest for step, each in asked) if writing.costs else 0,
-        surprise=_sum(_surprise(step, each.num_kept) for step, each in zip(steps, decided, strict=True)),
-        first_change=next((step for step, each in zip(steps, decided, strict=True) if not each.same_text(step)), None),
+        num_wide=sum(each.asks_target and step.num_tokens > widest for step, each in asked),
+        surprise=_sum(_surprise(step, each.num_kept) for step, each in decided),
+        first_change=next((step for step, each in decided if not each.same_text(step)), None),
     )
+
+
+def _num_written(row: ResultRow) -> int:
+    """Return how many tokens of a request the target wrote."""
+    return row.tokens.regenerated + row.tokens.forced
+
+
+def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
+    """Return how many tokens the target wrote of a rejected step."""
+    steps = request.trace.steps
+    if step.accepted or step.index >= len(steps):
+        return 0
+    return max(0, steps[step.index].num_tokens - step.num_salvaged)
 
 
 def _surprise(step: JudgedStepRecord, num_kept: int) -> float | None:
@@ -206,21 +229,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _mean(values: Sequence[float | None]) -> float | None:
     total = _sum(values)
     return None if total is None else total / len(values)
-
-
-def _further_written(step: JudgedStepRecord, decided: Decided, request: Request) -> int:
-    """Return how many more tokens of a step the target writes than in the recorded request."""
-    if decided.accepted:
-        return 0 if step.accepted else -_num_rewritten(step, request)
-    if step.accepted:  # it takes the target about as many tokens as it took the draft
-        return step.num_tokens - decided.num_kept
-    return step.num_salvaged - decided.num_kept
-
-
-def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
-    """Return how many tokens the target wrote of a rejected step."""
-    steps = request.trace.steps
-    return steps[step.index].num_tokens - step.num_salvaged if step.index < len(steps) else 0
 
 
 def _baseline_s(row: ResultRow, costs: HardwareCosts | None) -> float:

@@ -7,6 +7,7 @@ from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summ
 from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
+from stepspec.loop.certificate import certificate_in
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02
@@ -138,6 +139,7 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
 def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from speeds_that_do_not_count(summary)
     yield from _failures(run, summary)
+    yield from _certificates(run)
     if summary.n < run.num_problems:
         yield f"{summary.n:,} of {count(run.num_problems, 'problem')} are finished under every policy in the tables."
     yield from _too_few(summary)
@@ -152,6 +154,17 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
         )
     if run.commit is not None and run.commit.endswith("-dirty"):
         yield "The code had uncommitted changes."
+
+
+def _certificates(run: RunRecord) -> Iterable[str]:
+    """Yield a sentence for each policy whose certificate is for other models or another sampling."""
+    engines = {role.removeprefix("judge "): each for role, each in run.engines.items() if each is not None}
+    models = {role: each.weights or each.name for role, each in engines.items()}
+    for name, policy in run.policies.items():
+        certificate = certificate_in(policy.text, run.temperature)
+        if certificate is not None:
+            for note in certificate.notes(models, run.temperature, run.top_p):
+                yield f"{name}: {note}"
 
 
 def _failures(run: RunRecord, summary: Summary) -> Iterable[str]:

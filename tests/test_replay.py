@@ -1,0 +1,179 @@
+"""Replays of recorded steps: exact for the recorded policy, and clear about what they cannot know."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepspec.cli import app
+from stepspec.errors import UsageError
+from stepspec.evaluation.calibrate.path import make_path
+from stepspec.evaluation.records import ResultRow
+from stepspec.evaluation.replay import HardwareCosts, Recordings, front, read_recordings, replay
+from stepspec.evaluation.replay.fitting import fit_judge, judged_by
+from stepspec.evaluation.runs import iter_rows
+from stepspec.loop.policy import Policy, load_policy
+
+NUM_PROBLEMS = 16
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run of the embedded pair under `stepspec` and a bolder policy."""
+    folder = tmp_path_factory.mktemp("runs")
+    bold = folder / "bold.toml"
+    bold.write_text(load_policy("stepspec")[1].replace("threshold = -3.05", "threshold = -8.0"))
+    policies = ["--policy", "stepspec", "--policy", bold]
+    arguments = ["eval", "gsm-mini", "--limit", NUM_PROBLEMS, "--temperature", 0.6, "--traces", *policies]
+    done = invoke(*arguments, "--output", folder / "run")
+    assert done.exit_code == 0, done.output
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def recordings(run: Path) -> Recordings:
+    return read_recordings(run)
+
+
+@pytest.fixture(scope="module")
+def rows(run: Path) -> Mapping[str, list[ResultRow]]:
+    found: dict[str, list[ResultRow]] = {}
+    for row in iter_rows(run):
+        found.setdefault(row.policy, []).append(row)
+    return found
+
+
+def changed(**settings: object) -> Policy:
+    """Return the policy `stepspec` with another judge or other tables."""
+    return Policy.model_validate(load_policy("stepspec")[0].model_dump() | settings)
+
+
+def likelihood(threshold: float, **settings: object) -> dict[str, object]:
+    return {"kind": "likelihood", "threshold": threshold, **settings}
+
+
+def test_a_recorded_policy_replays_as_it_ran(recordings: Recordings, rows: Mapping[str, list[ResultRow]]) -> None:
+    for name in ("stepspec", "bold"):
+        policy = next(each.policy for each in recordings.recordings if each.name == name)
+        (found,) = replay({name: policy}, recordings)
+        assert (found.recording, found.on_policy, found.num_requests) == (name, 1.0, NUM_PROBLEMS)
+        assert found.wall_s == pytest.approx(sum(row.wall_s for row in rows[name]))
+        accepted, judged = (sum(getattr(row, key) for row in rows[name]) for key in ("steps_accepted", "steps_judged"))
+        assert found.step_acceptance == pytest.approx(accepted / judged)
+        correct = sum(row.status == "correct" for row in rows[name]) / NUM_PROBLEMS
+        assert found.accuracy == pytest.approx((correct, correct))
+        target_s = sum(row.wall_s for row in rows["target"])
+        assert found.speedup == pytest.approx(target_s / found.wall_s)
+        assert found.speedup_vs_token == pytest.approx(sum(row.wall_s for row in rows["token"]) / found.wall_s)
+
+
+def test_a_policy_that_accepts_nothing_costs_more_and_answers_as_the_target(
+    recordings: Recordings, rows: Mapping[str, list[ResultRow]]
+) -> None:
+    careful = changed(judges=[likelihood(0.0)], salvage=None)
+    (found,) = replay({"careful": careful}, recordings)
+    (given,) = replay({"given": changed()}, recordings)
+    assert found.step_acceptance == 0.0
+    assert found.surprise == 0.0, "nothing of the draft is kept"
+    assert (given.surprise or 0) > 0
+    assert found.wall_s > given.wall_s
+    correct = sum(row.status == "correct" for row in rows["target"]) / NUM_PROBLEMS
+    assert found.on_policy < 1
+    assert found.accuracy[0] <= correct <= found.accuracy[1]
+
+
+def test_another_statistic_is_computed_from_recorded_log_probabilities(recordings: Recordings) -> None:
+    by_mean = changed(judges=[likelihood(-0.2, statistic="mean")])
+    by_draft = changed(judges=[{"kind": "draft-confidence", "signal": "mean-entropy", "threshold": -0.3}])
+    for found in replay({"mean": by_mean, "draft": by_draft}, recordings):
+        assert 0 < (found.step_acceptance or 0) < 1
+
+
+def test_judges_that_ask_a_model_are_replayed_only_if_they_were_recorded(recordings: Recordings) -> None:
+    rating = changed(judges=[{"kind": "rating"}], salvage=None)
+    with pytest.raises(UsageError, match=r"its judge rating\.short was not recorded"):
+        replay({"rating": rating}, recordings)
+    longer = changed(step={"max_step_tokens": 100})
+    with pytest.raises(UsageError, match="differs from the recorded policy in step"):
+        replay({"longer": longer}, recordings)
+
+
+def test_a_path_goes_from_careful_to_fast(recordings: Recordings) -> None:
+    path = make_path(changed(), recordings)
+    assert 1 < len(path) <= 6
+    surprises = [each.replayed.surprise or 0.0 for each in path]
+    assert surprises == sorted(surprises)
+    speeds = [each.replayed.speedup for each in path]
+    assert speeds == sorted(speeds)
+    assert {each.name for each in path} == {f"setting-{number}" for number in range(1, len(path) + 1)}
+
+
+def test_the_front_leaves_out_what_is_beaten(recordings: Recordings) -> None:
+    careful = changed(judges=[likelihood(0.0)], salvage=None)
+    found = replay({"given": changed(), "careful": careful}, recordings)
+    best = front(found)
+    assert best
+    if found[1].speedup < found[0].speedup and sum(found[1].accuracy) <= sum(found[0].accuracy):
+        assert best == ["given"]
+
+
+def test_other_hardware_changes_the_times(recordings: Recordings, run: Path, tmp_path: Path) -> None:
+    about = {"versions": {}, "commit": None, "hardware": {}, "started": "", "engines": {}}
+    costs = HardwareCosts.model_validate(
+        about | {"target_token_s": 0.02, "draft_token_s": 0.0002, "pass_s": {1: 0.02, 16: 0.02, 64: 0.025}}
+    )
+    free_draft, slow_draft = costs, costs.model_copy(update={"draft_token_s": 0.05})
+    (fast,), (slow,) = (replay({"given": changed()}, recordings, each) for each in (free_draft, slow_draft))
+    assert fast.speedup > 1.5 > 1 > slow.speedup
+    narrow = costs.model_copy(update={"pass_s": {1: 0.02, 4: 0.02}})
+    (wide,) = replay({"given": changed()}, recordings, narrow)
+    assert wide.extrapolated > 0.9
+    file = tmp_path / "costs.json"
+    file.write_text(costs.model_dump_json())
+    shown = invoke("replay", run, "--policy", "stepspec", "--costs", file, "--sweep")
+    assert shown.exit_code == 0, shown.output
+    assert "stepspec" in shown.output
+    file.write_text("{}")
+    refused = invoke("replay", run, "--policy", "stepspec", "--costs", file)
+    assert refused.exit_code != 0
+    assert isinstance(refused.exception, UsageError)
+    assert "has no costs" in str(refused.exception)
+
+
+def test_a_run_without_recorded_steps_is_refused(run: Path, tmp_path: Path) -> None:
+    for file in ("run.json", "rows.jsonl"):
+        (tmp_path / file).write_bytes((run / file).read_bytes())
+    with pytest.raises(UsageError, match="has no recorded steps"):
+        read_recordings(tmp_path)
+
+
+def test_a_judge_is_fitted_and_put_into_a_policy(recordings: Recordings) -> None:
+    signals = ["target-min", "draft-entropy", "length"]
+    fitted = fit_judge(recordings, "verdicts", signals)
+    assert list(fitted.weights) == signals
+    assert fitted.weights["target-min"] > 0, "the verdict is a threshold on this signal"
+    text = judged_by(load_policy("stepspec")[1], fitted.table(), cascade=False, comments=["Fitted."])
+    policy = Policy.model_validate(tomllib.loads(text))
+    (found,) = replay({"fitted": policy}, recordings)
+    (given,) = replay({"given": changed()}, recordings)
+    assert found.step_acceptance == pytest.approx(given.step_acceptance or 0, abs=0.2)
+    assert text.startswith("# Fitted.\n")
+    assert "# Ours." in text, "comments of the file stay"
+
+
+def test_traces_from_before_recording_still_load(run: Path, tmp_path: Path) -> None:
+    for file in ("run.json", "rows.jsonl"):
+        (tmp_path / file).write_bytes((run / file).read_bytes())
+    lines = [json.loads(line) for line in (run / "traces.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["judged_steps"]
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UsageError, match="has no recorded steps"):
+        read_recordings(tmp_path)

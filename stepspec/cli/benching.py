@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from stepspec.bench.twins import TwinRuns
 
 TABLE_WIDTH = 140
+COSTS_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of tokens of the passes that `bench costs` times."""
 DTYPES = ("float32", "bfloat16", "float16")
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
@@ -144,6 +146,44 @@ def bench_context(
     described = {"engine": subject.engine.describe(), "synthetic": subject.synthetic, "turns": turns}
     costs = ContextCosts.model_validate({**conditions, **described, "results": results})
     _finish([costs_table(costs)], costs, json_file)
+
+
+@app.command("costs")
+def bench_costs(
+    target: TargetOption = None, draft: DraftOption = None, pair: PairOption = None, json_file: JsonOption = None
+) -> None:
+    """Time a token of both models and passes of the target, for 'stepspec replay --costs'."""
+    from stepspec.chat.prompts import encode_request
+    from stepspec.evaluation.advise.measuring import load_costs
+    from stepspec.evaluation.generators.gsm_mini import load_split
+    from stepspec.evaluation.replay import HardwareCosts
+    from stepspec.evaluation.running.conditions import engine_record
+
+    conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
+    tokenizer = models.target.tokenizer
+    texts = [tokenizer.decode(encode_request(tokenizer, each.question)) for each in islice(load_split("test"), 12)]
+
+    async def measured() -> Any:
+        try:
+            return await load_costs(models, texts, 1, COSTS_WIDTHS)
+        finally:
+            await models.aclose()
+
+    found = asyncio.run(measured())
+    assert found.draft is not None, "a pair has a draft"
+    costs = HardwareCosts(
+        **conditions,
+        engines={"target": engine_record(models.target), "draft": engine_record(models.draft)},
+        target_token_s=found.target.write_s,
+        draft_token_s=found.draft.write_s,
+        pass_s={width: ratio * found.target.write_s for width, ratio in found.target.pass_over_one.items()},
+    )
+    table = Table("seconds", "ms")
+    table.add_row("token of the target", f"{1000 * costs.target_token_s:.3f}")
+    table.add_row("token of the draft", f"{1000 * costs.draft_token_s:.3f}")
+    for width, seconds in costs.pass_s.items():
+        table.add_row(f"pass of the target over {width}", f"{1000 * seconds:.3f}")
+    _finish([table], costs, json_file)
 
 
 @app.command("controller")

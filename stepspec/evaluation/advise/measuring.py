@@ -41,15 +41,16 @@ T = TypeVar("T")
 Ids = list[int]
 
 
-async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int) -> LoadCosts:
+async def load_costs(pair: Pair, prompts: Sequence[str], concurrency: int, widths: Sequence[int] = WIDTHS) -> LoadCosts:
     """Measure the costs of both models at one concurrency.
 
     Args:
         pair: the models.
         prompts: rendered texts, which each model encodes with its own tokenizer.
         concurrency: number of concurrent requests.
+        widths: numbers of tokens that the timed passes of the target read, the first of them 1.
     """
-    target = await _model_costs(pair.target, prompts, concurrency, WIDTHS)
+    target = await _model_costs(pair.target, prompts, concurrency, widths)
     draft = await _model_costs(pair.draft, prompts, concurrency, ()) if pair.draft else None
     return LoadCosts(concurrency=concurrency, target=target, draft=draft)
 

@@ -1,0 +1,206 @@
+"""Calibrations: the sequence of tests, the certificate, resuming, agreement without right answers, and bad input."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.cli import app
+from stepspec.engines.protocol import Sampling
+from stepspec.errors import UsageError
+from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watcher, calibrate, load_task
+from stepspec.evaluation.calibrate.calibrating import calibration_split
+from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
+from stepspec.evaluation.running import load_benchmark
+from stepspec.evaluation.runs import iter_rows
+from stepspec.loop.policy import Policy, load_policy
+
+SMALL = Sizes(recorded=10, least_recorded=10, chunk=20, timed=4, timed_chunk=4)
+SILENT = Watcher(lambda title: None, lambda row, done, total: None, lambda words: None)
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+async def calibrated(folder: Path, plan: Plan, data: Path | None = None) -> tuple[Calibrated, str]:
+    """Calibrate `stepspec` for the embedded pair."""
+    pair = load_pair(notes=False)
+    try:
+        name = "gsm-mini" if data is None else "questions"
+        benchmark, _ = calibration_split(load_benchmark(name)[1])
+        task = load_task(name, benchmark, data, load_policy("stepspec")[1], pair, plan)
+        return await calibrate(task, folder, Budget(None), SILENT, SMALL)
+    finally:
+        await pair.aclose()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Calibrated, str]:
+    """A calibration with a limit so large that it certifies something."""
+    folder = tmp_path_factory.mktemp("calibration") / "run"
+    plan = Plan(max_loss=0.3, max_problems=50, concurrency=4)
+    return folder, *asyncio.run(calibrated(folder, plan))
+
+
+def test_a_calibration_writes_a_policy_with_a_certificate(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
+    folder, results, text = found
+    assert results.certified
+    chosen = next(each for each in results.path if each.setting.name == results.chosen)
+    assert chosen.status == "certified"
+    assert (chosen.loss_upper or 1) < 0.3
+    assert [each.status for each in results.path[: results.path.index(chosen)]] == ["certified"] * results.path.index(
+        chosen
+    )
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    policy = load_policy(str(file))[0]
+    certificate = policy.certificate
+    assert certificate is not None
+    assert (certificate.max_loss, certificate.num_problems) == (0.3, chosen.num_problems)
+    assert certificate.speedup is not None
+    assert policy.judges[0].model_dump()["threshold"] == chosen.setting.thresholds["likelihood.min"]
+    assert "# Ours." in text, "comments of the file stay"
+    assert Calibrated.model_validate_json((folder / "calibration.json").read_bytes()).sentences == results.sentences
+
+
+def test_a_certificate_edited_by_hand_is_refused(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
+    text, file = found[2], tmp_path / "edited.toml"
+    threshold = next(line for line in text.splitlines() if line.startswith("threshold = "))
+    edits = {
+        threshold: "threshold = -9.5",
+        "max_loss = 0.3": "max_loss = 0.01",
+        "temperature = 0.0": "temperature = 0.6",
+    }
+    for old, new in edits.items():
+        file.write_text(text.replace(old, new, 1))
+        with pytest.raises(UsageError, match="the certificate does not belong to these settings"):
+            load_policy(str(file))
+
+
+def test_a_certificate_for_another_sampling_or_pair_is_named(
+    found: tuple[Path, Calibrated, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(found[2])
+    asyncio.run(_notes_are_right(file))
+
+
+async def _notes_are_right(file: Path) -> None:
+    question = "Vera has 40 books. Finn has 20 fewer books than Vera. How many books does Finn have?"
+    pair = load_pair(notes=False)
+    try:
+        spec = StepSpec(policy=str(file), pair=pair)
+        assert (await spec.generate(question, max_tokens=8)).note is None
+        warm = await spec.generate(question, max_tokens=8, sampling=Sampling(0.6))
+        assert warm.note == "The policy's certificate does not hold here: the temperature is 0.6, not 0."
+        swapped = StepSpec(policy=str(file), pair=Pair(pair.draft, pair.draft, one_vocabulary=True))  # pyright: ignore
+        other = await swapped.generate(question, max_tokens=8)
+        assert "the target is another model" in (other.note or "")
+    finally:
+        await pair.aclose()
+
+
+def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, str]) -> None:
+    folder, results, _ = found
+    before = {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")}
+    again = asyncio.run(calibrated(folder, Plan(max_loss=0.3, max_problems=50, concurrency=4)))
+    assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
+    assert again[0].path == results.path
+    with pytest.raises(UsageError, match="differs in max_loss"):
+        asyncio.run(calibrated(folder, Plan(max_loss=0.2, max_problems=50, concurrency=4)))
+
+
+def test_the_tested_problems_are_not_the_recorded_ones(found: tuple[Path, Calibrated, str]) -> None:
+    folder = found[0]
+    recorded, tested = ({row.problem for row in iter_rows(folder / name)} for name in ("recorded", "tested"))
+    assert len(recorded) == 10
+    assert tested
+    assert not recorded & tested
+
+
+def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    names = ("Ann", "Ben", "Vera", "Finn")
+    lines: list[str] = []
+    for _ in range(50):
+        (first, second), a, b = rng.sample(names, 2), rng.randint(20, 60), rng.randint(2, 19)
+        question = (
+            f"{first} has {a} books. {second} has {b} fewer books than {first}. How many books does {second} have?"
+        )
+        lines.append(json.dumps({"question": question, "answer": "0"}))
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("\n".join(lines))
+    plan = Plan(max_loss=0.3, max_problems=50, measure="agreement", concurrency=4)
+    results, text = asyncio.run(calibrated(tmp_path / "run", plan, data))
+    tested = results.path[0]
+    assert tested.target_accuracy == 1.0, "at temperature 0 the target agrees with itself"
+    assert 'measure = "agreement"' in text
+    assert (tmp_path / "run" / "references.json").is_file()
+
+
+def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
+    data = tmp_path / "few.jsonl"
+    data.write_text('{"question": "What is 1 plus 1?", "answer": "2"}\n' * 5)
+    folder = ["--output", tmp_path / "run", "--policy-file", tmp_path / "p.toml"]
+    for arguments, message in [
+        ([data, *folder], "A calibration needs at least 150 problems, got 5."),
+        (["gsm-mini", "--max-loss", "0", *folder], "--max-loss must be above 0"),
+        (["gsm-mini", "--confidence", "1", *folder], "--confidence must be above 0.5"),
+        (["gsm-mini", "--budget", "soon", *folder], "--budget takes a time"),
+        (["gsm-mini", "--grader", "number", *folder], "--grader is for a FILE"),
+        (["gsm-mini", "--policy", "token", *folder], "A calibration needs a policy of family 'score'"),
+    ]:
+        refused = invoke("calibrate", *arguments)
+        assert isinstance(refused.exception, UsageError), refused.output
+        assert message in str(refused.exception)
+    assert not (tmp_path / "p.toml").exists()
+
+
+def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:
+    limits = Limits(0.05, 0.95, 300)
+    good, bad = np.zeros(300), np.repeat([1.0, 0.0], 150)
+    assert status_of(good, limits) == "certified"
+    assert status_of(bad, limits) == "loses more"
+    assert status_of(good[:20], limits) == "unknown"
+    assert certified_settings(np.array([good, bad, good]), limits) == 1
+    assert certified_settings(np.array([good, good, good]), limits) == 3
+
+
+def test_the_number_of_problems_that_would_suffice_is_about_right() -> None:
+    rng = np.random.default_rng(0)
+    limits = Limits(0.01, 0.95, 6000)
+    losses = rng.choice([1.0, 0.0, -1.0], 800, p=[0.01, 0.98, 0.01])
+    needed = problems_needed(losses, limits)
+    assert needed is not None
+    more = rng.choice([1.0, 0.0, -1.0], (40, 4 * needed), p=[0.01, 0.98, 0.01])
+    certified = [status_of(each, Limits(0.01, 0.95, needed)) == "certified" for each in more]
+    assert np.mean(certified) > 0.7
+    assert problems_needed(np.ones(10), limits) is None
+
+
+def test_losses_of_repeats_are_averaged_by_problem() -> None:
+    own, target = np.array([[1.0, 0.0], [1.0, 1.0]]), np.array([[1.0, 1.0], [0.0, 1.0]])
+    assert by_problem(own, target).tolist() == [0.5, -0.5]
+
+
+def test_thresholds_by_temperature() -> None:
+    table = load_policy("stepspec")[0].model_dump() | {
+        "temperatures": [{"at_most": 0.3, "thresholds": {"likelihood.min": -2.0}, "min_logprob": -4.0}]
+    }
+    policy = Policy.model_validate(table)
+    cold, warm = policy.at(0.0), policy.at(0.6)
+    assert (cold.judges[0].model_dump()["threshold"], cold.salvage and cold.salvage.min_logprob) == (-2.0, -4.0)
+    assert (warm.judges[0].model_dump()["threshold"], warm.salvage and warm.salvage.min_logprob) == (-3.05, -1.0)
+    for wrong, message in [
+        ([{"at_most": 0.3, "thresholds": {"rating.short": 5.0}}], "no such judge"),
+        ([{"at_most": 0.3, "thresholds": {"likelihood.min": 1.0}}], "threshold must be at most 0"),
+        ([{"at_most": 0.6, "thresholds": {"likelihood.min": -1.0}}] * 2, "in the order of at_most"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Policy.model_validate(table | {"temperatures": wrong})

@@ -368,6 +368,30 @@ def test_an_unknown_number_is_a_veto(step: str, expected: float) -> None:
     assert numbers.decide(expected) == ("undecided" if expected else "reject")
 
 
+def learned(weights: dict[str, float], **settings: object) -> Judge:
+    return judge("learned", threshold=0.5, weights=weights, **settings)
+
+
+def test_a_learned_judge_weighs_its_signals() -> None:
+    seen = verification(-0.5, -2.0, -0.25)
+    one = learned({"target-min": 1.0, "arithmetic": 2.0}, intercept=-0.5)
+    assert score(one, seen) == pytest.approx(1 / (1 + math.exp(0.5)))  # -2 + 2 - 0.5
+    assert score(learned({"target-mean": 1.0}), seen) == pytest.approx(1 / (1 + math.exp(2.75 / 3)))
+    assert ask(learned({"length": -10.0}), step="A step.") == Verdict(False, {"learned": pytest.approx(0, abs=1e-8)})
+    known = Evidence("A question?", [], "3 + 4 = 8.", draft_entropies=(0.5, 1.5))
+    of_draft = learned({"draft-entropy": -1.0, "arithmetic": 3.0})
+    assert asyncio.run(of_draft.score(known)) == pytest.approx(1 / (1 + math.exp(1.0)))
+    assert asyncio.run(learned({"draft-margin": 1.0}).score(known)) is None, "the draft returned no margins"
+
+
+def test_a_learned_judge_asks_only_the_models_that_its_signals_need() -> None:
+    of_draft, of_target = learned({"draft-entropy": -1.0, "position": 0.1}), learned({"target-low": 1.0})
+    assert (of_draft.asks_target, of_draft.needs, of_draft.draft_needs) == (False, frozenset(), {"entropies"})
+    assert (of_target.asks_target, of_target.needs, of_target.draft_needs) == (True, {"scores"}, frozenset())
+    with pytest.raises(ValueError, match="did you mean 'target-min'"):
+        learned({"target-mim": 1.0})
+
+
 def test_the_settings_of_judges_are_part_of_a_stored_policy() -> None:
     """LangChain's cache compares stored policies."""
     table = {"kind": "likelihood", "threshold": -3.0}
@@ -383,6 +407,7 @@ def test_every_judge_that_ships_has_the_kind_of_its_file_and_can_be_in_a_policy(
     assert {"likelihood", "rating", "yes-no", "arithmetic", "random", "always", "never"} <= {*shipped_judges()}
     needed: dict[str, dict[str, object]] = {"random": {"share": 0.5}}
     needed |= {kind: {"threshold": -3.0} for kind in ("likelihood", "draft-confidence")}
+    needed["learned"] = {"threshold": 0.5, "weights": {"target-min": 1.0}}
     found: set[str] = set()
     for family in ("score", "compare"):
         kinds = [kind for kind in shipped_judges() if family in find_judge(kind).families]

@@ -19,6 +19,7 @@ from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.report import (
+    accuracy_block,
     headline,
     overview_block,
     read_results,
@@ -35,6 +36,7 @@ TABLES: Mapping[str, type[FileModel]] = {
     "`[step]`": policy.StepTable,
     "`[token]`": policy.TokenTable,
     "`[salvage]`": policy.SalvageTable,
+    "`[[temperatures]]`": policy.TemperatureTable,
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }
@@ -48,13 +50,14 @@ def generated(root: Path) -> dict[Path, str]:
     """
     results = root / "evals" / "results"
     gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
-    gsm8k = read_results(results / "smol" / "gsm8k")
+    gsm8k, gsm8k_accuracy = (read_results(results / "smol" / name) for name in ("gsm8k", "gsm8k-accuracy"))
     blocks = (
         ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
-        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k])),
+        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k], gsm8k_accuracy)),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
         ("docs/results.md", "results", "gsm8k", readme_block(gsm8k)),
+        ("docs/results.md", "accuracy", "gsm8k", accuracy_block(gsm8k_accuracy)),
         ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
@@ -96,6 +99,8 @@ def _type_in_words(about: Mapping[str, Any]) -> str:
     values: Sequence[Any] = about.get("enum", [about["const"]] if "const" in about else [])
     if values:
         return ", ".join(f"`{json.dumps(value)}`" for value in values)
+    if about["type"] == "object":
+        return "table of numbers"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     bounds = ", ".join(f"{sign} {about[key]:g}" for key, sign in signs.items() if key in about)
     return f"{about['type']} {bounds}".strip()

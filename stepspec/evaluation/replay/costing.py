@@ -61,6 +61,4 @@ def read_costs(file: Path) -> HardwareCosts:
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
     except ValidationError as error:
-        raise UsageError(
-            f"{file} is not a file of costs. Write one with 'stepspec bench costs --json FILE'."
-        ) from error
+        raise UsageError(f"{file} has no costs. Write a file of costs with 'stepspec bench costs --json'.") from error

@@ -170,6 +170,8 @@ class _Pricing:
             seconds = step.num_tokens * self.costs.draft_token_s + judging_s
         if decided.accepted:
             return seconds
+        if self.costs is None and decided.same_text(step):
+            return seconds + step.write_s
         if step.accepted:  # it takes the target about as many tokens as it took the draft
             return seconds + (step.num_tokens - decided.num_kept) * self._token_s(request)
         num_rewritten = _num_rewritten(step, request)

@@ -1,0 +1,213 @@
+"""Coverage and power of certificates: `python -m stepspec.bench.certification RUN --json FILE`.
+
+RUN is a run of several policies, the careful ones first, such as the part `tested` of a calibration. Its problems are a
+population of outcomes: whether the target, and each policy, is right. For coverage, the population is weighted so that
+the target has a given accuracy and every policy loses exactly the limit (exponential tilting); then every certificate
+is a false one. For power, a policy loses nothing and answers a given share of the problems otherwise. Each cell draws
+many calibrations with replacement, and runs the procedure of `stepspec.evaluation.calibrate.testing` on each.
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from stepspec.errors import UsageError
+from stepspec.evaluation.calibrate.testing import Limits, certified_settings
+from stepspec.evaluation.records import BASELINE
+from stepspec.evaluation.runs import iter_rows, read_run
+from stepspec.evaluation.stats.runs import Floats
+
+SIMULATIONS = 10_000
+SEED = 25
+LIMITS = (0.005, 0.01, 0.02)
+ACCURACIES = (0.6, 0.9, 0.98)
+REPEATS = (1, 4)
+NUM_PROBLEMS = 2000
+POWER_SIZES = (500, 2000, 6000)
+CHANGED = (0.05, 0.10, 0.15)
+POWER_LIMIT = 0.01
+MOST_CERTIFIED = 0.055
+
+
+@dataclass(frozen=True)
+class Population:
+    """Outcomes of problems: 1 for a right answer of the target, [N, repeats], and of each policy, [K, N, repeats]."""
+
+    target: Floats
+    policies: Floats
+
+    @property
+    def losses(self) -> Floats:
+        """The loss of each policy on each problem, [K, N]."""
+        return np.asarray((self.target - self.policies).mean(axis=2), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of calibration, and how many of them certified something.
+
+    Attributes:
+        kind: `coverage` or `power`.
+        limit: the limit of the loss.
+        num_problems: problems of a calibration.
+        num_repeats: requests for each problem.
+        accuracy: of the target; None where it is that of the recorded run.
+        changed: share of the problems that a policy answers otherwise.
+        certified: share of the calibrations that certify at least one setting.
+    """
+
+    kind: str
+    limit: float
+    num_problems: int
+    num_repeats: int
+    accuracy: float | None
+    changed: float
+    certified: float
+
+
+def read_population(folder: Path) -> Population:
+    """Return the outcomes of a run: of the problems that finished under every policy, in all repeats.
+
+    Raises:
+        UsageError: there is no run, or no such problem.
+    """
+    run = read_run(folder)
+    right: dict[str, dict[tuple[str, int], float]] = {name: {} for name in run.policies}
+    for row in iter_rows(folder):
+        right[row.policy][row.problem, row.repeat] = row.status == "correct"
+    others = [name for name in run.policies if name != BASELINE]
+    problems = sorted({problem for problem, _ in right[BASELINE]})
+    finished = [
+        problem
+        for problem in problems
+        if all((problem, repeat) in of for of in right.values() for repeat in range(run.num_repeats))
+    ]
+    if not finished or not others:
+        raise UsageError(f"{folder} has no problem that finished under the target and another policy.")
+
+    def scores(name: str) -> list[list[float]]:
+        return [[right[name][problem, repeat] for repeat in range(run.num_repeats)] for problem in finished]
+
+    return Population(np.array(scores(BASELINE)), np.array([scores(name) for name in others]))
+
+
+def tilted(population: Population, accuracy: float | None, losses: Floats) -> Floats:
+    """Return weights of the problems, [N], with the given mean losses, [K], and accuracy of the target.
+
+    They are as near as possible to equal weights, by Kullback-Leibler divergence (Newton's method on its dual).
+
+    Raises:
+        UsageError: no weights have these means.
+    """
+    features, wanted = population.losses.T, losses  # [N, K]
+    if accuracy is not None:
+        features = np.column_stack([features, population.target.mean(axis=1)])
+        wanted = np.append(losses, accuracy)
+    centered: Floats = features - wanted
+    tilt: Floats = np.zeros(len(wanted))
+    weights: Floats = np.full(len(features), 1 / len(features))
+    for _ in range(200):
+        logits = centered @ tilt
+        weights = np.exp(logits - logits.max())
+        weights /= weights.sum()
+        gradient = weights @ centered
+        if float(np.abs(gradient).max()) < 1e-10:
+            return weights
+        spread = (centered * weights[:, None]).T @ centered - np.outer(gradient, gradient)
+        change = np.linalg.solve(spread + 1e-10 * np.eye(len(wanted)), gradient)
+        tilt = tilt - change * min(1.0, 2.0 / max(1e-12, float(np.abs(change).max())))
+    raise UsageError("The recorded problems cannot be weighted to these accuracies: too few differ between policies.")
+
+
+def share_certified(losses: Floats, weights: Floats, limits: Limits, simulations: int) -> float:
+    """Return the share of calibrations that certify a setting, over problems drawn with these weights.
+
+    Args:
+        losses: of each setting on each problem of the population, [K, N].
+        weights: of the problems, [N].
+        limits: the test; `num_planned` is the number of problems of a calibration.
+        simulations: number of calibrations.
+    """
+    rng = np.random.default_rng(SEED)
+    found = 0
+    for _ in range(simulations):
+        drawn = rng.choice(len(weights), limits.num_planned, p=weights)
+        found += certified_settings(losses[:, drawn], limits) > 0
+    return found / simulations
+
+
+def with_repeats(population: Population, num_repeats: int) -> Population:
+    """Return the population with fewer repeats, the first ones.
+
+    Raises:
+        UsageError: it has fewer.
+    """
+    if population.target.shape[1] < num_repeats:
+        raise UsageError(f"The run has {population.target.shape[1]} repeats, and {num_repeats} are wanted.")
+    return Population(population.target[:, :num_repeats], population.policies[:, :, :num_repeats])
+
+
+def coverage(population: Population, limit: float, accuracy: float, num_repeats: int, simulations: int) -> Cell:
+    """Return how often something is certified although every setting loses exactly the limit."""
+    known = with_repeats(population, num_repeats)
+    weights = tilted(known, accuracy, np.full(len(known.losses), limit))
+    limits = Limits(limit, 0.95, NUM_PROBLEMS)
+    changed = float(weights @ (known.losses[0] != 0))
+    certified = share_certified(known.losses, weights, limits, simulations)
+    return Cell("coverage", limit, NUM_PROBLEMS, num_repeats, accuracy, changed, certified)
+
+
+def power(changed: float, num_problems: int, simulations: int) -> Cell:
+    """Return how often a setting without loss is certified that answers a share of the problems otherwise."""
+    losses = np.array([[1.0, 0.0, -1.0]])
+    weights = np.array([changed / 2, 1 - changed, changed / 2])
+    certified = share_certified(losses, weights, Limits(POWER_LIMIT, 0.95, num_problems), simulations)
+    return Cell("power", POWER_LIMIT, num_problems, 1, None, changed, certified)
+
+
+def cells(population: Population, simulations: int = SIMULATIONS) -> Iterator[Cell]:
+    """Yield all cells, several at a time on as many processes as there are cores."""
+    with ProcessPoolExecutor() as workers:
+        repeats = [each for each in REPEATS if each <= population.target.shape[1]]
+        tasks = [
+            workers.submit(coverage, population, *each, simulations) for each in product(LIMITS, ACCURACIES, repeats)
+        ]
+        tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
+        for task in tasks:
+            yield task.result()
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.certification", description=__doc__)
+    parser.add_argument("run", type=Path, help="folder of the run with the population")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table to this file")
+    parser.add_argument("--simulations", type=int, default=SIMULATIONS, metavar="N", help="calibrations for each cell")
+    arguments = parser.parse_args()
+    population = read_population(arguments.run)
+    found: list[Cell] = []
+    for cell in cells(population, arguments.simulations):
+        found.append(cell)
+        accuracy = "" if cell.accuracy is None else f", accuracy {cell.accuracy:.2f}"
+        size = f"{cell.num_problems} x {cell.num_repeats}, limit {cell.limit:.3f}"
+        print(f"{cell.kind:8}  {cell.certified:.4f} certified  {size}{accuracy}, {cell.changed:.1%} changed")
+    if arguments.json:
+        about = {
+            "simulations": arguments.simulations,
+            "seed": SEED,
+            "problems": population.target.shape[0],
+            "settings": len(population.policies),
+            "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        }
+        arguments.json.write_text(json.dumps({**about, "cells": [asdict(each) for each in found]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

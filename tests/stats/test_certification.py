@@ -1,0 +1,42 @@
+"""Certificates: how often a policy that loses the limit gets one, and how often one that loses nothing."""
+
+import numpy as np
+import pytest
+
+from stepspec.bench.certification import MOST_CERTIFIED, Population, coverage, power, tilted
+from stepspec.errors import UsageError
+
+
+def population(num_problems: int = 600, repeats: int = 4) -> Population:
+    """Three policies that answer 3, 6 and 10% of the requests otherwise than the target."""
+    rng = np.random.default_rng(0)
+    target = (rng.random((num_problems, repeats)) < 0.8).astype(float)
+    others = [np.where(rng.random(target.shape) < share, 1 - target, target) for share in (0.03, 0.06, 0.1)]
+    return Population(target, np.stack(others))
+
+
+@pytest.mark.parametrize("accuracy", [0.6, 0.98])
+def test_weights_give_the_wanted_accuracy_and_losses(accuracy: float) -> None:
+    known = population()
+    weights = tilted(known, accuracy, np.full(3, 0.01))
+    assert weights.sum() == pytest.approx(1)
+    assert (weights > 0).all()
+    assert weights @ known.target.mean(axis=1) == pytest.approx(accuracy)
+    assert known.losses @ weights == pytest.approx(np.full(3, 0.01))
+
+
+def test_losses_that_no_weights_can_give_are_refused() -> None:
+    same = population()
+    with pytest.raises(UsageError, match="cannot be weighted"):
+        tilted(Population(same.target, same.target[None]), None, np.array([0.01]))
+
+
+@pytest.mark.parametrize("repeats", [1, 4])
+def test_a_path_on_which_every_setting_loses_the_limit_is_rarely_certified(repeats: int) -> None:
+    """1,000 calibrations: a share of 5% exceeds 7.1% once in a thousand times."""
+    assert coverage(population(), 0.02, 0.9, repeats, 1000).certified <= MOST_CERTIFIED + 0.016
+
+
+def test_a_policy_without_loss_is_mostly_certified_with_6000_problems() -> None:
+    assert power(0.05, 6000, 200).certified >= 0.8
+    assert power(0.05, 500, 200).certified < 0.3

@@ -12,6 +12,7 @@ from stepspec.api.session import Pair
 from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
 from stepspec.evaluation.calibrate.certifying import certificate_for, policy_text, template_sha256
+from stepspec.evaluation.calibrate.path import changed_policy
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
 from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Sizes, Task, Watcher, check_policy
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
@@ -82,8 +83,9 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
         concurrency=plan.concurrency,
         num_repeats=plan.num_repeats or benchmark.default_repeats,
     )
-    policy = Policy.model_validate(tomllib.loads(policy_text))
-    check_policy(policy, pair)
+    given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
+    check_policy(given, pair)
+    policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     return Task(pair, policy, policy_text, name, benchmark, order, identity)
 
 

@@ -180,23 +180,26 @@ class Calibration:
         """Fix the path by replays, and the number of problems for the test by the time that they took."""
         recordings = await asyncio.to_thread(read_recordings, self._folder / "recorded")
         path = await asyncio.to_thread(make_path, self._task.policy, recordings, self._task.identity.seed)
-        rest = len(self._task.problems) - num_recorded
+        rest, problem_s = len(self._task.problems) - num_recorded, self._problem_s()
+        if self._budget.seconds is not None:
+            left_s = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
+            rest = min(rest, max(self._sizes.chunk, int(left_s / problem_s)))
+        self._watcher.say(
+            f"Testing up to {len(path)} settings, each on up to {rest:,} problems. The first one takes at most about "
+            f"{max(1, round(rest * problem_s / 60)):,} minutes."
+        )
         return Planned(
             identity=self._task.identity,
             num_recorded=num_recorded,
-            num_planned=min(rest, self._affordable(rest)),
+            num_planned=rest,
             path=[_setting_record(each) for each in path],
         )
 
-    def _affordable(self, most: int) -> int:
-        """Return the number of problems that the rest of the budget suffices for, under the target and one setting."""
-        if self._budget.seconds is None:
-            return most
+    def _problem_s(self) -> float:
+        """Return the estimated seconds for a problem of the test, under the target and one setting."""
         rows = [row for row in iter_rows(self._folder / "recorded") if row.policy in (BASELINE, "given")]
-        per_problem = sum(row.wall_s for row in rows) / len({row.problem for row in rows})
-        left = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
-        gain = min(self._task.identity.concurrency, MOST_GAIN)
-        return max(self._sizes.chunk, int(left / per_problem * gain))
+        seconds = sum(row.wall_s for row in rows) / len({row.problem for row in rows})
+        return seconds * self._task.identity.num_repeats / min(self._task.identity.concurrency, MOST_GAIN)
 
     async def _test(self, plan: Planned) -> list[Tested]:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""

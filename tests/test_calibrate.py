@@ -98,7 +98,7 @@ async def _notes_are_right(file: Path) -> None:
         spec = StepSpec(policy=str(file), pair=pair)
         assert (await spec.generate(question, max_tokens=8)).note is None
         warm = await spec.generate(question, max_tokens=8, sampling=Sampling(0.6))
-        assert warm.note == "The policy's certificate does not hold here: the temperature is 0.6, not 0."
+        assert warm.note == "The policy's certificate does not hold here: temperature is 0.6, not 0."
         swapped = StepSpec(policy=str(file), pair=Pair(pair.draft, pair.draft, one_vocabulary=True))  # pyright: ignore
         other = await swapped.generate(question, max_tokens=8)
         assert "the target is another model" in (other.note or "")
@@ -133,7 +133,7 @@ def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
         question = (
             f"{first} has {a} books. {second} has {b} fewer books than {first}. How many books does {second} have?"
         )
-        lines.append(json.dumps({"question": question, "answer": "0"}))
+        lines.append(json.dumps({"question": question}))
     data = tmp_path / "prompts.jsonl"
     data.write_text("\n".join(lines))
     plan = Plan(max_loss=0.6, max_problems=30, measure="agreement", max_tokens=96, concurrency=4)

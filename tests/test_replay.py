@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bold = folder / "bold.toml"
     bold.write_text(load_policy("stepspec")[1].replace("threshold = -3.05", "threshold = -8.0"))
     policies = ["--policy", "stepspec", "--policy", bold]
-    arguments = ["eval", "gsm-mini", "--limit", NUM_PROBLEMS, "--temperature", 0.6, "--traces", *policies]
+    arguments = ["eval", "gsm-mini", "--limit", NUM_PROBLEMS, "--temperature", 0.6, "--record", *policies]
     done = invoke(*arguments, "--output", folder / "run")
     assert done.exit_code == 0, done.output
     return folder / "run"
@@ -126,9 +126,7 @@ def test_the_front_leaves_out_what_is_beaten(recordings: Recordings) -> None:
 
 def test_other_hardware_changes_the_times(recordings: Recordings, run: Path, tmp_path: Path) -> None:
     about = {"versions": {}, "commit": None, "hardware": {}, "started": "", "engines": {}}
-    costs = HardwareCosts.model_validate(
-        about | {"target_token_s": 0.02, "draft_token_s": 0.0002, "pass_s": {1: 0.02, 16: 0.02, 64: 0.025}}
-    )
+    costs = HardwareCosts.model_validate(about | {"draft_token_s": 0.0002, "pass_s": {1: 0.02, 16: 0.02, 64: 0.025}})
     free_draft, slow_draft = costs, costs.model_copy(update={"draft_token_s": 0.05})
     (fast,), (slow,) = (replay({"given": changed()}, recordings, each) for each in (free_draft, slow_draft))
     assert fast.speedup > 1.5 > 1 > slow.speedup
@@ -140,7 +138,7 @@ def test_other_hardware_changes_the_times(recordings: Recordings, run: Path, tmp
     shown = invoke("replay", run, "--policy", "stepspec", "--costs", file, "--sweep")
     assert shown.exit_code == 0, shown.output
     assert "stepspec" in shown.output
-    file.write_text("{}")
+    file.write_text(costs.model_dump_json().replace('{"1":0.02,"16":0.02,"64":0.025}', "{}"))
     refused = invoke("replay", run, "--policy", "stepspec", "--costs", file)
     assert refused.exit_code != 0
     assert isinstance(refused.exception, UsageError)
@@ -164,7 +162,7 @@ def test_a_judge_is_fitted_and_put_into_a_policy(recordings: Recordings) -> None
     (found,) = replay({"fitted": policy}, recordings)
     (given,) = replay({"given": changed()}, recordings)
     assert found.step_acceptance == pytest.approx(given.step_acceptance or 0, abs=0.2)
-    assert text.startswith("# Fitted.\n")
+    assert text.startswith("# Written by stepspec:\n# Fitted.\n#\n")
     assert "# Ours." in text, "comments of the file stay"
 
 

@@ -16,7 +16,7 @@ import reprlib
 import threading
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
 from stepspec.engines.judge_model import JudgeModel
-from stepspec.engines.protocol import Ability, DrafterName, Engine, TokenBuffer, check_range, side_by_side
+from stepspec.engines.protocol import Ability, DrafterName, Engine, Sampling, TokenBuffer, check_range, side_by_side
 from stepspec.errors import EngineError, ModelError, StepSpecError, UnknownIdError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.controller import run
@@ -106,6 +106,13 @@ class Pair:
         models: dict[str, Any] = {"target": self.target, "draft": self.draft, **self.judges}
         described = {role: model.describe() for role, model in models.items() if model is not None}
         return {role: str(each.get("weights") or each["name"]) for role, each in described.items()}
+
+    @cached_property
+    def template_sha256(self) -> str:
+        """Hash of the target's chat template, as rendered for a question."""
+        message = {"role": "user", "content": "QUESTION"}
+        rendered = self.target.tokenizer.render([message], add_generation_prompt=True)
+        return hashlib.sha256(rendered.encode()).hexdigest()
 
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`."""
@@ -450,6 +457,8 @@ class StepSpec:
             raise
         if note is not None:
             logger.warning("%s", note)
+        if any(each.certificate is not None for each, _ in self._panels.values()):
+            _ = self.pair.models  # hashes weights now, and not in the first request
 
     async def __aenter__(self) -> "StepSpec":
         return self
@@ -529,7 +538,14 @@ class StepSpec:
         notes: list[str] = []
         certificate, sampling = request.policy.certificate, request.sampling
         if certificate is not None:
-            notes += certificate.notes(self.pair.models, sampling.temperature, sampling.top_p)
+            usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
+            unusual = {
+                each.name: "set"
+                for each in fields(Sampling)
+                if getattr(sampling, each.name) != getattr(usual, each.name)
+            }
+            known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
+            notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note
                 note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))

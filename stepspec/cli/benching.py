@@ -174,12 +174,10 @@ def bench_costs(
     costs = HardwareCosts(
         **conditions,
         engines={"target": engine_record(models.target), "draft": engine_record(models.draft)},
-        target_token_s=found.target.write_s,
         draft_token_s=found.draft.write_s,
         pass_s={width: ratio * found.target.write_s for width, ratio in found.target.pass_over_one.items()},
     )
     table = Table("seconds", "ms")
-    table.add_row("token of the target", f"{1000 * costs.target_token_s:.3f}")
     table.add_row("token of the draft", f"{1000 * costs.draft_token_s:.3f}")
     for width, seconds in costs.pass_s.items():
         table.add_row(f"pass of the target over {width}", f"{1000 * seconds:.3f}")

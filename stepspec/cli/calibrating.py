@@ -83,13 +83,16 @@ def calibrate_policy(
     require_extras()
     from stepspec.api.session import load_pair
     from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, load_task
+    from stepspec.evaluation.calibrate.storing import STARTED
+    from stepspec.evaluation.policy_files import is_generated
     from stepspec.loop.policy import load_policy
 
     _check_shares(max_loss, confidence)
     seconds = None if budget is None else _seconds(budget)
     if temperature is not None:
         Sampling(temperature=temperature)
-    check_policy_file(policy_file, force)
+    resumed = output is not None and (output / STARTED).is_file()
+    check_policy_file(policy_file, force or (resumed and is_generated(policy_file)))
     plan = Plan(
         max_loss,
         confidence,
@@ -130,6 +133,9 @@ def calibrate_policy(
     given = {"--target": target, "--draft": draft, "--pair": pair}
     models = [word for option, value in given.items() if value is not None for word in (option, value)]
     print(f"Policy written to {policy_file}; the runs are in {folder}.")
+    if seconds is not None and any(each.status == "unknown" for each in results.path):
+        words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if output is None else [])]
+        print(f"The budget ended the test. To go on: {shlex.join(words)}")
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")
 
 

@@ -85,7 +85,10 @@ def evaluate_policies(
     retry_errors: Annotated[
         bool, typer.Option("--retry-errors", help="When resuming, repeat requests that failed.")
     ] = False,
-    traces: Annotated[bool, typer.Option("--traces", help="Also store every step, for reports and replays.")] = False,
+    traces: Annotated[bool, typer.Option("--traces", help="Also store the text of every step.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also store what 'stepspec replay' needs, which takes time.")
+    ] = False,
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
@@ -112,7 +115,7 @@ def evaluate_policies(
         raise UsageError(f"{folder} contains a single run. Choose another --output folder for several runs.")
     for each in folders:
         RunFolder(each).refuse_strangers()
-    keepings = [Keeping(each, own_part, traces, retry_errors) for each in folders]
+    keepings = [Keeping(each, own_part, traces, record, retry_errors) for each in folders]
     print("Loading the models.", file=sys.stderr)
     needs_draft = any(each.needs_draft for each, _ in requested.values())
     models = load_pair(
@@ -180,6 +183,8 @@ class _Task:
 
     def notes(self, settings: "Sequence[Settings]") -> list[str]:
         """Return a sentence for each policy whose certificate does not hold under a setting."""
+        from stepspec.evaluation.benchmark import wording_version
+
         sampling = self.benchmark.sampling
         return [
             f"{name}: {note}"
@@ -187,7 +192,13 @@ class _Task:
             for name, (policy, _) in self.policies.items()
             for temperature in [sampling.temperature if setting.temperature is None else setting.temperature]
             if (certificate := policy.at(temperature).certificate) is not None
-            for note in certificate.notes(self.pair.models, temperature, sampling.top_p)
+            for note in certificate.notes(
+                self.pair.models,
+                temperature=temperature,
+                top_p=sampling.top_p,
+                template_sha256=self.pair.template_sha256,
+                prompt_version=wording_version(self.benchmark),
+            )
         ]
 
     async def run_all(self, runs: "Sequence[tuple[Settings, Keeping]]", meter: Meter) -> "list[Summary]":
@@ -215,7 +226,7 @@ class _Task:
             run,
             self.problems.problems,
             {
-                name: StepSpec(policy=policy, pair=self.pair, record=keeping.traces)
+                name: StepSpec(policy=policy, pair=self.pair, record=keeping.record)
                 for name, (policy, _) in self.policies.items()
             },
             keeping,

@@ -21,7 +21,7 @@ TABLE_WIDTH = 100
 
 
 def fit_a_judge(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was made with --traces.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was made with --record.")],
     labels: Annotated[
         str, typer.Option(help="What makes a step good: answers (its text's is right) or verdicts (it was accepted).")
     ] = "answers",

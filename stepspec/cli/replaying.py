@@ -21,7 +21,7 @@ TABLE_WIDTH = 140
 
 
 def replay_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was made with --traces.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was made with --record.")],
     policy: Annotated[
         list[str],
         typer.Option(

@@ -15,6 +15,9 @@ from pydantic import Field, Strict
 from stepspec.base.file_model import FileModel
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+HASH_VERSION = 1
+"""Changes if a default of a policy's settings does, since defaults are not in the hash."""
+CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt around the question"}
 NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures"})
 """Keys of a policy that say nothing about what it does, or belong to other temperatures."""
 
@@ -55,19 +58,25 @@ class Certificate(FileModel):
     sha256: Sha256
     """Hash of everything above and of the policy's settings."""
 
-    def notes(self, models: Mapping[str, str], temperature: float, top_p: float) -> list[str]:
+    def notes(self, models: Mapping[str, str], **request: float | str | None) -> list[str]:
         """Return a sentence if the certificate does not cover requests like this, else nothing.
 
         Args:
             models: hash of each model's weights by role, or its name.
-            temperature: of the request.
-            top_p: of the request.
+            request: what is known of the requests: `temperature`, `top_p`, other settings of their sampling that are
+                not the default, and `template_sha256` and `prompt_version`. None means not known.
         """
         found = [f"the {role} is another model" for role, hash in self.models.items() if models.get(role) != hash]
-        if temperature != self.temperature:
-            found.append(f"the temperature is {temperature:g}, not {self.temperature:g}")
-        if top_p != self.top_p:
-            found.append(f"top_p is {top_p:g}, not {self.top_p:g}")
+        for name, value in request.items():
+            certified = getattr(self, name, None)
+            if value is None or value == certified:
+                continue
+            if name in CONTENT_HASHES:
+                found.append(f"the {CONTENT_HASHES[name]} is another one")
+            elif certified is None:
+                found.append(f"{name.replace('_', ' ')} is set")
+            else:
+                found.append(f"{name.replace('_', ' ')} is {value:g}, not {certified:g}")
         return [f"The policy's certificate does not hold here: {', and '.join(found)}."] if found else []
 
 
@@ -83,10 +92,11 @@ def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]
     """Return the hash of a certificate.
 
     Args:
-        settings: the policy as plain values.
+        settings: the policy as plain values, without defaults, so that a certificate outlives new settings.
         certificate: the fields of the certificate as plain values; `sha256` is not used.
     """
     covered = {
+        "version": HASH_VERSION,
         "settings": {key: value for key, value in settings.items() if key not in NOT_COVERED},
         "certificate": {key: value for key, value in certificate.items() if key != "sha256"},
     }

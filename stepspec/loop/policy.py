@@ -169,7 +169,7 @@ class Policy(FamilyTables):
 
     def certificate_hash(self, certificate: Mapping[str, Any]) -> str:
         """Return the hash of a certificate of this policy, see `stepspec.loop.certificate.certificate_hash`."""
-        return certificate_hash(self.model_dump(mode="json"), certificate)
+        return certificate_hash(self.model_dump(mode="json", exclude_defaults=True), certificate)
 
     def at(self, temperature: float) -> "Policy":
         """Return the policy for a request's sampling temperature, with the thresholds of its range."""

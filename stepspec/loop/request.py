@@ -57,6 +57,8 @@ class Judged:
     verification: Verification | None
     by_judges: bool = False
     """Whether the judges were asked."""
+    recorded: Verification | None = None
+    """The target's pass over it for a recording, which may need one where nothing else does."""
     seconds: float = 0.0
     """Seconds in which it was judged."""
 
@@ -296,7 +298,11 @@ class Request:
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError, TimeoutError):  # without room or time, nothing is salvaged
                 seen = await self._verify(proposal, ())
-        return Judged(proposal, verdict, seen, by_judges=True)
+        recorded = seen
+        if self.judged_steps is not None and seen is None:  # the text must not depend on this pass
+            with suppress(ContextError, TimeoutError):
+                recorded = await self._verify(proposal, ())
+        return Judged(proposal, verdict, seen, by_judges=True, recorded=recorded)
 
     async def ask_panel(self, evidence: Evidence, verify: Verifier) -> Verdict:
         """Return the judges' verdict on a step, and count the calls of judge models. See `Panel.judge`."""
@@ -451,9 +457,9 @@ class Request:
 
     def _record(self, judged: Judged, num_salvaged: int = 0, write_s: float = 0.0) -> None:
         """Record what was seen of a step, if the caller wants it. Call it before the step is closed."""
-        proposal, seen = judged.proposal, judged.verification
         if self.judged_steps is None:
             return
+        proposal, seen = judged.proposal, judged.recorded or judged.verification
         own = None if seen is None or seen.choices is None else tuple(map(int.__eq__, proposal.ids, seen.choices))
         self.judged_steps.append(
             JudgedStep(

@@ -8,7 +8,7 @@ from stepspec.errors import UsageError
 
 
 def population(num_problems: int = 600, repeats: int = 4) -> Population:
-    """Three policies that answer 3, 6 and 10% of the requests otherwise than the target."""
+    """Three policies that answer 3, 6 and 10% of the requests differently from the target."""
     rng = np.random.default_rng(0)
     target = (rng.random((num_problems, repeats)) < 0.8).astype(float)
     others = [np.where(rng.random(target.shape) < share, 1 - target, target) for share in (0.03, 0.06, 0.1)]

@@ -7,9 +7,11 @@ agree with that answer either. A policy's share of agreement is compared with th
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from stepspec.engines.protocol import Sampling, side_by_side
 from stepspec.errors import ContextError, UsageError
+from stepspec.evaluation.benchmark import GraderKind
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.grade.finding import find_answer
 from stepspec.evaluation.running import EvalProblem
@@ -27,14 +29,15 @@ NO_ANSWER = " none"
 class Agreement(Grading):
     """Compares texts with references: by the answer found in both texts, else by the whole texts."""
 
-    def __init__(self) -> None:
-        super().__init__("math", last_number=True)
+    def __init__(self, grader: GraderKind = "math", *, last_number: bool = True) -> None:
+        super().__init__(grader, last_number=last_number)
+        self._last_number = last_number
 
     def reference(self, text: str, *, cut_short: bool) -> str:
         """Return the reference that later answers are compared with."""
         if cut_short or not text.strip():
             return NO_ANSWER
-        found = find_answer(text, last_number=True, cut_short=False)
+        found = find_answer(text, last_number=self._last_number, cut_short=False)
         if found is not None:
             try:
                 return self.check_gold(found.text)
@@ -79,7 +82,7 @@ async def ask_target(
     references: dict[str, str] = {}
 
     async def ask(problem: EvalProblem) -> None:
-        own = Sampling(sampling.temperature, seed=seed_of(sampling.seed + 1, problem.id, 0))
+        own = replace(sampling, seed=seed_of(sampling.seed + 1, problem.id, 0))
         async with slots:
             try:
                 result = await target.generate(problem.question, prompt="bare", sampling=own, max_tokens=max_tokens)

@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import wrap
 
 from stepspec.api.session import Pair
+from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
-from stepspec.evaluation.calibrate.certifying import certificate_for, policy_text, template_sha256
 from stepspec.evaluation.calibrate.path import changed_policy
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
 from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Sizes, Task, Watcher, check_policy
@@ -19,6 +19,7 @@ from stepspec.evaluation.calibrate.storing import RESULTS, begin
 from stepspec.evaluation.calibrate.words import sentences
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import commit, hardware, versions
+from stepspec.evaluation.policy_files import certificate_for, policy_text
 from stepspec.evaluation.report.conditions import hardware_in_words
 from stepspec.evaluation.running import load_problems
 from stepspec.evaluation.running.conditions import engine_record, judge_records
@@ -62,7 +63,11 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     Raises:
         UsageError: the problems cannot be loaded, or the pair cannot run the policy.
     """
-    found = load_problems(benchmark, data, plan.max_problems)
+    if plan.measure == "agreement" and data is not None:  # right answers are not needed
+        prompts = choose_prompts(data, pair, plan.max_problems)
+        found = prompts.with_golds({})
+    else:
+        found = load_problems(benchmark, data, plan.max_problems)
     order = list(found.problems)
     random.Random(plan.seed).shuffle(order)
     sampling = benchmark.sampling
@@ -100,7 +105,8 @@ async def calibrate(
     """
     begin(folder, task.identity)
     benchmark = task.benchmark
-    grading = Agreement() if task.agreement else Grading(benchmark.grader, last_number=benchmark.last_number)
+    make = Agreement if task.agreement else Grading
+    grading = make(benchmark.grader, last_number=benchmark.last_number)
     with grading:
         outcome = await Calibration(task, folder, budget, watcher, grading, sizes).run()
     engines = {"target": engine_record(task.pair.target), "draft": engine_record(task.pair.draft)}
@@ -149,7 +155,7 @@ def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Poli
         "benchmark": identity.benchmark,
         "data_sha256": identity.data_sha256,
         "prompt_version": identity.prompt_version,
-        "template_sha256": template_sha256(task.pair),
+        "template_sha256": task.pair.template_sha256,
         "models": dict(identity.models),
         "temperature": identity.temperature,
         "top_p": identity.top_p,

@@ -6,6 +6,7 @@ the draft. If none is faster than the target, the path holds the fastest one alo
 """
 
 import asyncio
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +15,7 @@ import numpy as np
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.replay import Recordings, Replayed, replay
-from stepspec.evaluation.replay.deciding import scores_of
+from stepspec.evaluation.replay.deciding import check_replayable, scores_of
 from stepspec.loop.judging import Judge, ThresholdJudge
 from stepspec.loop.policy import Policy, SalvageTable, with_threshold
 
@@ -45,11 +46,16 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
     Raises:
         UsageError: the policy has no threshold, or no recorded step has a score.
     """
+    for recording in recordings.recordings:
+        check_replayable("the policy", policy, recording.policy)
     by_judge = _thresholds(policy, recordings)
     settings: dict[str, tuple[Policy, Mapping[str, float], float | None]] = {}
     for place, min_logprob in product(range(len(ACCEPTED)), _min_logprobs(policy)):
         thresholds = {name: values[place] for name, values in by_judge.items()}
-        changed = changed_policy(policy, thresholds, min_logprob)
+        try:
+            changed = changed_policy(policy, thresholds, min_logprob)
+        except ValueError:  # a threshold below its judge's reject_below
+            continue
         settings[f"{place}/{min_logprob}"] = changed, thresholds, min_logprob
     found = {
         each.name: each for each in replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
@@ -98,14 +104,13 @@ def _thresholds(policy: Policy, recordings: Recordings) -> Mapping[str, Sequence
             raise UsageError(
                 f"No recorded step has a score of the judge {judge.name}. The draft proposes none that is judged."
             )
-    return {judge.name: list(_quantiles(judge, scores[judge.name])) for judge in judges}
+    return {judge.name: list(_quantiles(scores[judge.name])) for judge in judges}
 
 
-def _quantiles(judge: Judge, scores: Sequence[float]) -> Iterator[float]:
+def _quantiles(scores: Sequence[float]) -> Iterator[float]:
     for share in ACCEPTED:
         quantile = float(np.quantile(scores, 1 - share, method="lower"))
-        rounded = round(quantile - 5e-5, 4)  # down, so that a score equal to the quantile is accepted
-        yield min(rounded, 0.0) if judge.kind == "likelihood" and quantile <= 0 else rounded
+        yield math.floor(quantile * 1e4) / 1e4  # down, so that a score equal to the quantile is accepted
 
 
 async def _scores(judges: Sequence[Judge], recordings: Recordings) -> Mapping[str, list[float]]:

@@ -51,7 +51,7 @@ class Planned(Record):
     num_recorded: int
     """Problems whose steps were recorded, the first ones in the order of the calibration."""
     num_planned: int
-    """Problems that the bets are tuned for."""
+    """Problems that the bets are tuned for. The test may use more or fewer."""
     path: list[SettingRecord]
 
 
@@ -75,6 +75,8 @@ class Tested(Record):
     """Upper bound of the loss."""
     num_needed: int | None
     """Estimated number of problems that would certify it; None if none would."""
+    step_acceptance: float | None
+    """Share of the judged steps that were accepted; None if none was judged."""
 
 
 class Speed(Record):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -20,7 +20,7 @@ from stepspec.evaluation.calibrate.records import Identity, Planned, SettingReco
 from stepspec.evaluation.calibrate.storing import read_plan, read_references, store_plan, store_references
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, loss_upper, problems_needed, status_of
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.records import BASELINE, ResultRow, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.replay import read_recordings
 from stepspec.evaluation.replay.recordings import is_recorded
 from stepspec.evaluation.running import (
@@ -35,7 +35,7 @@ from stepspec.evaluation.running import (
     load_policies,
 )
 from stepspec.evaluation.running.running import OnRow
-from stepspec.evaluation.runs import iter_rows
+from stepspec.evaluation.runs import iter_failures, iter_rows
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.loop.judging import ThresholdJudge
 from stepspec.loop.policy import Policy, with_threshold
@@ -171,10 +171,11 @@ class Calibration:
         policies = self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
         for end in range(least, wanted + least, least):
             end = min(end, wanted)
-            await self._evaluate("recorded", policies, self._task.problems[:end], traces=True, concurrency=1)
+            await self._evaluate("recorded", policies, self._task.problems[:end], record=True, concurrency=1)
             if self._budget.is_spent(RECORDED_SHARE):
                 break
-        return end
+        recorded = {row.problem for row in iter_rows(self._folder / "recorded")}  # an earlier start may have done more
+        return 1 + max(place for place, problem in enumerate(self._task.problems) if problem.id in recorded)
 
     async def _plan(self, num_recorded: int) -> Planned:
         """Fix the path by replays, and the number of problems for the test by the time that they took."""
@@ -198,25 +199,27 @@ class Calibration:
     def _problem_s(self) -> float:
         """Return the estimated seconds for a problem of the test, under the target and one setting."""
         rows = [row for row in iter_rows(self._folder / "recorded") if row.policy in (BASELINE, "given")]
-        seconds = sum(row.wall_s for row in rows) / len({row.problem for row in rows})
-        return seconds * self._task.identity.num_repeats / min(self._task.identity.concurrency, MOST_GAIN)
+        num_problems = len({row.problem for row in rows})
+        seconds = sum(row.wall_s for row in rows) / num_problems
+        if self._task.agreement:
+            seconds += sum(row.wall_s for row in rows if row.policy == BASELINE) / num_problems
+        return seconds / min(self._task.identity.concurrency, MOST_GAIN)
 
     async def _test(self, plan: Planned) -> list[Tested]:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""
         task, limits = self._task, _limits(plan)
-        problems = task.problems[plan.num_recorded :][: plan.num_planned]
+        problems = task.problems[plan.num_recorded :]
         policies = self._with_baselines(
             {each.name: changed_policy(task.policy, each.thresholds, each.min_logprob) for each in plan.path},
             token_level=False,
         )
         tested: list[Tested] = []
         for number, setting in enumerate(plan.path, 1):
-            if tested and tested[-1].status != "certified":
+            if (tested and tested[-1].status != "certified") or self._budget.is_spent(1 - TIMED_SHARE):
                 tested.append(_not_tested(setting))
                 continue
             self._watcher.begin(f"testing setting {number} of {len(plan.path)}")
-            chunk = self._sizes.chunk
-            for end in range(chunk, len(problems) + chunk, chunk):
+            for end in _ends(self._sizes.chunk, len(problems)):
                 since = self._budget.spent
                 await self._evaluate("tested", policies, problems[:end], only={BASELINE, setting.name})
                 found = self._tested(setting, problems[:end], limits)
@@ -228,26 +231,23 @@ class Calibration:
 
     def _tested(self, setting: SettingRecord, problems: Sequence[EvalProblem], limits: Limits) -> Tested:
         """Return what the finished problems say about a setting, in their order."""
-        rows: dict[tuple[str, str], list[ResultRow]] = {}
-        for row in iter_rows(self._folder / "tested"):
-            if row.policy in (BASELINE, setting.name):
-                rows.setdefault((row.problem, row.policy), []).append(row)
+        both, repeats = (setting.name, BASELINE), self._task.identity.num_repeats
+        outcomes = _Outcomes.read(self._folder / "tested", both)
         ids = [each.id for each in problems if not _is_refused(self._references.get(each.id, ""))]
-        repeats = self._task.identity.num_repeats
-        finished = [
-            id for id in ids if all(len(rows.get((id, name), ())) == repeats for name in (BASELINE, setting.name))
-        ]
-        own, target = (_scores(rows, finished, name, repeats) for name in (setting.name, BASELINE))
+        finished = [id for id in ids if all(len(outcomes.scores.get((id, name), ())) == repeats for name in both)]
+        own, target = (outcomes.of(finished, name, repeats) for name in both)
         losses = by_problem(own, target)
+        judged, accepted = outcomes.steps[setting.name]
         return Tested(
             setting=setting,
             status=status_of(losses, limits),
             num_problems=len(finished),
-            accuracy=float(own.mean()) if len(finished) else None,
-            target_accuracy=float(target.mean()) if len(finished) else None,
-            changed=float((losses != 0).mean()) if len(finished) else None,
+            accuracy=float(own.mean()) if finished else None,
+            target_accuracy=float(target.mean()) if finished else None,
+            changed=float((losses != 0).mean()) if finished else None,
             loss_upper=loss_upper(losses, limits),
             num_needed=problems_needed(losses, limits),
+            step_acceptance=accepted / judged if judged else None,
         )
 
     async def _time(self, plan: Planned, chosen: int) -> Speed | None:
@@ -288,7 +288,7 @@ class Calibration:
         policies: Mapping[str, LoadedPolicy],
         problems: Sequence[EvalProblem],
         *,
-        traces: bool = False,
+        record: bool = False,
         only: set[str] | None = None,
         concurrency: int | None = None,
     ) -> Summary:
@@ -296,13 +296,13 @@ class Calibration:
         if task.agreement:
             problems = await self._with_references(problems)
         systems = {
-            name: StepSpec(policy=policy, pair=task.pair, record=traces) for name, (policy, _) in policies.items()
+            name: StepSpec(policy=policy, pair=task.pair, record=record) for name, (policy, _) in policies.items()
         }
         return await evaluate(
             self._conditions(policies, concurrency or identity.concurrency),
             problems,
             systems,
-            Keeping(self._folder / folder, traces=traces),
+            Keeping(self._folder / folder, record=record),
             grading=self._grading,
             ask=lambda question: asked(task.benchmark, question),
             on_row=self._watcher.show,
@@ -392,12 +392,40 @@ def _is_refused(reference: str) -> bool:
     return reference == NO_ANSWER or reference.startswith(WHOLE_TEXT)
 
 
-def _scores(
-    rows: Mapping[tuple[str, str], Sequence[ResultRow]], problems: Sequence[str], policy: str, repeats: int
-) -> Floats:
-    """Return 1 for each right answer, [N, repeats]."""
-    values = [[row.status == "correct" for row in rows[problem, policy]] for problem in problems]
-    return np.array(values, dtype=np.float64).reshape(len(problems), repeats)
+@dataclass(frozen=True)
+class _Outcomes:
+    """What the requests of two policies came to. A request that ended in an error counts as not right."""
+
+    scores: Mapping[tuple[str, str], Mapping[int, float]]
+    """By problem and policy, 1 for each right answer by repeat."""
+    steps: Mapping[str, tuple[int, int]]
+    """By policy, the numbers of judged and of accepted steps."""
+
+    @classmethod
+    def read(cls, folder: Path, policies: Sequence[str]) -> "_Outcomes":
+        scores: dict[tuple[str, str], dict[int, float]] = {}
+        steps: dict[str, tuple[int, int]] = dict.fromkeys(policies, (0, 0))
+        for failure in iter_failures(folder):
+            scores.setdefault((failure.problem, failure.policy), {})[failure.repeat] = 0.0
+        for row in iter_rows(folder):
+            scores.setdefault((row.problem, row.policy), {})[row.repeat] = float(row.status == "correct")
+            if row.policy in steps:
+                judged, accepted = steps[row.policy]
+                steps[row.policy] = judged + row.steps_judged, accepted + row.steps_accepted
+        return cls(scores, steps)
+
+    def of(self, problems: Sequence[str], policy: str, repeats: int) -> Floats:
+        """Return the scores of a policy, [N, repeats]."""
+        values = [[self.scores[problem, policy][repeat] for repeat in range(repeats)] for problem in problems]
+        return np.array(values, dtype=np.float64).reshape(len(problems), repeats)
+
+
+def _ends(chunk: int, num_problems: int) -> Iterator[int]:
+    """Yield numbers of problems after which to look at the test, a quarter more each time and at least a chunk more."""
+    end = 0
+    while end < num_problems:
+        end = min(num_problems, end + max(chunk, end // 4))
+        yield end
 
 
 def _setting_record(setting: Setting) -> SettingRecord:
@@ -424,6 +452,7 @@ def _not_tested(setting: SettingRecord) -> Tested:
         changed=None,
         loss_upper=None,
         num_needed=None,
+        step_acceptance=None,
     )
 
 

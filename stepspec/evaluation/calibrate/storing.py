@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.calibrate.records import Identity, Planned
@@ -13,6 +13,7 @@ from stepspec.evaluation.records import Record
 from stepspec.evaluation.running.folder import write_whole
 
 R = TypeVar("R", bound=Record)
+_REFERENCES = TypeAdapter(dict[str, str])
 STARTED, PLAN, REFERENCES, RESULTS = "identity.json", "plan.json", "references.json", "calibration.json"
 
 
@@ -53,8 +54,8 @@ def read_references(folder: Path) -> dict[str, str]:
     """Return the target's own answers of an earlier start, by prompt."""
     file = folder / REFERENCES
     try:
-        return json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    except ValueError as error:
+        return _REFERENCES.validate_json(file.read_bytes()) if file.is_file() else {}
+    except ValidationError as error:
         raise UsageError(f"{file} is damaged. Delete it; the target is asked again.") from error
 
 

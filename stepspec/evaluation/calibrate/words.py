@@ -3,6 +3,8 @@
 from stepspec.evaluation.calibrate.records import Calibrated, Tested
 from stepspec.evaluation.report.cells import joined, times
 
+FEW = 0.5
+"""A share of accepted steps below this one of the predicted share raises doubts."""
 MOST_NEEDED = 1_000_000
 """Larger numbers of problems are as good as impossible."""
 
@@ -17,7 +19,7 @@ def sentences(results: Calibrated) -> list[str]:
     said: list[str] = []
     if results.certified:
         said.append(
-            f"Certified on {where}: this setting loses at most {limit} {what}, at {identity.confidence:.0%} "
+            f"Certified on {where}: this setting loses at most {limit} {what}, at {100 * identity.confidence:g}% "
             f"confidence ({chosen.num_problems:,} problems, upper bound {_points(chosen.loss_upper)})."
         )
     else:
@@ -26,6 +28,11 @@ def sentences(results: Calibrated) -> list[str]:
             f"careful one of the path, loses at most {limit} {what}."
         )
         said.append(_why(chosen, limit))
+    if chosen.status == "certified" and not _drafts_as_predicted(chosen):
+        said.append(
+            "In the test, far fewer steps were accepted than the recording predicts, perhaps because the draft was too "
+            "slow under the load. Under a lower load the policy may lose more: calibrate again with --concurrency 1."
+        )
     if results.speed is not None and results.speed.vs_target is not None:
         speed = f"It is {joined(times(results.speed.vs_target, results.speed.vs_target_ci))} as fast as the target"
         if results.speed.vs_token is not None:
@@ -43,7 +50,13 @@ def _why(setting: Tested, limit: str) -> str:
     bound = f"The upper bound of its loss is {_points(setting.loss_upper)}."
     if setting.num_needed is None or setting.num_needed > MOST_NEEDED:
         return f"{bound} It seems to lose more than the limit, so more problems would not help."
-    return f"{bound} About {setting.num_needed:,} problems would show it, if they are like these."
+    needed = max(setting.num_needed, setting.num_problems + 1)
+    return f"{bound} About {needed:,} problems would show it, if they are like these."
+
+
+def _drafts_as_predicted(setting: Tested) -> bool:
+    predicted = setting.setting.predicted_acceptance
+    return not predicted or (setting.step_acceptance or 0.0) >= FEW * predicted
 
 
 def _points(share: float | None) -> str:

@@ -5,25 +5,26 @@ interpolated; wider ones are an extrapolation, which is counted.
 """
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Conditions, EngineRecord, ResultRow
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class HardwareCosts(Conditions):
     """The file that `stepspec bench costs` writes: what one request at a time costs on a machine."""
 
-    version: int = 1
+    version: Literal[1] = 1
     engines: dict[str, EngineRecord | None]
-    target_token_s: float
-    """Seconds per token that the target writes alone."""
-    draft_token_s: float
+    draft_token_s: Seconds
     """Seconds per token that the draft writes."""
-    pass_s: dict[int, float]
-    """Seconds of a pass of the target by the number of tokens that it reads."""
+    pass_s: dict[Annotated[int, Field(ge=1)], Seconds] = Field(min_length=1)
+    """Seconds of a pass of the target by the number of tokens that it reads; over one token, it writes one."""
 
     @property
     def widest(self) -> int:
@@ -37,17 +38,19 @@ class HardwareCosts(Conditions):
             return self.pass_s[widths[-1]] * num_tokens / widths[-1]
         return float(np.interp(num_tokens, widths, [self.pass_s[width] for width in widths]))
 
-    def request_s(self, row: ResultRow, num_judged: int) -> float:
+    def request_s(self, row: ResultRow, num_judged: int, drafts: bool) -> float:
         """Return the seconds of a recorded request without its steps: what the target wrote, token by token or drafted.
 
         Args:
             row: the row of the request.
-            num_judged: passes of the target that judged steps.
+            num_judged: passes of the target over proposed steps.
+            drafts: whether the draft model drafts tokens; other drafters take no time.
         """
         passes = row.target_passes - num_judged
         if passes <= 0:
             return 0.0
-        return passes * self.pass_over(1 + row.token_drafted / passes) + row.token_drafted * self.draft_token_s
+        drafting_s = row.token_drafted * self.draft_token_s if drafts else 0.0
+        return passes * self.pass_over(1 + row.token_drafted / passes) + drafting_s
 
 
 def read_costs(file: Path) -> HardwareCosts:

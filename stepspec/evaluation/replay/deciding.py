@@ -37,7 +37,7 @@ def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
     Raises:
         UsageError: the policy differs in more than judges and salvage, or a judge was not recorded.
     """
-    changed = {"summary", "paper", "judges", "judging", "salvage", "certificate"}
+    changed = {"summary", "paper", "judges", "judging", "salvage", "certificate", "temperatures"}
     own, other = (each.model_dump(exclude=changed) for each in (policy, recorded))
     different = [key for key in own if own[key] != other[key]]
     if different:
@@ -69,31 +69,24 @@ Scores = Sequence[Mapping[str, float | None]]
 
 
 async def scores_of(judges: Sequence[Judge], trace: Trace, recorded: Policy) -> Scores:
-    """Return the scores that judges give to the recorded steps of a trace, wherever they are known.
-
-    Raises:
-        UsageError: a judge needs values that were not recorded.
-    """
+    """Return the scores that judges give to the recorded steps of a trace, of those whose score can be known."""
     found: list[dict[str, float | None]] = []
     for step in trace.judged_steps:
-        evidence = evidence_of(step, trace)
         scores: dict[str, float | None] = {}
         for judge in judges:
             if judge.name in step.scores and any(same_scores(judge, each) for each in recorded.judges):
                 scores[judge.name] = step.scores[judge.name]
-            elif is_computed(judge) and step.asked:
-                scores[judge.name] = await _computed(judge, step, evidence)
+            elif step.asked and is_computed(judge) and not _missing(judge, step):
+                score = await judge.score(evidence_of(step, trace))
+                scores[judge.name] = None if score is None or isnan(score) else score
         found.append(scores)
     return found
 
 
-async def _computed(judge: Judge, step: JudgedStepRecord, evidence: Evidence) -> float | None:
-    needed = {"scores": step.target_logprobs, "logprobs": step.draft_logprobs, "entropies": step.draft_entropies}
-    missing = [name for name in (*judge.needs, *judge.draft_needs) if needed.get(name, ()) is None]
-    if missing:
-        raise UsageError(f"The judge {judge.name} needs {' and '.join(missing)}, which the run did not record.")
-    score = await judge.score(evidence)
-    return None if score is None or isnan(score) else score
+def _missing(judge: Judge, step: JudgedStepRecord) -> list[str]:
+    """Return what a judge needs and the run did not record."""
+    known = {"scores": step.target_logprobs, "logprobs": step.draft_logprobs, "entropies": step.draft_entropies}
+    return [name for name in (*judge.needs, *judge.draft_needs) if known.get(name, ()) is None]
 
 
 def evidence_of(step: JudgedStepRecord, trace: Trace) -> Evidence:
@@ -121,13 +114,19 @@ def decide(policy: Policy, step: JudgedStepRecord, scores: Mapping[str, float | 
     """Return a policy's decision about a recorded step, see `stepspec.loop.judging.Panel.judge`.
 
     Steps whose form decides, such as empty ones, keep the recorded decision.
+
+    Raises:
+        UsageError: a judge that has to be asked has no recorded score.
     """
     if not step.asked:
         return Decided(step.accepted, step.num_salvaged, asks_target=True)
     decisions: list[Decision] = []
     asks_target = False
     for judge in policy.judges:
-        score = scores.get(judge.name)
+        if judge.name not in scores:
+            needs = " and ".join(_missing(judge, step)) or "a question to a model"
+            raise UsageError(f"The judge {judge.name} needs {needs}, which was not recorded of every step.")
+        score = scores[judge.name]
         asks_target |= judge.asks_target
         decisions.append("reject" if score is None else judge.decide(score))
         if policy.judging == "cascade" and decisions[-1] != "undecided":

@@ -6,6 +6,7 @@ is scored by a judge that was fitted without it.
 """
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,13 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import tomlkit
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from stepspec.errors import UsageError
+from stepspec.evaluation.policy_files import with_comments, without_comments
 from stepspec.evaluation.replay.deciding import evidence_of
 from stepspec.evaluation.replay.recordings import Recordings
 from stepspec.evaluation.stats import Area, auc
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.loop.judges.learned import SIGNALS, signals_of
+from stepspec.loop.policy import Policy
 
 Labels = Literal["answers", "verdicts"]
 FOLDS = 5
@@ -28,6 +32,8 @@ PENALTY = 10.0
 LEAST_STEPS = 100
 SURE = 0.98
 """Share of good steps among those that the first judge of a cascade accepts, and of bad ones among the rejected."""
+LEAST_SURE = 50
+"""Steps that a share of good or bad ones needs to count."""
 _NEWTON_STEPS = 50
 
 
@@ -74,19 +80,22 @@ def fit_judge(recordings: Recordings, labels: Labels, signals: Sequence[str]) ->
     Raises:
         UsageError: there are too few steps, all are good or all bad, or a signal was not recorded.
     """
-    steps = _steps(recordings, labels, signals)
-    good, share = steps.good == 1, float(steps.accepted.mean())
+    every = _steps(recordings, "verdicts", signals)
+    steps = every if labels == "verdicts" else _steps(recordings, labels, signals)
+    good = steps.good == 1
     if len(good) < LEAST_STEPS or good.all() or not good.any():
         raise UsageError(
             f"The run has {len(good):,} recorded steps, {int(good.sum()):,} of them good. A judge needs at least "
             f"{LEAST_STEPS} steps, good and bad ones."
         )
+    if len(np.unique(steps.problems)) < FOLDS:
+        raise UsageError(f"The run has recorded steps of fewer than {FOLDS} problems.")
     weights, intercept = _fit(steps.signals, steps.good)
     held_out = _held_out(steps)
     areas = {"learned": auc(held_out, steps.good, steps.problems)}
     areas |= {name: auc(_signed(steps, place), steps.good, steps.problems) for place, name in enumerate(signals)}
     found = dict(zip(signals, weights.tolist(), strict=True))
-    threshold = float(np.quantile(held_out, 1 - share))
+    threshold = float(np.quantile(_chances(every.signals, weights, intercept), 1 - every.accepted.mean()))
     return Fitted(found, intercept, threshold, _sure(held_out, steps.good), len(good), areas)
 
 
@@ -151,15 +160,23 @@ def _held_out(steps: _Steps) -> Floats:
     for fold in range(FOLDS):
         out = steps.problems % FOLDS == fold
         weights, intercept = _fit(steps.signals[~out], steps.good[~out])
-        scores[out] = 1 / (1 + np.exp(-np.clip(steps.signals[out] @ weights + intercept, -30, 30)))
+        scores[out] = _chances(steps.signals[out], weights, intercept)
     return scores
 
 
+def _chances(signals: Floats, weights: Floats, intercept: float) -> Floats:
+    return np.asarray(1 / (1 + np.exp(-np.clip(signals @ weights + intercept, -30, 30))), dtype=np.float64)
+
+
 def _signed(steps: _Steps, place: int) -> Floats:
-    """Return one signal, negated if it is lower for good steps."""
-    values: Floats = steps.signals[:, place]
+    """Return one signal, negated where it is lower for the good steps of the other folds."""
+    values: Floats = steps.signals[:, place].copy()
     good = steps.good == 1
-    return values if values[good].mean() >= values[~good].mean() else -values
+    for fold in range(FOLDS):
+        out = steps.problems % FOLDS == fold
+        if steps.signals[~out & good, place].mean() < steps.signals[~out & ~good, place].mean():
+            values[out] *= -1
+    return values
 
 
 def _sure(scores: Floats, good: Floats) -> tuple[float | None, float | None]:
@@ -167,6 +184,7 @@ def _sure(scores: Floats, good: Floats) -> tuple[float | None, float | None]:
     ranked, label = scores[order], good[order]
     good_above = np.cumsum(label[::-1])[::-1] / np.arange(len(label), 0, -1)
     bad_below = np.cumsum(1 - label) / np.arange(1, len(label) + 1)
+    good_above[len(label) - LEAST_SURE + 1 :] = bad_below[: LEAST_SURE - 1] = 0  # too few to trust
     (accepts,), (rejects,) = np.nonzero(good_above >= SURE), np.nonzero(bad_below >= SURE)
     accept = float(ranked[accepts[0]]) if len(accepts) else None
     reject = math.nextafter(float(ranked[rejects[-1]]), 2.0) if len(rejects) else None
@@ -200,8 +218,12 @@ def chosen_signals(names: str) -> list[str]:
 
 
 def judged_by(text: str, table: Mapping[str, Any], *, cascade: bool, comments: Sequence[str]) -> str:
-    """Return the text of a policy file with a learned judge instead of its judges, or before them in a cascade."""
-    document = tomlkit.parse(text)
+    """Return the text of a policy file with a learned judge instead of its judges, or before them in a cascade.
+
+    Raises:
+        UsageError: the file already has a learned judge, and it is to be before the others.
+    """
+    document = tomlkit.parse(without_comments(text))
     for key in ("certificate", "temperatures"):
         document.pop(key, None)
     kept: list[Any] = list(document.get("judges", [])) if cascade else []
@@ -219,4 +241,13 @@ def judged_by(text: str, table: Mapping[str, Any], *, cascade: bool, comments: S
     document["judges"] = tables
     if cascade:
         document["judging"] = "cascade"
-    return "".join(f"# {line}\n" for line in comments) + "#\n" + tomlkit.dumps(document)
+    document["summary"] = "draft steps judged by a learned judge" + (
+        ", and by others where it is unsure" if cascade else ""
+    )
+    document.pop("paper", None)
+    found = tomlkit.dumps(document)
+    try:
+        Policy.model_validate(tomllib.loads(found))
+    except ValidationError as error:
+        raise UsageError(f"The judge does not fit the recorded policy: {error.errors()[0]['msg']}.") from error
+    return with_comments(found, comments)

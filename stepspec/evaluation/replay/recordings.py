@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, ResultRow, RunRecord, Trace
 from stepspec.evaluation.runs import iter_rows, iter_traces, read_run, says
@@ -35,6 +37,8 @@ class Recording:
     name: str
     policy: Policy
     requests: Mapping[Key, Request]
+    drafts: bool
+    """Whether the draft model drafts the tokens that the target writes."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class Recordings:
     recordings: Sequence[Recording]
     baselines: Mapping[str, Mapping[Key, ResultRow]]
     """The rows of `target` and of the exact token-level policies."""
+
+    def drafts(self, policy: str) -> bool:
+        """Whether the draft model drafts tokens under a policy of the run."""
+        return _drafts(self.run, policy)
 
     @property
     def keys(self) -> Sequence[Key]:
@@ -60,7 +68,9 @@ def read_recordings(folder: Path) -> Recordings:
         StepSpecError: a file cannot be read.
     """
     run = read_run(folder)
-    policies = {name: Policy.model_validate(tomllib.loads(each.text)) for name, each in run.policies.items()}
+    if BASELINE not in run.policies:
+        raise UsageError(f"{folder} has no policy {BASELINE!r} to compare with.")
+    policies = {name: _policy(name, each.text).at(run.temperature) for name, each in run.policies.items()}
     scored = {name: each for name, each in policies.items() if is_recorded(each)}
     rows: dict[str, dict[Key, ResultRow]] = {name: {} for name in policies}
     for row in iter_rows(folder):
@@ -73,7 +83,7 @@ def read_recordings(folder: Path) -> Recordings:
             traces[trace.policy][key] = trace
     if not any(trace.judged_steps for of_policy in traces.values() for trace in of_policy.values()):
         raise UsageError(
-            f"{folder} has no recorded steps. Run 'stepspec eval' with --traces and a policy of family 'score' that "
+            f"{folder} has no recorded steps. Run 'stepspec eval' with --record and a policy of family 'score' that "
             "has one candidate a step."
         )
     exact = [name for name in policies if name == BASELINE or (run.is_exact(name) and run.kind_of(name) == "token")]
@@ -82,10 +92,23 @@ def read_recordings(folder: Path) -> Recordings:
     if not finished:
         raise UsageError(f"No request in {folder} finished under every policy. Resume the run first.")
     recordings = [
-        Recording(name, policy, {key: Request(rows[name][key], traces[name][key]) for key in finished})
+        Recording(
+            name, policy, {key: Request(rows[name][key], traces[name][key]) for key in finished}, _drafts(run, name)
+        )
         for name, policy in scored.items()
     ]
     return Recordings(run, recordings, {name: {key: rows[name][key] for key in finished} for name in exact})
+
+
+def _drafts(run: RunRecord, policy: str) -> bool:
+    return run.policies[policy].drafter == "draft-model"
+
+
+def _policy(name: str, text: str) -> Policy:
+    try:
+        return Policy.model_validate(tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise UsageError(f"The policy {name!r} of the run cannot be read: {error}") from error
 
 
 def is_recorded(policy: Policy) -> bool:

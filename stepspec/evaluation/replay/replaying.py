@@ -3,13 +3,22 @@
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, JudgedStepRecord, ResultRow
 from stepspec.evaluation.replay.costing import HardwareCosts
-from stepspec.evaluation.replay.deciding import Decided, Scores, check_replayable, decide, scores_of
+from stepspec.evaluation.replay.deciding import (
+    SETTINGS_OF_DECISIONS,
+    Decided,
+    Scores,
+    check_replayable,
+    decide,
+    scores_of,
+)
 from stepspec.evaluation.replay.recordings import Key, Recording, Recordings, Request
 from stepspec.evaluation.stats import Interval, ratio_of_sums
 from stepspec.loop.policy import Policy
@@ -37,7 +46,8 @@ class Replayed:
     step_acceptance: float | None
     """Accepted steps over judged ones; None if none was judged."""
     accuracy: tuple[float, float]
-    """Bounds of the share of right answers. They are equal if every request's answer is known."""
+    """An estimated range of the share of right answers. Both ends are equal, and no estimate, if all texts are the
+    same."""
     surprise: float | None
     """Mean over requests of the negative log-probabilities, under the target and in nats, of the draft's tokens that
     are kept although the target would have chosen others. It measures how far a policy departs from the target; None if
@@ -62,7 +72,23 @@ def replay(
     Raises:
         UsageError: recorded steps cannot say what a policy does.
     """
-    return [_replay(name, policy, recordings, costs, seed) for name, policy in policies.items()]
+    known = _Scores()
+    return [_replay(name, policy, recordings, costs, seed, known) for name, policy in policies.items()]
+
+
+class _Scores:
+    """Scores of judges on recordings. They do not depend on thresholds, so that a sweep computes them once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Mapping[Key, Scores]] = {}
+
+    def of(self, policy: Policy, recording: Recording) -> Mapping[Key, Scores]:
+        """Return the scores of a policy's judges by request."""
+        judges = [each.model_dump(exclude=set(SETTINGS_OF_DECISIONS)) for each in policy.judges]
+        key = recording.name, repr(judges)
+        if key not in self._found:
+            self._found[key] = asyncio.run(_all_scores(policy, recording))
+        return self._found[key]
 
 
 @dataclass(frozen=True)
@@ -80,10 +106,11 @@ class _Outcome:
     """The first step that it decides otherwise."""
 
 
-def _replay(name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts | None, seed: int) -> Replayed:
-    replayable = [each for each in all_of.recordings if _fits(policy, each)] or all_of.recordings
-    check_replayable(name, policy, replayable[0].policy)
-    outcomes = {each.name: _outcomes(policy, each, costs) for each in replayable}
+def _replay(
+    name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts | None, seed: int, known: _Scores
+) -> Replayed:
+    replayable = _replayable(name, policy, all_of)
+    outcomes = {each.name: _outcomes(policy, each, known.of(policy, each), costs) for each in replayable}
 
     def num_same(recording: Recording) -> int:
         return sum(each.first_change is None for each in outcomes[recording.name].values())
@@ -93,7 +120,8 @@ def _replay(name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts 
     keys = all_of.keys
     wall = np.array([found[key].wall_s for key in keys])
     baselines = {
-        each: np.array([_baseline_s(rows[key], costs) for key in keys]) for each, rows in all_of.baselines.items()
+        each: np.array([_baseline_s(rows[key], costs, drafts=all_of.drafts(each)) for key in keys])
+        for each, rows in all_of.baselines.items()
     }
     speedup, interval = ratio_of_sums(baselines[BASELINE], wall, np.random.default_rng(seed))
     token_s = min((float(each.sum()) for label, each in baselines.items() if label != BASELINE), default=None)
@@ -114,14 +142,26 @@ def _replay(name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts 
     )
 
 
-def _fits(policy: Policy, recording: Recording) -> bool:
-    same = ("step", "token", "first_target_steps", "family")
-    return all(getattr(policy, name) == getattr(recording.policy, name) for name in same)
+def _replayable(name: str, policy: Policy, all_of: Recordings) -> list[Recording]:
+    """Return the recordings that can say what a policy does.
+
+    Raises:
+        UsageError: there is none; the message says why the first one cannot.
+    """
+    found: list[Recording] = []
+    for recording in all_of.recordings:
+        with suppress(UsageError):
+            check_replayable(name, policy, recording.policy)
+            found.append(recording)
+    if not found:
+        check_replayable(name, policy, all_of.recordings[0].policy)
+    return found
 
 
-def _outcomes(policy: Policy, recording: Recording, costs: HardwareCosts | None) -> Mapping[Key, _Outcome]:
+def _outcomes(
+    policy: Policy, recording: Recording, scores: Mapping[Key, Scores], costs: HardwareCosts | None
+) -> Mapping[Key, _Outcome]:
     requests = recording.requests
-    scores = asyncio.run(_all_scores(policy, recording))
     pricing = _Pricing.of(recording, costs)
     return {key: _outcome(policy, request, scores[key], pricing) for key, request in requests.items()}
 
@@ -140,18 +180,21 @@ class _Pricing:
     token_s: float
     """Mean seconds for a token that the target writes, with the policy's token-level speculation."""
     costs: HardwareCosts | None
+    drafts: bool
+    """Whether the draft model drafts tokens."""
 
     @classmethod
     def of(cls, recording: Recording, costs: HardwareCosts | None) -> "_Pricing":
         requests = recording.requests.values()
         num_written = max(1, sum(_num_written(each.row) for each in requests))
         if costs is not None:
-            return cls(sum(costs.request_s(each.row, each.row.steps_judged) for each in requests) / num_written, costs)
+            seconds = sum(costs.request_s(each.row, _num_passes(each), recording.drafts) for each in requests)
+            return cls(seconds / num_written, costs, recording.drafts)
         rejected = [(step, each) for each in requests for step in each.trace.judged_steps if not step.accepted]
         num_rewritten = sum(_num_rewritten(step, each) for step, each in rejected)
         if num_rewritten >= ENOUGH_WRITTEN:
-            return cls(sum(step.write_s for step, _ in rejected) / num_rewritten, None)
-        return cls(sum(each.row.time_s.target for each in requests) / num_written, None)
+            return cls(sum(step.write_s for step, _ in rejected) / num_rewritten, None, recording.drafts)
+        return cls(sum(each.row.time_s.target for each in requests) / num_written, None, recording.drafts)
 
     def rest_s(self, request: Request) -> float:
         """Return the seconds of a recorded request without its judged steps."""
@@ -184,7 +227,7 @@ class _Pricing:
         row = request.row
         if self.costs is None or not _num_written(row):
             return self.token_s
-        return self.costs.request_s(row, row.steps_judged) / _num_written(row)
+        return self.costs.request_s(row, _num_passes(request), self.drafts) / _num_written(row)
 
 
 def _outcome(policy: Policy, request: Request, scores: Scores, pricing: _Pricing) -> _Outcome:
@@ -233,14 +276,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return None if total is None else total / len(values)
 
 
-def _baseline_s(row: ResultRow, costs: HardwareCosts | None) -> float:
-    return row.wall_s if costs is None else costs.request_s(row, 0)
+def _num_passes(request: Request) -> int:
+    """Return the number of passes of the target over proposed steps."""
+    return sum(step.target_logprobs is not None for step in request.trace.judged_steps)
+
+
+def _baseline_s(row: ResultRow, costs: HardwareCosts | None, *, drafts: bool) -> float:
+    return row.wall_s if costs is None else costs.request_s(row, 0, drafts)
 
 
 def _accuracy(
     outcomes: Mapping[Key, _Outcome], recording: Recording, target: Mapping[Key, ResultRow]
 ) -> tuple[float, float]:
-    """Return bounds of the accuracy. A text that first differs where the target writes a step instead of the draft is
+    """Return a range of the accuracy. A text that first differs where the target writes a step instead of the draft is
     taken to end as the target's own; one that first differs where the draft's step is accepted may end either way."""
     low = high = 0
     for key, outcome in outcomes.items():

@@ -163,7 +163,8 @@ def _certificates(run: RunRecord) -> Iterable[str]:
     for name, policy in run.policies.items():
         certificate = certificate_in(policy.text, run.temperature)
         if certificate is not None:
-            for note in certificate.notes(models, run.temperature, run.top_p):
+            known = {"temperature": run.temperature, "top_p": run.top_p, "prompt_version": run.prompt_version}
+            for note in certificate.notes(models, **known):
                 yield f"{name}: {note}"
 
 

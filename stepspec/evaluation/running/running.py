@@ -61,6 +61,9 @@ class Keeping:
     folder: Path
     part: Part = WHOLE
     traces: bool = False
+    """Whether to store the text of every step."""
+    record: bool = False
+    """Whether the systems record what was seen of each proposed step, which traces then store too."""
     retry_errors: bool = False
     """Whether to retry requests that ended in an error."""
 
@@ -106,7 +109,8 @@ async def evaluate(
         remaining = [[job for job in block if job.key not in done] for block in blocks]
         num_jobs = sum(map(len, blocks))
         progress = _Progress(on_row, num_jobs - sum(map(len, remaining)), num_jobs)
-        runner = _Runner(run, systems, folder, grading, ask, keeping.traces, gauges or Gauges(), progress)
+        traces = keeping.traces or keeping.record
+        runner = _Runner(run, systems, folder, grading, ask, traces, gauges or Gauges(), progress)
         await runner.warm_up({job.policy for block in remaining for job in block}, max(map(len, remaining), default=0))
         for block in remaining:
             await runner.run_block(block)

@@ -1,22 +1,14 @@
 """Writes a policy file with other thresholds and a certificate, and keeps the comments of the file it comes from."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.items import Table
 
-from stepspec.api.session import Pair
 from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
-
-
-def template_sha256(pair: Pair) -> str:
-    """Return the hash of the target's chat template, as rendered for a question."""
-    message = {"role": "user", "content": "QUESTION"}
-    rendered = pair.target.tokenizer.render([message], add_generation_prompt=True)
-    return hashlib.sha256(rendered.encode()).hexdigest()
 
 
 def certificate_for(policy: Policy, fields: Mapping[str, Any]) -> Certificate:
@@ -24,6 +16,30 @@ def certificate_for(policy: Policy, fields: Mapping[str, Any]) -> Certificate:
     unsigned = Certificate.model_validate({**fields, "sha256": "0" * 64})
     sha256 = policy.certificate_hash(unsigned.model_dump(mode="json"))
     return unsigned.model_copy(update={"sha256": sha256})
+
+
+WRITTEN = "# Written by stepspec:"
+"""First line of generated comments, which end with an empty comment."""
+
+
+def with_comments(text: str, comments: Sequence[str]) -> str:
+    """Return the text of a policy file with generated comments above it, instead of those of an earlier time."""
+    return "".join(f"{line}\n" for line in (WRITTEN, *(f"# {each}" for each in comments), "#")) + without_comments(text)
+
+
+def is_generated(file: Path) -> bool:
+    """Return whether a file is a policy that stepspec wrote."""
+    try:
+        return file.read_text("utf-8").startswith(WRITTEN)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def without_comments(text: str) -> str:
+    """Return the text of a policy file without generated comments."""
+    if not text.startswith(WRITTEN):
+        return text
+    return text.partition("\n#\n")[2]
 
 
 def policy_text(
@@ -42,7 +58,7 @@ def policy_text(
         min_logprob: the bound of `[salvage]`; None if the policy does not salvage.
         certificate: the certificate, which replaces an old one; None for none.
     """
-    document = tomlkit.parse(text)
+    document: Any = tomlkit.parse(without_comments(text))
     for key in ("certificate", "temperatures"):
         document.pop(key, None)
     judges: Any = document["judges"]
@@ -53,14 +69,14 @@ def policy_text(
         salvage["min_logprob"] = min_logprob
     if certificate is not None:
         document.append("certificate", _table(certificate.model_dump(mode="json", exclude_none=True)))
-    return "".join(f"# {line}\n" for line in comments) + "#\n" + tomlkit.dumps(document)
+    return with_comments(tomlkit.dumps(document), comments)
 
 
 def _table(values: Mapping[str, Any]) -> Table:
     table = tomlkit.table()
     for key, value in values.items():
         if isinstance(value, Mapping):
-            inline = tomlkit.inline_table()
+            inline: Any = tomlkit.inline_table()
             inline.update(value)
             table.append(key, inline)
         else:

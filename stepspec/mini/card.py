@@ -2,7 +2,7 @@
 
 The prose of the card, `README.md`, is written by hand. The tables between its markers come from files beside it, which
 `python -m stepspec.mini.measure PART --save` and `python -m stepspec.mini.smol.answers` write, from the weights, and
-for `smol` from runs under `evals/results/smol/accuracy/`.
+for `smol` from runs under `evals/results/smol/`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from stepspec.evaluation.report.cells import joined, percent_with_interval
 from stepspec.mini.measure import BATCHES, CARDS, PASS_TOKENS
 
 Figures = dict[str, Any]
-ACCURACY = package_folder().parent / "evals" / "results" / "smol" / "accuracy"
+RESULTS = package_folder().parent / "evals" / "results" / "smol"
 MAX_SHOWN = 400
 
 
@@ -33,7 +33,8 @@ def with_figures(card: str, folder: Path) -> str:
     if (folder / "target").exists():
         blocks["hashes"] = _hashes(folder)
     else:
-        blocks |= {"accuracy": _accuracy(read_results(ACCURACY)), "answers": _answers(folder / "answers.json")}
+        accuracies = _accuracy(read_results(RESULTS / "accuracy"), read_results(RESULTS / "base"))
+        blocks |= {"accuracy": accuracies, "answers": _answers(folder / "answers.json")}
     for name, block in blocks.items():
         card = with_block(card, "figures", name, block)
     return card
@@ -133,14 +134,20 @@ def _probes(figures: Figures) -> str:
     )
 
 
-def _accuracy(runs: Results) -> str:
-    """Return a table of the share of correct answers by benchmark and model, with intervals."""
+def _accuracy(runs: Results, of_base: Results) -> str:
+    """Return a table of the share of correct answers by benchmark and model, with intervals.
+
+    Args:
+        runs: runs of target and draft.
+        of_base: runs of the untouched base as the target.
+    """
+    base = {run.benchmark: summary.policies["target"] for run, summary in of_base}
     rows: list[tuple[str, ...]] = []
     for run, summary in runs:
-        found = (summary.policies[policy] for policy in ("target", "draft"))
-        shares = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) for each in found)
+        found = (summary.policies["target"], summary.policies["draft"], base.get(run.benchmark))
+        shares = (joined(percent_with_interval(each.accuracy, each.accuracy_ci)) if each else "–" for each in found)
         rows.append((run.benchmark, f"{summary.n:,}", *shares))
-    return _table(("benchmark", "problems", "target", "draft"), rows)
+    return _table(("benchmark", "problems", "target", "draft", "untouched base"), rows)
 
 
 def _answers(file: Path) -> str:

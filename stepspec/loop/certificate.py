@@ -98,6 +98,6 @@ def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]
     covered = {
         "version": HASH_VERSION,
         "settings": {key: value for key, value in settings.items() if key not in NOT_COVERED},
-        "certificate": {key: value for key, value in certificate.items() if key != "sha256"},
+        "certificate": {key: value for key, value in certificate.items() if key != "sha256" and value is not None},
     }
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()

@@ -57,6 +57,8 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
         except ValueError:  # a threshold below its judge's reject_below
             continue
         settings[f"{place}/{min_logprob}"] = changed, thresholds, min_logprob
+    if not settings:
+        raise UsageError("No threshold above reject_below accepts a recorded step. Remove reject_below, or lower it.")
     found = {
         each.name: each for each in replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
     }

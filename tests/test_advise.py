@@ -29,6 +29,7 @@ from stepspec.evaluation.advise.findings import (
     Candidate,
     Load,
     LoadCosts,
+    Measured,
     Memory,
     ModelCosts,
     Reason,
@@ -489,6 +490,16 @@ def test_the_findings_hold_costs_trials_and_every_policy(unanswered: Path) -> No
     assert {each.drafter for each in load.candidates} | found.left_out.keys() >= tried
     assert found.memory.draft_overhead is not None
     assert load.num_prompts == 2
+
+
+def test_thresholds_are_chosen_for_the_models(unanswered: Path) -> None:
+    measured = Measured.model_validate_json((unanswered / "runs" / "measured.json").read_bytes())
+    run = read_run(unanswered / "runs" / "c1")
+    assert {row.policy for row in iter_rows(unanswered / "runs" / "recorded")} == {"target", "stepspec", "bold"}
+    assert measured.step_policy is not None
+    assert run.policies["stepspec"].text == (measured.step_policy or load_policy("stepspec")[1])
+    if measured.step_policy:
+        assert "not certified" in measured.step_policy
 
 
 def test_the_advice_says_that_prompts_are_few_and_without_answers(unanswered: Path) -> None:

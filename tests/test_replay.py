@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 
 from stepspec.cli import app
 from stepspec.errors import UsageError
-from stepspec.evaluation.calibrate.path import make_path
 from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.replay import HardwareCosts, Recordings, front, read_recordings, replay
 from stepspec.evaluation.replay.fitting import fit_judge, judged_by
+from stepspec.evaluation.replay.path import make_path
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 

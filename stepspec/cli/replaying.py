@@ -41,8 +41,8 @@ def replay_run(
     """Estimate the speed of policies from the recorded steps of a run, in seconds and without a model."""
     require_extras()
     from stepspec.base.files import find_data_file
-    from stepspec.evaluation.calibrate.path import make_path
     from stepspec.evaluation.replay import front, read_costs, read_recordings, replay
+    from stepspec.evaluation.replay.path import make_path
     from stepspec.loop.policy import load_policy
 
     hardware = None if costs is None else read_costs(costs)

@@ -1,9 +1,12 @@
 """Runs the experiment: times both models, tries drafters, runs policies on the user's prompts, and gives advice."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import tomlkit
 
 from stepspec.api.session import Pair, StepSpec
 from stepspec.chat.prompts import encode_request
@@ -16,17 +19,30 @@ from stepspec.evaluation.advise.measuring import load_costs, try_drafters
 from stepspec.evaluation.advise.prompts import Prompts
 from stepspec.evaluation.advise.references import Agreement, ask_target
 from stepspec.evaluation.advise.rule import choose, pays, reasons
+from stepspec.evaluation.advise.thresholds import RECORDED, chosen_thresholds, fitted
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.benchmark import Benchmark, FileData
 from stepspec.evaluation.energy import EnergyMeter
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import commit, hardware, versions
 from stepspec.evaluation.records import BASELINE, Conditions, RunRecord
-from stepspec.evaluation.running import Gauges, Keeping, ProblemSet, Settings, conditions, evaluate
+from stepspec.evaluation.replay.path import bold
+from stepspec.evaluation.running import (
+    Gauges,
+    Keeping,
+    LoadedPolicy,
+    ProblemSet,
+    Settings,
+    conditions,
+    evaluate,
+)
 from stepspec.evaluation.running.conditions import engine_record
 from stepspec.evaluation.running.running import OnRow
 from stepspec.evaluation.runs import iter_rows
+from stepspec.loop.policy import Policy
 
+STEPS = "stepspec"
+"""The policy whose thresholds are chosen for the models."""
 GRADED, AGREED = "prompts", "prompts (accuracy is agreement with the target)"
 """Names of the runs, with and without right answers."""
 
@@ -63,6 +79,12 @@ async def advise(pair: Pair, prompts: Prompts, plan: Plan, folder: Path, watcher
             measured = measured.model_copy(update={"references": references})
             keep_measured(measured, folder)
         task = _Task(pair, prompts.with_golds(measured.references), prompts, plan, candidates, grading, watcher)
+        if STEPS in candidates.policies:
+            if measured.step_policy is None:
+                measured = measured.model_copy(update={"step_policy": await task.thresholds(folder / "recorded")})
+                keep_measured(measured, folder)
+            if measured.step_policy:
+                candidates.policies[STEPS] = fitted(measured.step_policy, candidates.policies[STEPS])
         loads = [await task.run(costs, folder / f"c{costs.concurrency}") for costs in measured.costs]
     return Findings(
         **dict(where),
@@ -130,9 +152,30 @@ class _Task:
     grading: Grading
     watcher: Watcher
 
+    async def thresholds(self, folder: Path) -> str:
+        """Return the text of `stepspec` with thresholds for these models; empty if a recording shows none."""
+        self.watcher.begin("recording steps")
+        policy, text = self.candidates.policies[STEPS]
+        in_file = bold(Policy.model_validate(tomllib.loads(text))).model_dump(mode="json", exclude_none=True)
+        policies = {
+            BASELINE: self.candidates.policies[BASELINE],
+            STEPS: (policy, text),
+            "bold": (bold(policy), tomlkit.dumps(in_file)),
+        }
+        engines = {"target": self.pair.target, "draft": self.pair.draft}
+        await evaluate(
+            self._conditions(1, engines, policies),
+            self.problems.problems[:RECORDED],
+            {name: StepSpec(policy=policy, pair=self.pair, record=True) for name, (policy, _) in policies.items()},
+            Keeping(folder, record=True),
+            grading=self.grading,
+            on_row=self.watcher.show,
+        )
+        return await chosen_thresholds(text, folder)
+
     async def run(self, costs: LoadCosts, folder: Path) -> Load:
         engines = {"target": self.pair.target, "draft": self.pair.draft}
-        run = self._conditions(costs.concurrency, engines)
+        run = self._conditions(costs.concurrency, engines, self.candidates.policies)
         requests = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
         self.watcher.begin(f"policies, {requests} concurrent")
         summary = await evaluate(
@@ -147,14 +190,16 @@ class _Task:
         policies = {name: policy for name, (policy, _) in self.candidates.policies.items()}
         return make_load(costs, run, policies, summary, iter_rows(folder))
 
-    def _conditions(self, concurrency: int, engines: Mapping[str, Engine | None]) -> RunRecord:
+    def _conditions(
+        self, concurrency: int, engines: Mapping[str, Engine | None], policies: Mapping[str, LoadedPolicy]
+    ) -> RunRecord:
         name = GRADED if self.prompts.asked.graded else AGREED
         benchmark = Benchmark(
             version=1, title=name, summary="prompts of the user's", grader="math", data=FileData(kind="file")
         )
         plan = self.plan
         settings = Settings(plan.seed, concurrency, plan.temperature, plan.max_tokens, 1)
-        return conditions(name, benchmark, self.problems, self.candidates.policies, engines, self.pair.hash, settings)
+        return conditions(name, benchmark, self.problems, policies, engines, self.pair.hash, settings)
 
 
 def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, prompts: Prompts) -> Advice:

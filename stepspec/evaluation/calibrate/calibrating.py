@@ -12,7 +12,6 @@ from stepspec.api.session import Pair
 from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
-from stepspec.evaluation.calibrate.path import changed_policy
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
 from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Sizes, Task, Watcher, check_policy
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
@@ -20,6 +19,7 @@ from stepspec.evaluation.calibrate.words import sentences
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.machine import commit, hardware, versions
 from stepspec.evaluation.policy_files import certificate_for, policy_text
+from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.conditions import hardware_in_words
 from stepspec.evaluation.running import load_problems
 from stepspec.evaluation.running.conditions import engine_record, judge_records

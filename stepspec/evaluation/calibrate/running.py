@@ -15,13 +15,13 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.references import NO_ANSWER, WHOLE_TEXT, Agreement, ask_target
 from stepspec.evaluation.benchmark import Benchmark, asked
-from stepspec.evaluation.calibrate.path import Setting, changed_policy, make_path
 from stepspec.evaluation.calibrate.records import Identity, Planned, SettingRecord, Speed, Tested
 from stepspec.evaluation.calibrate.storing import read_plan, read_references, store_plan, store_references
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, loss_upper, problems_needed, status_of
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.replay import read_recordings
+from stepspec.evaluation.replay.path import Setting, bold, changed_policy, make_path
 from stepspec.evaluation.replay.recordings import is_recorded
 from stepspec.evaluation.running import (
     EvalProblem,
@@ -38,14 +38,12 @@ from stepspec.evaluation.running.running import OnRow
 from stepspec.evaluation.runs import iter_failures, iter_rows
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.loop.judging import ThresholdJudge
-from stepspec.loop.policy import Policy, with_threshold
+from stepspec.loop.policy import Policy
 
 RECORDED_SHARE, TIMED_SHARE = 0.2, 0.1
 """Shares of the problems and of the budget that may go into recording, and share of the budget for timing."""
 MOST_GAIN = 3
 """How many times as many requests a second concurrency is expected to give at most."""
-LOWEST = (-1e6, -1.0, 0.0)
-"""Thresholds to try for a judge that accepts every step."""
 
 
 @dataclass(frozen=True)
@@ -343,27 +341,6 @@ class Calibration:
                 "'the answer is' or a number. Ask for one in the prompts, or calibrate on a benchmark."
             )
         return kept
-
-
-def bold(policy: Policy) -> Policy:
-    """Return a policy whose judges accept every step that they score."""
-    return policy.model_copy(
-        update={
-            "judges": tuple(_lowest(each) if isinstance(each, ThresholdJudge) else each for each in policy.judges),
-            "certificate": None,
-            "temperatures": (),
-        }
-    )
-
-
-def _lowest(judge: ThresholdJudge) -> ThresholdJudge:
-    plain = judge.model_copy(update={"reject_below": None})
-    for threshold in LOWEST:
-        try:
-            return cast(ThresholdJudge, with_threshold(plain, threshold))
-        except ValueError:
-            continue
-    return judge
 
 
 def _as_text(policy: Policy) -> str:

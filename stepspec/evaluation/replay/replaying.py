@@ -109,13 +109,13 @@ class _Outcome:
 def _replay(
     name: str, policy: Policy, all_of: Recordings, costs: HardwareCosts | None, seed: int, known: _Scores
 ) -> Replayed:
-    replayable = _replayable(name, policy, all_of)
-    outcomes = {each.name: _outcomes(policy, each, known.of(policy, each), costs) for each in replayable}
+    usable = replayable(name, policy, all_of)
+    outcomes = {each.name: _outcomes(policy, each, known.of(policy, each), costs) for each in usable}
 
     def num_same(recording: Recording) -> int:
         return sum(each.first_change is None for each in outcomes[recording.name].values())
 
-    recording = max(replayable, key=num_same)
+    recording = max(usable, key=num_same)
     found = outcomes[recording.name]
     keys = all_of.keys
     wall = np.array([found[key].wall_s for key in keys])
@@ -142,7 +142,7 @@ def _replay(
     )
 
 
-def _replayable(name: str, policy: Policy, all_of: Recordings) -> list[Recording]:
+def replayable(name: str, policy: Policy, all_of: Recordings) -> list[Recording]:
     """Return the recordings that can say what a policy does.
 
     Raises:

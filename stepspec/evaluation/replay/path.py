@@ -1,4 +1,4 @@
-"""The path of settings that a calibration tests, from careful to fast: thresholds of judges and salvage.
+"""A path of settings from careful to fast, by replays: thresholds of judges and bounds of salvage.
 
 Thresholds come from the scores of recorded steps. Every combination is replayed, and the path holds those that are
 faster than the target and than every more careful one. How careful a setting is says the surprise of what it keeps of
@@ -10,12 +10,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import cast
 
 import numpy as np
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.replay import Recordings, Replayed, replay
-from stepspec.evaluation.replay.deciding import check_replayable, scores_of
+from stepspec.evaluation.replay.deciding import scores_of
+from stepspec.evaluation.replay.recordings import Recording, Recordings
+from stepspec.evaluation.replay.replaying import Replayed, replay, replayable
 from stepspec.loop.judging import Judge, ThresholdJudge
 from stepspec.loop.policy import Policy, SalvageTable, with_threshold
 
@@ -27,6 +29,8 @@ WORTH_A_TEST = 1.03
 """How many times as fast as the setting before it a setting of the path must be."""
 LONGEST = 6
 """Most settings on the path."""
+LOWEST = (-1e6, -1.0, 0.0)
+"""Thresholds to try for a judge that accepts every step."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,7 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
     Raises:
         UsageError: the policy has no threshold, or no recorded step has a score.
     """
-    for recording in recordings.recordings:
-        check_replayable("the policy", policy, recording.policy)
-    by_judge = _thresholds(policy, recordings)
+    by_judge = _thresholds(policy, replayable("the policy", policy, recordings))
     settings: dict[str, tuple[Policy, Mapping[str, float], float | None]] = {}
     for place, min_logprob in product(range(len(ACCEPTED)), _min_logprobs(policy)):
         thresholds = {name: values[place] for name, values in by_judge.items()}
@@ -78,6 +80,27 @@ def changed_policy(policy: Policy, thresholds: Mapping[str, float], min_logprob:
     return policy.model_copy(update={"judges": judges, "salvage": salvage, "certificate": None, "temperatures": ()})
 
 
+def bold(policy: Policy) -> Policy:
+    """Return a policy whose judges accept every step that they score."""
+    return policy.model_copy(
+        update={
+            "judges": tuple(_lowest(each) if isinstance(each, ThresholdJudge) else each for each in policy.judges),
+            "certificate": None,
+            "temperatures": (),
+        }
+    )
+
+
+def _lowest(judge: ThresholdJudge) -> ThresholdJudge:
+    plain = judge.model_copy(update={"reject_below": None})
+    for threshold in LOWEST:
+        try:
+            return cast(ThresholdJudge, with_threshold(plain, threshold))
+        except ValueError:
+            continue
+    return judge
+
+
 def _departure(replayed: Replayed) -> float:
     return replayed.surprise if replayed.surprise is not None else replayed.step_acceptance or 0.0
 
@@ -95,7 +118,7 @@ def _min_logprobs(policy: Policy) -> list[float | None]:
     return [*sorted({policy.salvage.min_logprob, *MIN_LOGPROBS}, reverse=True)]
 
 
-def _thresholds(policy: Policy, recordings: Recordings) -> Mapping[str, Sequence[float]]:
+def _thresholds(policy: Policy, recordings: Sequence[Recording]) -> Mapping[str, Sequence[float]]:
     """Return for each judge with a threshold the thresholds that accept the shares `ACCEPTED` of its scores."""
     judges = [judge for judge in policy.judges if isinstance(judge, ThresholdJudge)]
     if not judges:
@@ -115,9 +138,9 @@ def _quantiles(scores: Sequence[float]) -> Iterator[float]:
         yield math.floor(quantile * 1e4) / 1e4  # down, so that a score equal to the quantile is accepted
 
 
-async def _scores(judges: Sequence[Judge], recordings: Recordings) -> Mapping[str, list[float]]:
+async def _scores(judges: Sequence[Judge], recordings: Sequence[Recording]) -> Mapping[str, list[float]]:
     found: dict[str, list[float]] = {judge.name: [] for judge in judges}
-    for recording in recordings.recordings:
+    for recording in recordings:
         for request in recording.requests.values():
             for scores in await scores_of(judges, request.trace, recording.policy):
                 for name, score in scores.items():

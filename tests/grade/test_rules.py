@@ -137,7 +137,8 @@ def test_points_intervals_and_sets_of_the_same_numbers_differ(numbers: list[int]
 
 
 @settings(max_examples=40, deadline=None)
-@given(NUMBERS, st.sampled_from(sorted(unit for unit in {*CANONICAL_UNIT, *SHORT_UNITS} if "." not in unit)))
+# Alone behind a number, `a` may also be an unknown: it is among the short words for "3 dollars a day".
+@given(NUMBERS, st.sampled_from(sorted(unit for unit in {*CANONICAL_UNIT, *SHORT_UNITS} - {"a"} if "." not in unit)))
 def test_a_number_with_a_known_unit_is_that_number(number: str, unit: str) -> None:
     answer = rf"{number}\text{{ {unit}}}" if len(unit) == 1 else f"{number} {unit}"
     assert compare(number, answer).verdict == "same"

@@ -116,6 +116,18 @@ def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, 
         asyncio.run(calibrated(folder, Plan(max_loss=0.2, max_problems=30, concurrency=4)))
 
 
+def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
+    folder, results, _ = found
+    page, text = tmp_path / "page.html", tmp_path / "report.md"
+    done = invoke("report", folder, "--html", page, "--markdown", text, "--no-traces")
+    assert done.exit_code == 0, done.output
+    setting = next(each for each in results.path if each.setting.name == results.chosen)
+    for shown in (done.output, text.read_text(), page.read_text()):
+        assert f"{100 * (setting.loss_upper or 0):.2f}%" in shown
+    assert "What the settings cost" in page.read_text()
+    assert "The threshold is" in page.read_text(), "where the threshold lies among the scores"
+
+
 def test_the_tested_problems_are_not_the_recorded_ones(found: tuple[Path, Calibrated, str]) -> None:
     folder = found[0]
     recorded, tested = ({row.problem for row in iter_rows(folder / name)} for name in ("recorded", "tested"))

@@ -1,10 +1,11 @@
 """Coverage and power of certificates: `python -m stepspec.bench.certification RUN --json FILE`.
 
-RUN is a run of several policies, the careful ones first, such as the part `tested` of a calibration. Its problems are a
-population of outcomes: whether the target, and each policy, is right. For coverage, the population is weighted so that
-the target has a given accuracy and every policy loses exactly the limit (exponential tilting); then every certificate
-is a false one. For power, a policy loses nothing and answers a given share of the problems otherwise. Each cell draws
-many calibrations with replacement, and runs the procedure of `stepspec.evaluation.calibrate.testing` on each.
+RUN is a run of several policies, such as the settings of a calibration's path. Its problems are a population of
+outcomes: whether the target, and each policy, is right. For coverage, the population is weighted so that the target has
+a given accuracy and every policy loses exactly the limit (exponential tilting); then every certificate is a false one.
+For power, a policy loses nothing and answers a given share of the problems otherwise. Each cell draws many calibrations
+with replacement. Each of them orders the policies by how many answers they change on problems of its own, drops those
+that look as if they lost more than the limit, and tests the others as `stepspec.evaluation.calibrate.testing` does.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate.testing import Limits, certified_settings
@@ -29,7 +31,7 @@ SEED = 25
 LIMITS = (0.005, 0.01, 0.02)
 ACCURACIES = (0.6, 0.9, 0.98)
 REPEATS = (1, 4)
-NUM_PROBLEMS = 2000
+NUM_RECORDED, NUM_PROBLEMS = 200, 2000
 POWER_SIZES = (500, 2000, 6000)
 CHANGED = (0.05, 0.10, 0.15)
 POWER_LIMIT = 0.01
@@ -138,9 +140,17 @@ def share_certified(losses: Floats, weights: Floats, limits: Limits, simulations
     rng = np.random.default_rng(SEED)
     found = 0
     for _ in range(simulations):
-        drawn = rng.choice(len(weights), limits.num_planned, p=weights)
-        found += certified_settings(losses[:, drawn], limits) > 0
+        drawn = rng.choice(len(weights), NUM_RECORDED + limits.num_planned, p=weights)
+        path = _path(losses[:, drawn[:NUM_RECORDED]], limits.max_loss)
+        found += certified_settings(losses[path][:, drawn[NUM_RECORDED:]], limits) > 0
     return found / simulations
+
+
+def _path(recorded: Floats, max_loss: float) -> NDArray[np.int64]:
+    """Return the settings to test, careful ones first, by their losses on recorded problems, [K, R]."""
+    order = np.argsort(np.abs(recorded).mean(axis=1), kind="stable")
+    promising = [place for place in order if recorded[place].mean() <= max_loss]
+    return np.array(promising or order[:1], dtype=np.int64)
 
 
 def with_repeats(population: Population, num_repeats: int) -> Population:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from stepspec.base.files import write_text
 from stepspec.cli.advising import check_policy_file
@@ -32,7 +31,7 @@ from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark, GraderKind
-    from stepspec.evaluation.calibrate import Calibrated, Tested
+    from stepspec.evaluation.calibrate import Calibrated
 
 TABLE_WIDTH = 140
 """Width of the table if the output is not a terminal."""
@@ -180,30 +179,9 @@ def _problems(benchmark: str, grader: str | None) -> "tuple[str, Benchmark, Path
 
 
 def _print_results(results: "Calibrated") -> None:
-    table = Table("setting", "thresholds", "predicted", "test", "problems", "loss at most", "accuracy", "target's")
-    for each in results.path:
-        table.add_row(*_cells(each), style="bold" if each.setting.name == results.chosen else None)
+    from stepspec.evaluation.report.calibration import calibration_table
+
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
-    console.print(table)
+    console.print(calibration_table(results))
     for sentence in results.sentences:
         console.print(f"- {sentence}", markup=False)
-
-
-def _cells(tested: "Tested") -> list[str]:
-    setting = tested.setting
-    thresholds = [f"{name} {value:g}" for name, value in setting.thresholds.items()]
-    thresholds += [] if setting.min_logprob is None else [f"salvage {setting.min_logprob:g}"]
-
-    def percent(share: float | None) -> str:
-        return "–" if share is None else f"{100 * share:.2f}%"
-
-    return [
-        setting.name,
-        ", ".join(thresholds),
-        f"{setting.predicted_speedup:.2f}×",
-        tested.status,
-        f"{tested.num_problems:,}",
-        percent(tested.loss_upper),
-        percent(tested.accuracy),
-        percent(tested.target_accuracy),
-    ]

@@ -39,20 +39,27 @@ def report_runs(
 ) -> None:
     """Show the results of runs: a table in the terminal, a Markdown file and an HTML page."""
     _require_extras()
+    from stepspec.evaluation.calibrate.storing import read_results
+    from stepspec.evaluation.report.calibration import calibration_markdown, calibration_table
     from stepspec.evaluation.report.page import make_page
     from stepspec.evaluation.report.tables import full_table
 
     reports = {folder: _read(folder, prices, traces) for folder in dict.fromkeys(runs)}
+    calibrations = {folder: found for folder in reports if (found := read_results(folder)) is not None}
     everything = [source for sources in reports.values() for source in sources]
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for found in calibrations.values():
+        console.print(calibration_table(found))
     for source, setting in zip(everything, _settings(everything), strict=True):
         console.print(full_table(source.summary, setting=setting, extras=source.extras))
-    pages = {html: everything} if html else {folder / "report.html": each for folder, each in reports.items()}
-    texts = {markdown: everything} if markdown else {folder / "report.md": each for folder, each in reports.items()}
-    for file, sources in texts.items():
-        _write(file, "\n".join(_markdown(sources)))
-    for file, sources in pages.items():
-        _write(file, make_page(sources))
+    pages = {html: list(reports)} if html else {folder / "report.html": [folder] for folder in reports}
+    texts = {markdown: list(reports)} if markdown else {folder / "report.md": [folder] for folder in reports}
+    for file, folders in texts.items():
+        begun = [calibration_markdown(calibrations[folder]) for folder in folders if folder in calibrations]
+        _write(file, "\n".join([*begun, *_markdown([each for folder in folders for each in reports[folder]])]))
+    for file, folders in pages.items():
+        found = [calibrations[folder] for folder in folders if folder in calibrations]
+        _write(file, make_page([each for folder in folders for each in reports[folder]], found))
     if open_page:
         for file in pages:
             typer.launch(file.resolve().as_uri())

@@ -39,7 +39,7 @@ def test_every_figure_with_data_is_made(plots: list[Plot]) -> None:
     keys = {re.sub(r"\d+", "0", plot.key) for plot in plots}
     assert keys == {
         *("k-tradeoff", "k-time", "k-latency", "k-lengths", "k-index"),
-        *("k-0-flow", "k-0-scores-0", "k-0-calibration-0"),
+        *("k-0-flow", "k-0-scores-0", "k-0-answers-0", "k-0-calibration-0"),
     }
 
 

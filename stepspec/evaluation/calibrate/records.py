@@ -78,6 +78,11 @@ class Tested(Record):
     step_acceptance: float | None
     """Share of the judged steps that were accepted; None if none was judged."""
 
+    @property
+    def loss(self) -> float | None:
+        """The share of right answers that it lost on these problems; below zero is a gain."""
+        return None if self.accuracy is None or self.target_accuracy is None else self.target_accuracy - self.accuracy
+
 
 class Speed(Record):
     """The speed of one setting in a run of its own, one request at a time, interleaved with its baselines."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from stepspec.errors import StepSpecError, UsageError
-from stepspec.evaluation.calibrate.records import Identity, Planned
+from stepspec.evaluation.calibrate.records import Calibrated, Identity, Planned
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.running.folder import write_whole
 
@@ -50,6 +50,16 @@ def store_plan(folder: Path, plan: Planned) -> None:
     _write(folder / PLAN, plan.model_dump_json(indent=2))
 
 
+def read_results(folder: Path) -> Calibrated | None:
+    """Return the results of a finished calibration; None if the folder holds none.
+
+    Raises:
+        UsageError: they are damaged.
+        StepSpecError: they cannot be read.
+    """
+    return _read(folder / RESULTS, Calibrated) if (folder / RESULTS).is_file() else None
+
+
 def read_references(folder: Path) -> dict[str, str]:
     """Return the target's own answers of an earlier start, by prompt."""
     file = folder / REFERENCES
@@ -78,7 +88,7 @@ def _read(file: Path, model: type[R]) -> R:
     try:
         return model.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise UsageError(f"{file} is damaged, or of another version. Choose another --output.") from error
+        raise UsageError(f"{file} is damaged, or of another version. Calibrate into another folder.") from error
     except OSError as error:
         raise StepSpecError(f"Cannot read {file}: {error.strerror}.") from error
 

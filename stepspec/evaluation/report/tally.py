@@ -62,6 +62,8 @@ class ScoreTally:
     """The scores of one judge under one policy."""
 
     accepted: "array[float]" = field(default_factory=lambda: array("d"))
+    led_to_correct: "array[int]" = field(default_factory=lambda: array("b"))
+    """Whether the answer of the request of each step in `accepted` is correct, as 0 or 1."""
     refused: "array[float]" = field(default_factory=lambda: array("d"))
     lowest: "array[float]" = field(default_factory=lambda: array("d"))
     """The lowest accepted score of each request with an accepted score."""
@@ -106,9 +108,12 @@ class PolicyTally:
                 if score is None:
                     continue
                 tally = self.scores.setdefault(judge, ScoreTally())
-                (tally.accepted if is_accepted(step) else tally.refused).append(score)
-                if is_accepted(step):
-                    lowest[judge] = min(score, lowest.get(judge, score))
+                if not is_accepted(step):
+                    tally.refused.append(score)
+                    continue
+                tally.accepted.append(score)
+                tally.led_to_correct.append(row.status == "correct")
+                lowest[judge] = min(score, lowest.get(judge, score))
         for judge, score in lowest.items():
             self.scores[judge].lowest.append(score)
             self.scores[judge].correct.append(row.status == "correct")

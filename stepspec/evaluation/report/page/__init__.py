@@ -8,25 +8,32 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from stepspec import __version__
 from stepspec.base.files import package_folder
+from stepspec.evaluation.calibrate.records import Calibrated
 from stepspec.evaluation.report import colours
+from stepspec.evaluation.report.calibration import PATH_HEAD, path_rows
 from stepspec.evaluation.report.embedding import embed
 from stepspec.evaluation.report.findings import differing_conditions
 from stepspec.evaluation.report.page.view import RunView, view_of
-from stepspec.evaluation.report.plots import sweep_plots
+from stepspec.evaluation.report.plots import path_plot, sweep_plots
 from stepspec.evaluation.report.source import Source, settings_of
 
 TRACE_CHARACTERS = 5_000_000
 """Maximum characters of the page for the traces of all runs."""
 
 
-def make_page(sources: Sequence[Source]) -> str:
+def make_page(sources: Sequence[Source], calibrations: Sequence[Calibrated] = ()) -> str:
     """Return the HTML page of one run, or of several that the reader can switch between, such as a sweep.
+
+    Args:
+        sources: the runs.
+        calibrations: the calibrations that runs belong to, to be shown first.
 
     Raises:
         UsageError: a trace is damaged.
@@ -43,6 +50,7 @@ def make_page(sources: Sequence[Source]) -> str:
         .get_template("page.html.jinja")
         .render(
             views=views,
+            calibrations=[_calibration_view(f"c{number}", each) for number, each in enumerate(calibrations)],
             sweep=list(sweep_plots("sweep", [source.summary for source in sources])) if len(sources) > 1 else [],
             warnings=differing_conditions([source.run for source in sources]),
             light=Markup(colours.css(dark=False)),
@@ -53,6 +61,16 @@ def make_page(sources: Sequence[Source]) -> str:
             version=__version__,
         )
     )
+
+
+def _calibration_view(key: str, results: Calibrated) -> dict[str, Any]:
+    return {
+        "benchmark": results.identity.benchmark,
+        "sentences": results.sentences,
+        "head": PATH_HEAD,
+        "rows": path_rows(results),
+        "plots": list(path_plot(key, results)),
+    }
 
 
 def _view(key: str, setting: str, source: Source, budget: int) -> RunView:

@@ -1,18 +1,24 @@
 """The plots of the page. Each function yields no plot if there is no data for it."""
 
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
 
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report.plots.canvas import Plot
 from stepspec.evaluation.report.plots.clock import time_split
 from stepspec.evaluation.report.plots.flow import token_flow
 from stepspec.evaluation.report.plots.judging import acceptance_by_index, score_plots
+from stepspec.evaluation.report.plots.path import path_plot
 from stepspec.evaluation.report.plots.spread import latencies, length_ratios
 from stepspec.evaluation.report.plots.sweep import sweep_plots
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
 from stepspec.evaluation.report.tally import PolicyTally, RunTally
+from stepspec.loop.judging import ThresholdJudge
+from stepspec.loop.policy import Policy
 
-__all__ = ["Plot", "plot_sections", "sweep_plots"]
+__all__ = ["Plot", "path_plot", "plot_sections", "sweep_plots"]
 
 
 def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -> dict[str, Sequence[Plot]]:
@@ -30,5 +36,14 @@ def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -
     }
     for number, (name, each) in enumerate(judged.items()):
         flow = token_flow(f"{key}-{number}", summary.policies[name])
-        sections[f"Under {name}"] = [*flow, *score_plots(f"{key}-{number}", each)]
+        sections[f"Under {name}"] = [*flow, *score_plots(f"{key}-{number}", each, _thresholds(run, name))]
     return {section: plots for section, plots in sections.items() if plots}
+
+
+def _thresholds(run: RunRecord, name: str) -> Mapping[str, float]:
+    """Return the thresholds of a policy's judges by judge; none for a policy of a later or earlier version."""
+    try:
+        policy = Policy.model_validate(tomllib.loads(run.policies[name].text)).at(run.temperature)
+    except (tomllib.TOMLDecodeError, ValidationError):
+        return {}
+    return {judge.name: judge.threshold for judge in policy.judges if isinstance(judge, ThresholdJudge)}

@@ -69,14 +69,17 @@ def _draw_shares(chart: Canvas, points: Sequence[tuple[float, Share]], name: str
     chart.axes.plot(indices, values, color=colour(name), label=legend, marker="o", markersize=3.5)
 
 
-def score_plots(key: str, tally: PolicyTally) -> Iterator[Plot]:
-    """Yield two plots for each judge of a policy: its scores, and correct answers by the lowest accepted score."""
+def score_plots(key: str, tally: PolicyTally, thresholds: Mapping[str, float]) -> Iterator[Plot]:
+    """Yield plots for each judge of a policy: its scores, those of accepted steps by the answer that they led to, and
+    correct answers by the lowest accepted score. `thresholds` are those of the policy, by judge."""
     for number, (judge, scores) in enumerate(tally.scores.items()):
-        yield _distribution(f"{key}-scores-{number}", judge, scores)
-        yield from _calibration(f"{key}-calibration-{number}", judge, scores)
+        threshold = thresholds.get(judge)
+        yield _distribution(f"{key}-scores-{number}", judge, scores, threshold)
+        yield from _by_answer(f"{key}-answers-{number}", judge, scores, threshold)
+        yield from _calibration(f"{key}-calibration-{number}", judge, scores, threshold)
 
 
-def _distribution(key: str, judge: str, scores: ScoreTally) -> Plot:
+def _distribution(key: str, judge: str, scores: ScoreTally, threshold: float | None) -> Plot:
     accepted, rejected = np.asarray(scores.accepted), np.asarray(scores.refused)
     edges = _edges(np.concatenate([accepted, rejected]))
     with canvas() as chart:
@@ -86,6 +89,7 @@ def _distribution(key: str, judge: str, scores: ScoreTally) -> Plot:
             width = 0.92 * np.diff(edges)
             chart.axes.bar(edges[:-1] + np.diff(edges) / 2, height, width, bottom, color=colour(name), label=legend)
             bottom = bottom + height
+        place = _draw_threshold(chart, threshold)
         chart.axes.grid(visible=False, axis="x")
         chart.axes.set_xlabel(f"score of {judge}")
         chart.axes.set_ylabel("steps")
@@ -95,8 +99,45 @@ def _distribution(key: str, judge: str, scores: ScoreTally) -> Plot:
             key,
             f"Scores of {judge}",
             f"{count(len(accepted) + len(rejected), 'score')}, {percent(share)} of the steps accepted. "
-            "The outermost bars include all scores beyond them.",
+            f"The outermost bars include all scores beyond them.{place}",
         )
+
+
+def _by_answer(key: str, judge: str, scores: ScoreTally, threshold: float | None) -> Iterator[Plot]:
+    values, correct = np.asarray(scores.accepted), np.asarray(scores.led_to_correct) == 1
+    groups = {"correct": values[correct], "wrong": values[~correct]}
+    if min(map(len, groups.values())) < MIN_JUDGED:
+        return
+    edges = _edges(values)
+    colours = {"correct": "draft", "wrong": "rejected"}
+    with canvas() as chart:
+        for name, group in groups.items():
+            shares = 100 * np.histogram(np.clip(group, edges[0], edges[-1]), edges)[0] / len(group)
+            chart.axes.stairs(shares, edges, color=colour(colours[name]), label=f"{name} answer", linewidth=1.8)
+        place = _draw_threshold(chart, threshold)
+        chart.axes.grid(visible=False, axis="x")
+        chart.axes.set_xlabel(f"score of {judge}")
+        chart.axes.set_ylabel("accepted steps, %")
+        chart.figure.legend(loc="outside upper left", ncols=2)
+        sizes = " and ".join(f"{len(group):,} to a {name} one" for name, group in groups.items())
+        yield chart.plot(
+            key,
+            "Scores by the answer",
+            f"Scores of accepted steps by the answer that their request came to: {sizes}. Each outline adds up to "
+            f"100%.{place}",
+        )
+
+
+def _draw_threshold(chart: Canvas, threshold: float | None) -> str:
+    """Draw the threshold unless it lies outside of the scores. Return a sentence about it."""
+    low, high = chart.axes.get_xlim()
+    if threshold is None:
+        return ""
+    if not low <= threshold <= high:
+        return f" The threshold is {threshold:g}."
+    chart.axes.axvline(threshold, color=colour("ink"), linewidth=1.2, linestyle=":")
+    chart.axes.set_xlim(low, high)
+    return f" Dotted line: the threshold, {threshold:g}."
 
 
 def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -112,7 +153,7 @@ def _edges(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.linspace(low, high if high > low else low + 1, MAX_POINTS + 1)
 
 
-def _calibration(key: str, judge: str, scores: ScoreTally) -> Iterator[Plot]:
+def _calibration(key: str, judge: str, scores: ScoreTally, threshold: float | None) -> Iterator[Plot]:
     if len(scores.lowest) < MIN_REQUESTS:
         return
     bins = reliability(scores.lowest, scores.correct, scores.problems, num_bins=6)
@@ -129,13 +170,15 @@ def _calibration(key: str, judge: str, scores: ScoreTally) -> Iterator[Plot]:
         ]
         means = [each.mean_score for each in bins]
         chart.axes.errorbar(means, shares, whiskers, fmt="o-", color=colour("draft"), elinewidth=1.3, markersize=5)
+        place = _draw_threshold(chart, threshold)
         chart.axes.set_xlabel(f"lowest accepted score of {judge}")
         chart.axes.set_ylabel("correct answers, %")
         yield chart.plot(
             key,
             "Do low scores cost answers?",
             f"Share of correct answers by the lowest accepted score of the request, in bins of about equal "
-            f"count, with 95% intervals. Dashed line: all {len(scores.lowest):,} requests. {_area_in_words(scores)}",
+            f"count, with 95% intervals. Dashed line: all {len(scores.lowest):,} requests.{place} "
+            f"{_area_in_words(scores)}",
         )
 
 

@@ -92,8 +92,8 @@ def write_picked(run: RunRecord, policies: Mapping[str, PolicySummary], folder: 
         value = pick(policies, name)
         tried = ", ".join(f"{each:g}" for each in SWEPT[name] if f"{name}-{each:g}" in policies)
         about = (
-            f"# The policy {name} with the threshold that a sweep picked on {run.benchmark}: {run.num_problems}\n"
-            f"# problems, temperature {run.temperature:g}, tried: {tried}.\n#\n"
+            f"# The policy {name} with the threshold that a sweep picked on the calibration split of {run.benchmark}:\n"
+            f"# {run.num_problems} problems, temperature {run.temperature:g}, tried: {tried}.\n#\n"
         )
         (folder / f"{name}{PICKED}.toml").write_text(about + with_threshold(name, value), "utf-8")
 

@@ -119,16 +119,17 @@ def test_methods_whose_signal_does_not_vary_are_shown_last_and_not_ranked(tmp_pa
     presets.write_steps(tmp_path)
     assert json.loads((tmp_path / presets.STEPS_FILE).read_text())["rsd"] == {"steps": 0, "by_target": 0}
     areas = {"scores": {"rating.specreason": {"area": 0.9}, "reward": {"area": 0.7}}, "equivalence": {"area": None}}
-    steps = {name: {"steps": 1000, "by_target": 5 if name == "glimprouter" else 50} for name in names}
+    by_target = {"glimprouter": 5, "speculative-thinking": 995}
+    steps = {name: {"steps": 1000, "by_target": by_target.get(name, 50)} for name in names}
     (tmp_path / presets.STEPS_FILE).write_text(json.dumps(steps))
     block = presets.methods_block(tmp_path, run, summary.model_copy(update={"policies": policies}), areas)
     rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")][2:]
     assert [(row[0].lstrip("| "), row[-1].rstrip(" |")) for row in rows] == [
         ("target", "–"),
-        ("speculative-thinking", "target in 5.0% of the steps"),
         ("specreason-picked", "area 0.90"),
         ("lookahead", "area unknown, not ranked"),
         ("rsd", "area 0.70, not ranked"),
+        ("speculative-thinking", "target in 99.5% of the steps, not ranked"),
         ("glimprouter", "target in 0.5% of the steps, not ranked"),
     ]
 

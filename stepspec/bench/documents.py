@@ -15,6 +15,7 @@ from typing import Any
 
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
+from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.errors import StepSpecError
@@ -41,6 +42,12 @@ TABLES: Mapping[str, type[FileModel]] = {
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }
 
+METHODS: Mapping[str, str] = {
+    "smol-gsm-plain": "mini/smol/figures.json",
+    "embedded-gsm-mini": "mini/weights/figures.json",
+}
+"""The figures of the pair, by run of the published methods under `evals/results/presets`."""
+
 
 def generated(root: Path) -> dict[Path, str]:
     """Return the text of each document of a checkout with up-to-date generated blocks.
@@ -60,6 +67,7 @@ def generated(root: Path) -> dict[Path, str]:
         ("docs/results.md", "accuracy", "gsm8k", accuracy_block(gsm8k_accuracy)),
         ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
+        *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
@@ -69,6 +77,13 @@ def generated(root: Path) -> dict[Path, str]:
         file = root / name
         texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, block)
     return texts
+
+
+def _methods(root: Path, name: str) -> str:
+    folder = root / "evals" / "results" / "presets" / name
+    ((run, summary),) = read_results(folder)
+    figures = json.loads((root / "stepspec" / METHODS[name]).read_text("utf-8"))
+    return methods_block(folder, run, summary, figures["judging"])
 
 
 def keys_block() -> str:

@@ -49,7 +49,8 @@ AREAS: Mapping[str, Callable[[Figures], float | None]] = {
 }
 """The ROC area of the judge of each method that judges, from the part `judging` of a pair's figures."""
 LEAST_AREA, LEAST_SHARE = 0.8, 0.01
-"""A method whose judge has a smaller area, or which leaves fewer steps to the target, is shown but not ranked."""
+"""A method is shown but not ranked if its judge has a smaller area, or if it leaves a smaller share of the steps to one
+of the models."""
 THRESHOLD = re.compile(r"^threshold = .*$", re.MULTILINE)
 
 
@@ -139,7 +140,7 @@ def _signal(method: str, steps: Mapping[str, int], judging: Figures) -> tuple[st
         text = "area unknown" if area is None else f"area {area:.2f}"
     elif list_data_files("policies").get(method) and load_policy(method)[0].family == "route":
         share = steps["by_target"] / max(1, steps["steps"])
-        ranked, text = share >= LEAST_SHARE, f"target in {share:.1%} of the steps"
+        ranked, text = LEAST_SHARE <= share <= 1 - LEAST_SHARE, f"target in {share:.1%} of the steps"
     else:
         return "–", True
     return text if ranked else f"{text}, not ranked", ranked

@@ -21,7 +21,7 @@ from stepspec.cli.advising import advise, settling_command
 from stepspec.cli.running import answer_question
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
-from stepspec.evaluation.advise import Findings, advised_text, choose_prompts, read_prompts
+from stepspec.evaluation.advise import Findings, choose_prompts, read_prompts
 from stepspec.evaluation.advise.candidates import make_candidates, token_policy
 from stepspec.evaluation.advise.findings import (
     Advice,
@@ -41,6 +41,7 @@ from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, ask_targ
 from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.evaluation.policy_files import with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
 from stepspec.evaluation.running import EvalProblem
 from stepspec.evaluation.running.summary import summarise
@@ -450,7 +451,7 @@ def test_with_nothing_to_compare_there_is_no_advice() -> None:
 def test_the_written_policy_equals_the_one_that_was_run(tmp_path: Path) -> None:
     _, text = token_policy("suffix", 3)
     written = tmp_path / "advised.toml"
-    written.write_text(advised_text(text, ["Because it pays.", "Here."]), encoding="utf-8")
+    written.write_text(with_comments(text, ["Because it pays.", "Here."]), encoding="utf-8")
     assert tomllib.loads(written.read_text(encoding="utf-8")) == tomllib.loads(text)
     assert load_policy(str(written))[0].token.num_tokens == 3
 

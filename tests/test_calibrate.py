@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watcher, calibrate, load_task
 from stepspec.evaluation.calibrate.calibrating import calibration_split
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
+from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.running import load_benchmark
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
@@ -67,6 +69,21 @@ def test_a_calibration_writes_a_policy_with_a_certificate(found: tuple[Path, Cal
     assert policy.judges[0].model_dump()["threshold"] == chosen.setting.thresholds["likelihood.min"]
     assert "# Ours." in text, "comments of the file stay"
     assert Calibrated.model_validate_json((folder / "calibration.json").read_bytes()).sentences == results.sentences
+
+
+def test_the_settings_of_one_temperature_leave_those_of_others(
+    found: tuple[Path, Calibrated, str], tmp_path: Path
+) -> None:
+    text = found[2]
+    changed = policy_text(text, ["Colder."], {"likelihood.min": -2.0}, -4.0, at_most=0.3)
+    changed = policy_text(changed, ["Coldest."], {"likelihood.min": -1.0}, -3.0, at_most=0.0)
+    changed = policy_text(changed, ["Colder now."], {"likelihood.min": -2.5}, -4.0, at_most=0.3)
+    file = tmp_path / "mine.toml"
+    file.write_text(changed)
+    policy, given = load_policy(str(file))[0], Policy.model_validate(tomllib.loads(text))
+    assert policy.at(0.6).model_copy(update={"temperatures": ()}) == given, "with its certificate"
+    assert [policy.at(each).judges[0].model_dump()["threshold"] for each in (0.0, 0.2)] == [-1.0, -2.5]
+    assert [f"# {each}\n" in changed for each in ("Coldest.", "Colder.", "Colder now.")] == [True, False, True]
 
 
 def test_a_certificate_edited_by_hand_is_refused(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
@@ -167,6 +184,7 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
         (["gsm-mini", "--confidence", "1", *folder], "--confidence must be above 0.5"),
         (["gsm-mini", "--budget", "soon", *folder], "--budget takes a time"),
         (["gsm-mini", "--grader", "number", *folder], "--grader is for a FILE"),
+        (["gsm-mini", "--temperature", "0.6", "--at-most", "0.3", *folder], "--at-most must be at least the temp"),
         (["gsm-mini", "--policy", "token", *folder], "A calibration needs a policy of family 'score'"),
     ]:
         refused = invoke("calibrate", *arguments)

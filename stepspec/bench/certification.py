@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from stepspec.errors import UsageError
 from stepspec.evaluation.calibrate.testing import Limits, certified_settings
 from stepspec.evaluation.records import BASELINE
+from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run
 from stepspec.evaluation.stats.runs import Floats
 
@@ -192,6 +193,27 @@ def cells(population: Population, simulations: int = SIMULATIONS) -> Iterator[Ce
         tasks += [workers.submit(power, *each, simulations // 10) for each in product(CHANGED, POWER_SIZES)]
         for task in tasks:
             yield task.result()
+
+
+def certification_block(file: Path) -> str:
+    """Return two Markdown tables of what `--json` wrote: coverage and power."""
+    found = [Cell(**each) for each in json.loads(file.read_text("utf-8"))["cells"]]
+    coverages = [
+        [f"{100 * each.limit:g} points", f"{each.accuracy:.2f}", str(each.num_repeats), f"{each.certified:.2%}"]
+        for each in found
+        if each.kind == "coverage"
+    ]
+    powers = {each.changed: [f"{each.changed:.0%}"] for each in found if each.kind == "power"}
+    for each in found:
+        if each.kind == "power":
+            powers[each.changed].append(f"{each.certified:.0%}")
+    sizes = [f"{each:,} problems" for each in POWER_SIZES]
+    return "\n\n".join(
+        [
+            markdown_table(["loss of every setting = limit", "accuracy", "repeats", "certified"], coverages),
+            markdown_table(["answered otherwise", *sizes], list(powers.values())),
+        ]
+    )
 
 
 def main() -> None:

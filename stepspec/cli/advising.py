@@ -132,14 +132,14 @@ async def _measured(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: 
 
 
 def _policy_text(findings: "Findings") -> str:
-    from stepspec.evaluation.advise import advised_text
+    from stepspec.evaluation.policy_files import with_comments
 
     sentences = [
         f"Advised by stepspec on {findings.started[:10]}, for {_models(findings)}.",
         *findings.advice.sentences,
     ]
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, COMMENT_WIDTH)]
-    return advised_text(findings.advice.policy_text, lines)
+    return with_comments(findings.advice.policy_text, lines)
 
 
 def _models(findings: "Findings") -> str:

@@ -72,6 +72,12 @@ def calibrate_policy(
         int | None, typer.Option(min=1, help="Number of requests for each problem. Default: the benchmark's.")
     ] = None,
     seed: SeedOption = 0,
+    at_most: Annotated[
+        float | None,
+        typer.Option(
+            metavar="T", help="Write the settings for temperatures up to T only, and keep the policy's for others."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder of the calibration, to store or resume. Default: runs/TIME-calibrate.")
     ] = None,
@@ -104,6 +110,9 @@ def calibrate_policy(
         repeats,
     )
     name, spec, data = _problems(benchmark, grader)
+    lowest = spec.sampling.temperature if temperature is None else temperature
+    if at_most is not None and at_most < lowest:
+        raise UsageError(f"--at-most must be at least the temperature of the calibration, {lowest:g}, got {at_most:g}.")
     wanted, text = load_policy(policy)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-calibrate")
     print("Loading the models.", file=sys.stderr)
@@ -121,7 +130,7 @@ def calibrate_policy(
             with make_meter() as meter:
                 task = load_task(name, spec, data, text, loaded, plan)
                 watcher = Watcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
-                return await calibrate(task, folder, Budget(seconds), watcher)
+                return await calibrate(task, folder, Budget(seconds), watcher, at_most=at_most)
         finally:
             await loaded.aclose()
 

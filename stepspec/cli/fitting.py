@@ -1,6 +1,8 @@
 """`stepspec fit-judge`: fit a judge of cheap signals from the recorded steps of a run."""
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,9 @@ def fit_a_judge(
     ] = False,
     policy_file: Annotated[Path, typer.Option(help="File for the policy with the judge.")] = Path("fitted.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the weights and areas to this file.")
+    ] = None,
 ) -> None:
     """Fit a judge of cheap signals from the recorded steps of a run."""
     require_extras()
@@ -50,6 +55,9 @@ def fit_a_judge(
     comment = f"Its judge was fitted on {fitted.num_steps:,} steps of {recordings.run.benchmark}, labels: {labels}."
     text = recordings.run.policies[recorded.name].text
     write_text(policy_file, judged_by(text, fitted.table(cascade=cascade), cascade=cascade, comments=[comment]))
+    if json_file is not None:
+        about = {"benchmark": recordings.run.benchmark, "temperature": recordings.run.temperature, "labels": labels}
+        write_text(json_file, json.dumps(about | asdict(fitted), indent=1) + "\n")
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False)
     console.print(_table(fitted))
     print(f"{fitted.num_steps:,} steps. Policy written to {policy_file}. Calibrate its threshold before you use it:")

@@ -1,5 +1,6 @@
 """Writes a policy file with other thresholds and a certificate, and keeps the comments of the file it comes from."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,31 +46,67 @@ def without_comments(text: str) -> str:
 def policy_text(
     text: str,
     comments: Sequence[str],
-    thresholds: Mapping[int, float],
+    thresholds: Mapping[str, float],
     min_logprob: float | None,
-    certificate: Certificate | None,
+    certificate: Certificate | None = None,
+    at_most: float | None = None,
 ) -> str:
-    """Return the text of a policy file with changes.
+    """Return the text of a policy file with other settings.
 
     Args:
         text: the text of the file that it comes from.
-        comments: lines to put above it.
-        thresholds: the new threshold of each judge, by its place in the file.
+        comments: lines to put above the settings.
+        thresholds: the new threshold of each judge, by the judge's name.
         min_logprob: the bound of `[salvage]`; None if the policy does not salvage.
         certificate: the certificate, which replaces an old one; None for none.
+        at_most: puts the settings into a table `[[temperatures]]` for temperatures up to this one, and keeps those for
+            other temperatures. None for all temperatures.
     """
-    document: Any = tomlkit.parse(without_comments(text))
+    document: Any = tomlkit.parse(text if at_most is not None else without_comments(text))
+    certified = None if certificate is None else _table(certificate.model_dump(mode="json", exclude_none=True))
+    if at_most is not None:
+        _put_range(document, at_most, _range_table(at_most, comments, thresholds, min_logprob, certified))
+        return tomlkit.dumps(document)
     for key in ("certificate", "temperatures"):
         document.pop(key, None)
-    judges: Any = document["judges"]
-    for place, threshold in thresholds.items():
-        judges[place]["threshold"] = threshold
+    policy = Policy.model_validate(tomllib.loads(text))
+    for judge, table in zip(policy.judges, document["judges"], strict=True):
+        if judge.name in thresholds:
+            table["threshold"] = thresholds[judge.name]
     if min_logprob is not None:
-        salvage: Any = document["salvage"]
-        salvage["min_logprob"] = min_logprob
-    if certificate is not None:
-        document.append("certificate", _table(certificate.model_dump(mode="json", exclude_none=True)))
+        document["salvage"]["min_logprob"] = min_logprob
+    if certified is not None:
+        document.append("certificate", certified)
     return with_comments(tomlkit.dumps(document), comments)
+
+
+def _range_table(
+    at_most: float,
+    comments: Sequence[str],
+    thresholds: Mapping[str, float],
+    min_logprob: float | None,
+    certificate: Table | None,
+) -> Table:
+    table = tomlkit.table()
+    for line in comments:
+        table.add(tomlkit.comment(line))
+    table.append("at_most", at_most)
+    inline: Any = tomlkit.inline_table()
+    inline.update(thresholds)
+    table.append("thresholds", inline)
+    if min_logprob is not None:
+        table.append("min_logprob", min_logprob)
+    if certificate is not None:
+        table.append("certificate", certificate)
+    return table
+
+
+def _put_range(document: Any, at_most: float, table: Table) -> None:
+    kept: list[Any] = [each for each in document.get("temperatures", []) if each["at_most"] != at_most]
+    ranges: Any = tomlkit.aot()
+    for each in sorted([*kept, table], key=lambda each: float(each["at_most"])):
+        ranges.append(each)
+    document["temperatures"] = ranges
 
 
 def _table(values: Mapping[str, Any]) -> Table:

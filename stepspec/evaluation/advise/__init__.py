@@ -8,7 +8,6 @@ print(findings.advice.policy, *findings.advice.sentences, sep="\n")
 from stepspec.base.extras import from_extra
 
 with from_extra("eval", "Advice"):
-    from stepspec.evaluation.advise.candidates import advised_text
     from stepspec.evaluation.advise.findings import Findings
     from stepspec.evaluation.advise.keeping import Plan, refuse_strangers
     from stepspec.evaluation.advise.prompts import Prompts, choose_prompts, no_prompts, read_prompts
@@ -20,7 +19,6 @@ __all__ = [
     "Prompts",
     "Watcher",
     "advise",
-    "advised_text",
     "choose_prompts",
     "no_prompts",
     "read_prompts",

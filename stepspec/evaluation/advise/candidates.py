@@ -77,8 +77,3 @@ def _add_step_level(candidates: Candidates, pair: Pair) -> None:
             candidates.policies[name] = fit_policy(policy, pair)[0], text
         except UsageError as error:
             candidates.left_out[name] = str(error)
-
-
-def advised_text(text: str, comments: Sequence[str]) -> str:
-    """Return a policy's text with comments above it, one sentence per line."""
-    return "".join(f"# {line}\n" for line in comments) + "#\n" + text

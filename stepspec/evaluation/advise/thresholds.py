@@ -16,7 +16,6 @@ from stepspec.evaluation.records import BASELINE
 from stepspec.evaluation.replay import Recordings, read_recordings
 from stepspec.evaluation.replay.path import Setting, make_path
 from stepspec.evaluation.running import LoadedPolicy
-from stepspec.loop.judging import ThresholdJudge
 from stepspec.loop.policy import Policy
 
 RECORDED = 10
@@ -42,13 +41,8 @@ async def chosen_thresholds(text: str, folder: Path) -> str:
     setting = _fastest(path, recordings)
     if setting is None:
         return ""
-    by_place = {
-        place: setting.thresholds[judge.name]
-        for place, judge in enumerate(policy.judges)
-        if isinstance(judge, ThresholdJudge)
-    }
     comment = f"Its thresholds were chosen by replays of {len(recordings.keys)} prompts. They are not certified."
-    return policy_text(text, [comment], by_place, setting.min_logprob, None)
+    return policy_text(text, [comment], setting.thresholds, setting.min_logprob)
 
 
 def _fastest(path: Sequence[Setting], recordings: Recordings) -> Setting | None:

@@ -95,9 +95,17 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
 
 
 async def calibrate(
-    task: Task, folder: Path, budget: Budget, watcher: Watcher, sizes: Sizes = USUAL
+    task: Task, folder: Path, budget: Budget, watcher: Watcher, sizes: Sizes = USUAL, at_most: float | None = None
 ) -> tuple[Calibrated, str]:
     """Run what is not finished of a calibration. Return its results and the text of the policy file.
+
+    Args:
+        task: what to calibrate.
+        folder: where the calibration is stored.
+        budget: how long it may take.
+        watcher: callbacks for progress.
+        sizes: numbers of problems.
+        at_most: highest temperature that the settings are for in the policy file, see `policy_text`.
 
     Raises:
         UsageError: the folder holds another calibration, or there are too few problems.
@@ -127,19 +135,14 @@ async def calibrate(
     )
     results = results.model_copy(update={"sentences": sentences(results)})
     write_whole(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
-    return results, _text(task, outcome, results)
+    return results, _text(task, outcome, results, at_most)
 
 
-def _text(task: Task, outcome: Outcome, results: Calibrated) -> str:
+def _text(task: Task, outcome: Outcome, results: Calibrated, at_most: float | None) -> str:
     setting = outcome.plan.path[outcome.chosen]
-    by_place = {
-        place: setting.thresholds[judge.name]
-        for place, judge in enumerate(task.policy.judges)
-        if judge.name in setting.thresholds
-    }
     certificate = _certificate(task, outcome, results, outcome.policy(task)) if outcome.certified else None
     comments = [*chain.from_iterable(wrap(each, COMMENT_WIDTH) for each in results.sentences)]
-    return policy_text(task.text, comments, by_place, setting.min_logprob, certificate)
+    return policy_text(task.text, comments, setting.thresholds, setting.min_logprob, certificate, at_most)
 
 
 def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Policy) -> Certificate:

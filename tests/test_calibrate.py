@@ -18,6 +18,7 @@ from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watch
 from stepspec.evaluation.calibrate.calibrating import calibration_split
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
 from stepspec.evaluation.policy_files import policy_text
+from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.running import load_benchmark
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
@@ -142,6 +143,10 @@ def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, 
     for shown in (done.output, text.read_text(), page.read_text()):
         assert f"{100 * (setting.loss_upper or 0):.2f}%" in shown
     assert "What the settings cost" in page.read_text()
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "embedded-t0.json").write_bytes((folder / "calibration.json").read_bytes())
+    row = calibrations_block(tmp_path / "all").splitlines()[2]
+    assert row.startswith("| embedded | gsm-mini | 0 | certified | likelihood.min ")
     assert "The threshold is" in page.read_text(), "where the threshold lies among the scores"
 
 

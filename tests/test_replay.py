@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from stepspec.bench import replays
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow
@@ -166,6 +167,31 @@ def test_a_judge_is_fitted_and_put_into_a_policy(recordings: Recordings) -> None
     assert found.step_acceptance == pytest.approx(given.step_acceptance or 0, abs=0.2)
     assert text.startswith("# Written by stepspec:\n# Fitted.\n#\n")
     assert "# Ours." in text, "comments of the file stay"
+
+
+def test_a_fit_is_written_to_files(run: Path, tmp_path: Path) -> None:
+    files = ["--policy-file", tmp_path / "fitted.toml", "--json", tmp_path / "fitted.json"]
+    done = invoke("fit-judge", run, "--labels", "verdicts", "--signals", "target", *files)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "fitted.json").read_text())
+    assert found["weights"].keys() == found["areas"].keys() - {"learned"}
+    assert found["areas"]["target-min"].keys() == {"value", "interval", "why"}
+    assert load_policy(str(tmp_path / "fitted.toml"))[0].judges[0].kind == "learned"
+
+
+def test_replays_are_compared_with_a_real_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "replays.json"
+    monkeypatch.setattr("sys.argv", ["replays", str(run), str(run), "--json", str(file)])
+    assert replays.main() == 0
+    assert "stepspec: 100% same texts" in capsys.readouterr().out
+    found = {each["policy"]: replays.Compared(**each) for each in json.loads(file.read_text())["policies"]}
+    assert set(found) == {"stepspec", "bold"}
+    for each in found.values():  # of its own recording
+        assert each.speed_error == pytest.approx(0, abs=1e-9)
+        assert each.predicted_acceptance == pytest.approx(each.acceptance)
+    assert replays.replays_block(file).count("+0.0%") + replays.replays_block(file).count("-0.0%") == 2
 
 
 def test_traces_from_before_recording_still_load(run: Path, tmp_path: Path) -> None:

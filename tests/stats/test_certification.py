@@ -1,9 +1,21 @@
 """Certificates: how often a policy that loses the limit gets one, and how often one that loses nothing."""
 
+import json
+from dataclasses import asdict
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from stepspec.bench.certification import MOST_CERTIFIED, Population, coverage, power, tilted
+from stepspec.bench.certification import (
+    MOST_CERTIFIED,
+    POWER_SIZES,
+    Population,
+    certification_block,
+    coverage,
+    power,
+    tilted,
+)
 from stepspec.errors import UsageError
 
 
@@ -35,6 +47,15 @@ def test_losses_that_no_weights_can_give_are_refused() -> None:
 def test_a_path_on_which_every_setting_loses_the_limit_is_rarely_certified(repeats: int) -> None:
     """1,000 calibrations: a share of 5% exceeds 7.1% once in a thousand times."""
     assert coverage(population(), 0.02, 0.9, repeats, 1000).certified <= MOST_CERTIFIED + 0.016
+
+
+def test_the_table_shows_every_cell(tmp_path: Path) -> None:
+    found = [coverage(population(), 0.02, 0.9, 1, 20), *(power(0.05, size, 20) for size in POWER_SIZES)]
+    file = tmp_path / "coverage.json"
+    file.write_text(json.dumps({"cells": [asdict(each) for each in found]}))
+    first, second = certification_block(file).split("\n\n")
+    assert first.splitlines()[2].startswith("| 2 points | 0.90 | 1 | ")
+    assert second.splitlines()[2].count("%") == 1 + len(POWER_SIZES)
 
 
 def test_a_policy_without_loss_is_mostly_certified_with_6000_problems() -> None:

@@ -31,14 +31,16 @@ def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
-async def calibrated(folder: Path, plan: Plan, data: Path | None = None) -> tuple[Calibrated, str]:
+async def calibrated(
+    folder: Path, plan: Plan, data: Path | None = None, at_most: float | None = None
+) -> tuple[Calibrated, str]:
     """Calibrate `stepspec` for the embedded pair."""
     pair = load_pair(notes=False)
     try:
         name = "gsm-mini" if data is None else "questions"
         benchmark, _ = calibration_split(load_benchmark(name)[1])
         task = load_task(name, benchmark, data, load_policy("stepspec")[1], pair, plan)
-        return await calibrate(task, folder, Budget(None), SILENT, SMALL)
+        return await calibrate(task, folder, Budget(None), SILENT, SMALL, at_most)
     finally:
         await pair.aclose()
 
@@ -127,7 +129,9 @@ async def _notes_are_right(file: Path) -> None:
 def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, str]) -> None:
     folder, results, _ = found
     before = {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")}
-    again = asyncio.run(calibrated(folder, Plan(max_loss=0.6, max_problems=30, concurrency=4)))
+    again = asyncio.run(calibrated(folder, Plan(max_loss=0.6, max_problems=30, concurrency=4), at_most=0.3))
+    policy = Policy.model_validate(tomllib.loads(again[1]))
+    assert (policy.at(0.3).certificate is None, policy.at(0.6).certificate) == (False, None)
     assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
     assert again[0].path == results.path
     with pytest.raises(UsageError, match="differs in max_loss"):

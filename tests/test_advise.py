@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from stepspec.api.session import Pair, load_pair
 from stepspec.base.files import package_folder
 from stepspec.cli import app
-from stepspec.cli.advising import advise, settling_command
+from stepspec.cli.advising import _policy_text, advise, settling_command
 from stepspec.cli.running import answer_question
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
@@ -41,7 +41,7 @@ from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, ask_targ
 from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.generators.gsm_mini import load_split
-from stepspec.evaluation.policy_files import with_comments
+from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
 from stepspec.evaluation.running import EvalProblem
 from stepspec.evaluation.running.summary import summarise
@@ -452,6 +452,7 @@ def test_the_written_policy_equals_the_one_that_was_run(tmp_path: Path) -> None:
     _, text = token_policy("suffix", 3)
     written = tmp_path / "advised.toml"
     written.write_text(with_comments(text, ["Because it pays.", "Here."]), encoding="utf-8")
+    assert generated_comments(written.read_text("utf-8")) == ["Because it pays.", "Here."]
     assert tomllib.loads(written.read_text(encoding="utf-8")) == tomllib.loads(text)
     assert load_policy(str(written))[0].token.num_tokens == 3
 
@@ -523,6 +524,15 @@ def test_the_advised_policy_is_the_one_that_was_run_and_runs(
     assert tomllib.loads(text) == tomllib.loads(found.advice.policy_text)
     answer_question("What is 1 + 1?", policy=str(unanswered / "advised.toml"), max_tokens=20)
     assert "tokens" in capsys.readouterr().out
+
+
+def test_what_is_said_of_chosen_thresholds_stays_in_the_advised_file(unanswered: Path) -> None:
+    found = found_in(unanswered)
+    chosen = with_comments(load_policy("stepspec")[1], ["They are not certified."])
+    advice = found.advice.model_copy(update={"policy_text": chosen})
+    comments = generated_comments(_policy_text(found.model_copy(update={"advice": advice})))
+    assert comments[0].startswith("Advised by stepspec on ")
+    assert comments[-1] == "They are not certified."
 
 
 def test_finished_advice_is_repeated_without_measuring(unanswered: Path) -> None:

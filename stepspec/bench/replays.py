@@ -8,7 +8,6 @@ decides all steps as a recorded policy did; the others show how wrong the estima
 import argparse
 import json
 import sys
-import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from stepspec.evaluation.replay import Recordings, read_recordings, replay
 from stepspec.evaluation.replay.recordings import is_recorded
 from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.tables import markdown_table
-from stepspec.loop.policy import Policy
+from stepspec.evaluation.runs import policy_of
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,7 @@ def compared(recordings: Recordings, run: RunRecord, summary: Summary) -> Iterat
     ]
     if differing:
         raise UsageError(f"The two runs differ in {', '.join(differing)}.")
-    policies = {
-        name: Policy.model_validate(tomllib.loads(each.text)).at(run.temperature) for name, each in run.policies.items()
-    }
+    policies = {name: policy_of(run, name) for name in run.policies}
     usable = {name: each for name, each in policies.items() if is_recorded(each)}
     for found in replay(usable, recordings):
         real = summary.policies[found.name]

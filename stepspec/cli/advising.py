@@ -132,14 +132,15 @@ async def _measured(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: 
 
 
 def _policy_text(findings: "Findings") -> str:
-    from stepspec.evaluation.policy_files import with_comments
+    from stepspec.evaluation.policy_files import generated_comments, with_comments
 
     sentences = [
         f"Advised by stepspec on {findings.started[:10]}, for {_models(findings)}.",
         *findings.advice.sentences,
     ]
     lines = [line for sentence in sentences for line in textwrap.wrap(sentence, COMMENT_WIDTH)]
-    return with_comments(findings.advice.policy_text, lines)
+    text = findings.advice.policy_text
+    return with_comments(text, [*lines, *generated_comments(text)])
 
 
 def _models(findings: "Findings") -> str:

@@ -36,6 +36,12 @@ def is_generated(file: Path) -> bool:
         return False
 
 
+def generated_comments(text: str) -> list[str]:
+    """Return the generated comments of a policy file, without the number signs."""
+    lines = text.removesuffix(without_comments(text)).splitlines()
+    return [line.removeprefix("# ") for line in lines if line not in (WRITTEN, "#")]
+
+
 def without_comments(text: str) -> str:
     """Return the text of a policy file without generated comments."""
     if not text.startswith(WRITTEN):

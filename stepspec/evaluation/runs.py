@@ -7,6 +7,7 @@ leave an incomplete last line, which is skipped.
 import hashlib
 import re
 import shlex
+import tomllib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Block, Failure, Record, ResultRow, RunRecord, Summary, Trace
+from stepspec.loop.policy import Policy
 
 R = TypeVar("R", bound=Record)
 Key = tuple[str, str, int]
@@ -62,6 +64,18 @@ def read_run(folder: Path) -> RunRecord:
     if run is None:
         raise UsageError(f"{folder} holds no run: there is no run.json.")
     return run
+
+
+def policy_of(run: RunRecord, name: str) -> Policy:
+    """Return a policy of a run, with the settings for the run's temperature.
+
+    Raises:
+        UsageError: the text of the policy is not one of this version.
+    """
+    try:
+        return Policy.model_validate(tomllib.loads(run.policies[name].text)).at(run.temperature)
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise UsageError(f"The policy {name!r} of the run cannot be read: {error}") from error
 
 
 def read_summary(folder: Path) -> Summary | None:

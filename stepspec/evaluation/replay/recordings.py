@@ -1,15 +1,12 @@
 """Reads the recorded steps of a run: its traces with `judged_steps`, by policy and problem."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, ResultRow, RunRecord, Trace
-from stepspec.evaluation.runs import iter_rows, iter_traces, read_run, says
+from stepspec.evaluation.runs import iter_rows, iter_traces, policy_of, read_run, says
 from stepspec.loop.families.score import ScoreTable
 from stepspec.loop.policy import Policy
 
@@ -70,7 +67,7 @@ def read_recordings(folder: Path) -> Recordings:
     run = read_run(folder)
     if BASELINE not in run.policies:
         raise UsageError(f"{folder} has no policy {BASELINE!r} to compare with.")
-    policies = {name: _policy(name, each.text).at(run.temperature) for name, each in run.policies.items()}
+    policies = {name: policy_of(run, name) for name in run.policies}
     scored = {name: each for name, each in policies.items() if is_recorded(each)}
     rows: dict[str, dict[Key, ResultRow]] = {name: {} for name in policies}
     for row in iter_rows(folder):
@@ -102,13 +99,6 @@ def read_recordings(folder: Path) -> Recordings:
 
 def _drafts(run: RunRecord, policy: str) -> bool:
     return run.policies[policy].drafter == "draft-model"
-
-
-def _policy(name: str, text: str) -> Policy:
-    try:
-        return Policy.model_validate(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise UsageError(f"The policy {name!r} of the run cannot be read: {error}") from error
 
 
 def is_recorded(policy: Policy) -> bool:

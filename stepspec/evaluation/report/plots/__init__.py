@@ -1,10 +1,8 @@
 """The plots of the page. Each function yields no plot if there is no data for it."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 
-from pydantic import ValidationError
-
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import RunRecord, Summary
 from stepspec.evaluation.report.plots.canvas import Plot
 from stepspec.evaluation.report.plots.clock import time_split
@@ -15,8 +13,8 @@ from stepspec.evaluation.report.plots.spread import latencies, length_ratios
 from stepspec.evaluation.report.plots.sweep import sweep_plots
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
 from stepspec.evaluation.report.tally import PolicyTally, RunTally
+from stepspec.evaluation.runs import policy_of
 from stepspec.loop.judging import ThresholdJudge
-from stepspec.loop.policy import Policy
 
 __all__ = ["Plot", "path_plot", "plot_sections", "sweep_plots"]
 
@@ -43,7 +41,7 @@ def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -
 def _thresholds(run: RunRecord, name: str) -> Mapping[str, float]:
     """Return the thresholds of a policy's judges by judge; none for a policy of a later or earlier version."""
     try:
-        policy = Policy.model_validate(tomllib.loads(run.policies[name].text)).at(run.temperature)
-    except (tomllib.TOMLDecodeError, ValidationError):
+        judges = policy_of(run, name).judges
+    except UsageError:
         return {}
-    return {judge.name: judge.threshold for judge in policy.judges if isinstance(judge, ThresholdJudge)}
+    return {judge.name: judge.threshold for judge in judges if isinstance(judge, ThresholdJudge)}

@@ -62,7 +62,7 @@ def test_a_target_call_adds_its_passes_and_its_token_level_counts() -> None:
 
 
 def test_an_unknown_count_cannot_be_added() -> None:
-    with pytest.raises(AttributeError):
+    with pytest.raises(KeyError):
         Ledger(10).add(acepted=1)
 
 

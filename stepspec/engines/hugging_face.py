@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,7 @@ class HuggingFaceTokenizer:
         self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.piece = lru_cache(maxsize=None)(self._piece)
         self._marked, self._plain = _encoders(tokenizer)
+        self._decode = _decoder(tokenizer)
         self.max_token_bytes = _max_token_bytes(tokenizer)
         special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = _Finder([token.content for token in special])
@@ -85,7 +86,7 @@ class HuggingFaceTokenizer:
         return self._plain(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.own.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._decode(ids)
 
     def render(
         self,
@@ -144,6 +145,16 @@ def _encoders(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[str
         lambda text: marked.encode_batch_fast([text], add_special_tokens=False)[0].ids,
         lambda text: plain.encode_batch_fast([text], add_special_tokens=False)[0].ids,
     )
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Return the tokenizer's decoding. Where that is its backend's alone, the layers around it are left out: they take
+    longer than the decoding of a step."""
+    own, plain = tokenizer.__class__, TokenizersBackend
+    overridden = any(getattr(own, name, None) is not getattr(plain, name, None) for name in ("decode", "_decode"))
+    if _is_fast(tokenizer) and not overridden:
+        return partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _is_fast(tokenizer: Any) -> bool:

@@ -29,7 +29,8 @@ class StopWatch:
             return "token"
         if self._stop.delimiters:
             text = self._recent + self._piece(token)
-            if any(delimiter in text for delimiter in self._stop.delimiters):
-                return "delimiter"
+            for delimiter in self._stop.delimiters:
+                if delimiter in text:
+                    return "delimiter"
             self._recent = text[-self._reach :] if self._reach else ""
         return "length" if self.remaining <= 0 else None

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
@@ -42,7 +42,7 @@ class Ledger:
         self._working: Counter[Role] = Counter()
         self._working_since: dict[Role, float] = {}
         self._firsts: dict[str, float] = {}
-        self.counts = Counts()
+        self._counts = dict.fromkeys((each.name for each in fields(Counts)), 0)
         self.cached: int | None = None
         """Prompt tokens that the target's first call found cached; None before that call."""
 
@@ -104,9 +104,15 @@ class Ledger:
         self._seconds[role] -= moved
         self._seconds["queue"] += moved
 
+    @property
+    def counts(self) -> Counts:
+        """The counts so far."""
+        return Counts(**self._counts)
+
     def add(self, **counts: int) -> None:
         """Add to counts by name."""
-        self.counts = replace(self.counts, **{name: getattr(self.counts, name) + n for name, n in counts.items()})
+        for name, number in counts.items():
+            self._counts[name] += number
 
     def add_target_call(self, chunk: Chunk, *, first: bool = True) -> None:
         """Add the passes and token-level counts of the last chunk of a target call.
@@ -145,7 +151,7 @@ class Ledger:
 
     def committed(self, num_tokens: int) -> None:
         """Set the number of committed tokens, counted in the text itself."""
-        self.counts = replace(self.counts, committed=num_tokens)
+        self._counts["committed"] = num_tokens
 
     @property
     def remaining(self) -> int:
@@ -154,8 +160,8 @@ class Ledger:
 
     @property
     def _num_committed(self) -> int:
-        counts = self.counts
-        return counts.accepted + counts.regenerated + counts.forced
+        counts = self._counts  # not `self.counts`, which costs as much as all the counting of a step
+        return counts["accepted"] + counts["regenerated"] + counts["forced"]
 
     def may_waste(self, max_step_tokens: int, rate: int = 1) -> bool:
         """Whether there may be one more round of speculation, with at most `rate` uncommitted steps of
@@ -164,7 +170,9 @@ class Ledger:
         Wasted tokens never exceed the committed tokens plus two steps, times `rate`. This bounds the cost of
         speculation that never succeeds.
         """
-        return self.counts.wasted <= rate * (self._num_committed + max_step_tokens)
+        counts = self._counts
+        wasted = counts["rejected"] + counts["cancelled"] + counts["discarded"]
+        return wasted <= rate * (self._num_committed + max_step_tokens)
 
     def times(self) -> Times:
         """Return the seconds measured so far."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from stepspec.chat.answer import AnswerReader
@@ -186,8 +187,7 @@ class Request:
         """
         if self.draft is None or not (self.breaker.is_closed if sibling else self.breaker.allows()):
             return None
-        sampling = replace(self.sampling, seed=self.sampling.seed + DRAFT_SEED * (sibling + 1))
-        stop = self.transcript.rest_of_step(room)
+        sampling, stop = _draft_sampling(self.sampling, sibling), self.transcript.rest_of_step(room)
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
         logprobs = self.policy.needs_draft_logprobs or recorded
         call = Generate(self.transcript.buffer, sampling, stop, after=after, logprobs=logprobs)
@@ -587,6 +587,12 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
         self.emit(self.transcript.finish(writer))
+
+
+@lru_cache(maxsize=256)  # a step's call takes it from here; making one checks all its settings
+def _draft_sampling(sampling: Sampling, sibling: int) -> Sampling:
+    """Return the draft's sampling, with random numbers of its own for each step at the same place."""
+    return replace(sampling, seed=sampling.seed + DRAFT_SEED * (sibling + 1))
 
 
 def num_written(chunk: Chunk) -> int:

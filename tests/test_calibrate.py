@@ -23,7 +23,7 @@ from stepspec.evaluation.running import load_benchmark
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
-SMALL = Sizes(recorded=6, least_recorded=6, chunk=12, timed=3, timed_chunk=3)
+SMALL = Sizes(recorded=4, least_recorded=4, chunk=8, timed=2, timed_chunk=2)
 SILENT = Watcher(lambda title: None, lambda row, done, total: None, lambda words: None)
 
 
@@ -49,7 +49,7 @@ async def calibrated(
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Calibrated, str]:
     """A calibration with a limit so large that it certifies something."""
     folder = tmp_path_factory.mktemp("calibration") / "run"
-    plan = Plan(max_loss=0.6, max_problems=30, concurrency=4)
+    plan = Plan(max_loss=0.6, max_problems=20, concurrency=4)
     return folder, *asyncio.run(calibrated(folder, plan))
 
 
@@ -129,13 +129,13 @@ async def _notes_are_right(file: Path) -> None:
 def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, str]) -> None:
     folder, results, _ = found
     before = {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")}
-    again = asyncio.run(calibrated(folder, Plan(max_loss=0.6, max_problems=30, concurrency=4), at_most=0.3))
+    again = asyncio.run(calibrated(folder, Plan(max_loss=0.6, max_problems=20, concurrency=4), at_most=0.3))
     policy = Policy.model_validate(tomllib.loads(again[1]))
     assert (policy.at(0.3).certificate is None, policy.at(0.6).certificate) == (False, None)
     assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
     assert again[0].path == results.path
     with pytest.raises(UsageError, match="differs in max_loss"):
-        asyncio.run(calibrated(folder, Plan(max_loss=0.2, max_problems=30, concurrency=4)))
+        asyncio.run(calibrated(folder, Plan(max_loss=0.2, max_problems=20, concurrency=4)))
 
 
 def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, str], tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_report_shows_the_path_with_its_bounds(found: tuple[Path, Calibrated, 
 def test_the_tested_problems_are_not_the_recorded_ones(found: tuple[Path, Calibrated, str]) -> None:
     folder = found[0]
     recorded, tested = ({row.problem for row in iter_rows(folder / name)} for name in ("recorded", "tested"))
-    assert len(recorded) == 6
+    assert len(recorded) == 4
     assert tested
     assert not recorded & tested
 
@@ -166,7 +166,7 @@ def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
     rng = random.Random(0)
     names = ("Ann", "Ben", "Vera", "Finn")
     lines: list[str] = []
-    for _ in range(30):
+    for _ in range(20):
         (first, second), a, b = rng.sample(names, 2), rng.randint(20, 60), rng.randint(2, 19)
         question = (
             f"{first} has {a} books. {second} has {b} fewer books than {first}. How many books does {second} have?"
@@ -174,7 +174,7 @@ def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
         lines.append(json.dumps({"question": question}))
     data = tmp_path / "prompts.jsonl"
     data.write_text("\n".join(lines))
-    plan = Plan(max_loss=0.6, max_problems=30, measure="agreement", max_tokens=96, concurrency=4)
+    plan = Plan(max_loss=0.6, max_problems=20, measure="agreement", max_tokens=96, concurrency=4)
     results, text = asyncio.run(calibrated(tmp_path / "run", plan, data))
     tested = results.path[0]
     assert tested.target_accuracy == 1.0, "at temperature 0 the target agrees with itself"

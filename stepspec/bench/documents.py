@@ -44,6 +44,7 @@ TABLES: Mapping[str, type[FileModel]] = {
 
 METHODS: Mapping[str, str] = {
     "smol-gsm-plain": "mini/smol/figures.json",
+    "smol-gsm8k": "mini/smol/figures.json",
     "embedded-gsm-mini": "mini/weights/figures.json",
 }
 """The figures of the pair, by run of the published methods under `evals/results/presets`."""

@@ -87,7 +87,7 @@ def calibrate_policy(
     """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
     require_extras()
     from stepspec.api.session import load_pair
-    from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, load_task
+    from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, check_policy, load_task
     from stepspec.evaluation.calibrate.storing import STARTED
     from stepspec.evaluation.policy_files import is_generated
     from stepspec.loop.policy import load_policy
@@ -114,6 +114,7 @@ def calibrate_policy(
     if at_most is not None and at_most < lowest:
         raise UsageError(f"--at-most must be at least the temperature of the calibration, {lowest:g}, got {at_most:g}.")
     wanted, text = load_policy(policy)
+    check_policy(wanted)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-calibrate")
     print("Loading the models.", file=sys.stderr)
     loaded = load_pair(

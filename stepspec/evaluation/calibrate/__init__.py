@@ -9,6 +9,17 @@ from stepspec.base.extras import from_extra
 with from_extra("eval", "A calibration"):
     from stepspec.evaluation.calibrate.calibrating import Plan, calibrate, load_task
     from stepspec.evaluation.calibrate.records import Calibrated, Measure, Tested
-    from stepspec.evaluation.calibrate.running import Budget, Sizes, Watcher
+    from stepspec.evaluation.calibrate.running import Budget, Sizes, Watcher, check_policy
 
-__all__ = ["Budget", "Calibrated", "Measure", "Plan", "Sizes", "Tested", "Watcher", "calibrate", "load_task"]
+__all__ = [
+    "Budget",
+    "Calibrated",
+    "Measure",
+    "Plan",
+    "Sizes",
+    "Tested",
+    "Watcher",
+    "calibrate",
+    "check_policy",
+    "load_task",
+]

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 
-from stepspec.api.session import Pair
+from stepspec.api.session import Pair, fit_policy
 from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
@@ -89,7 +89,8 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
         num_repeats=plan.num_repeats or benchmark.default_repeats,
     )
     given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
-    check_policy(given, pair)
+    check_policy(given)
+    fit_policy(given, pair)
     policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     return Task(pair, policy, policy_text, name, benchmark, order, identity)
 

@@ -348,8 +348,8 @@ def _as_text(policy: Policy) -> str:
     return tomlkit.dumps(policy.model_dump(mode="json", exclude_none=True))
 
 
-def check_policy(policy: Policy, pair: Pair) -> None:
-    """Check that a calibration can change a policy, and that the pair can run it.
+def check_policy(policy: Policy) -> None:
+    """Check that a calibration can change a policy.
 
     Raises:
         UsageError: it cannot.
@@ -358,7 +358,6 @@ def check_policy(policy: Policy, pair: Pair) -> None:
         raise UsageError(
             "A calibration needs a policy of family 'score' with one candidate a step, whose judge has a threshold."
         )
-    fit_policy(policy, pair)
 
 
 def _limits(plan: Planned) -> Limits:

@@ -112,6 +112,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", tuple(tuple(pair) for pair in self.logit_bias))
+        if self.allowed is not None:
+            object.__setattr__(self, "allowed", frozenset(self.allowed))
         check_numbers(**{name: getattr(self, name) for name in SAMPLING_NUMBERS})
         if not 0.0 <= self.temperature <= 10.0:
             raise UsageError(f"temperature must be between 0 (greedy) and 10, got {self.temperature}.")
@@ -162,6 +165,9 @@ class Stop:
     max_tokens: int
     delimiters: tuple[str, ...] = ()
     token_ids: frozenset[int] = frozenset()
+    before: str = ""
+    """Text before the generated one, with which it may complete a delimiter. Servers that look for delimiters
+    themselves do not know it."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -224,7 +230,8 @@ class Generate:
     drafting: Drafting = Drafting()
     """Token-level speculation."""
     hint: Sequence[int] = ()
-    """Ids that are likely to come next, such as a rejected step. Lookup drafters draft from them."""
+    """Ids that are likely to come next, such as the rest of a rejected step. Lookup drafters draft from them, and their
+    beginning is the first draft of a draft model."""
     json_schema: str | None = None
     """A JSON schema as text. It constrains the generated text, which may start with white space. Requires the ability
     `json schema`."""
@@ -281,8 +288,9 @@ class Probe:
 class Verification:
     """The scores of a continuation of n tokens, at temperature 1.
 
-    `logprobs` and `choices` have n entries: the log-probability of each token, and the argmax token at its position.
-    `next_choice` is the argmax token after the continuation.
+    `logprobs` and `choices` have n entries: the log-probability of each token, and the target's own choice at its
+    position. `next_choice` is its choice after the continuation. Choices are argmax tokens unless the call says how to
+    sample them.
 
     For each probe, `probe_logprobs` has the log-probabilities of its labels over the whole vocabulary; -inf for a label
     that a server does not return. `probe_choices` has the argmax token after the probe, which need not be a label.
@@ -312,14 +320,18 @@ class Verify:
     """Branches that leave the continuation, most at its end."""
     scores: bool = True
     """Whether to return the n values of `Verification.logprobs` and `choices`. False may save work on a server."""
+    sampling: Sampling | None = None
+    """How the target chooses tokens. If given, the choices are the tokens that `generate` would write at these places,
+    with its random numbers; else the argmax tokens. Requires the ability `samples`, and no repetition penalty."""
 
 
-Ability = Literal["scores", "choices", "label logprobs", "logprobs", "entropies", "json schema", "forget"]
+Ability = Literal["scores", "choices", "samples", "label logprobs", "logprobs", "entropies", "json schema", "forget"]
 """Optional features of an engine.
 
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
-log-probs of labels. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and margins.
-`json schema`: `generate` supports a schema. `forget`: `forget` clears all caches.
+log-probs of labels. `samples`: it can sample the choices. `logprobs`: `generate` returns those of what it writes;
+`entropies`: and entropies and margins. `json schema`: `generate` supports a schema. `forget`: `forget` clears all
+caches.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))

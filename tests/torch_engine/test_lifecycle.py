@@ -3,7 +3,8 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ from stepspec.engines.protocol import (
     collect,
 )
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
-from stepspec.engines.torch_engine.model import CausalModel, Positions
+from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import EngineError, ModelError, UsageError
 
 pytestmark = pytest.mark.anyio
@@ -158,14 +159,14 @@ async def test_out_of_memory_fails_only_the_request_that_is_too_large(
     network: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, prompt = make_model(network), random_ids(60)
-    read = model.read
+    extend = model.extend
 
-    def limited_read(positions: Positions, ids: torch.Tensor, branches: torch.Tensor | None = None) -> torch.Tensor:
-        if ids.shape[1] > 50:
+    def limited(slots: Sequence[int], ids: Sequence[Sequence[int]], **options: Any) -> Any:
+        if max(map(len, ids)) > 50:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-        return read(positions, ids, branches)
+        return extend(slots, ids, **options)
 
-    monkeypatch.setattr(model, "read", limited_read)
+    monkeypatch.setattr(model, "extend", limited)
     async with serving(model) as engine:
         small, big = await asyncio.gather(
             generate(engine, PROMPT, 20), generate(engine, prompt, 5), return_exceptions=True

@@ -20,7 +20,7 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Probe, TokenBuffer, Verification, Verify
+from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verification, Verify
 from stepspec.errors import ContextError, UsageError
 
 pytestmark = pytest.mark.anyio
@@ -220,3 +220,27 @@ async def test_an_empty_prompt_is_rejected() -> None:
             await engine.verify(Verify(TokenBuffer([]), STEP))
         with pytest.raises(UsageError, match="prompt is empty"):
             await generate(engine, [], 3)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(1.0, seed=3),
+        Sampling(0.8, top_p=0.9, seed=4),
+        Sampling(1.0, top_k=5, allowed=frozenset(range(40)), seed=5),
+        Sampling(logit_bias=((5, 3.0), (7, 2.0))),
+    ],
+    ids=["plain", "top-p", "allowed", "biased"],
+)
+@pytest.mark.parametrize("scores", [True, False])
+async def test_sampled_choices_are_what_generate_writes(
+    network: PreTrainedModel, sampling: Sampling, scores: bool
+) -> None:
+    async with serving(make_model(network)) as engine:
+        written = (await generate(engine, PROMPT, 12, sampling=sampling)).ids
+        actual = await engine.verify(Verify(TokenBuffer(PROMPT), written[:-1], PROBES[:1], scores, sampling))
+        greedy = await engine.verify(Verify(TokenBuffer(PROMPT), written[:-1], PROBES[:1], scores))
+    assert actual.next_choice == written[-1]
+    assert actual.choices == (written[:-1] if scores else None)
+    assert actual.probe_choices == greedy.probe_choices, "a probe is answered by the most likely token"
+    assert actual.logprobs == greedy.logprobs

@@ -9,9 +9,9 @@ Fused layers share the model's weights: its parameters become views of the joine
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -115,25 +115,34 @@ class PartialHead:
 
     def __init__(self, network: PreTrainedModel, ids: Tensor) -> None:
         head: Any = network.get_output_embeddings()
-        self._ids = ids
+        self.ids = ids
         self._vocab_size = len(head.weight)
         self._full_head, self._matrix = None, None
         if is_fusible(network):
-            weight = head.weight.detach()[self._ids]
-            bias = None if head.bias is None else head.bias.detach()[self._ids]
+            weight = head.weight.detach()[self.ids]
+            bias = None if head.bias is None else head.bias.detach()[self.ids]
             self._matrix = Matrix(weight.T, bias, packed=packing_pays(weight, _size(network)))
         else:
             self._full_head = Head(network)
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        rows = self.scored(hidden).flatten(0, -2)
+        logits = rows.new_full((len(rows), self._vocab_size), -torch.inf).index_copy_(1, self.ids, rows)
+        return logits.unflatten(0, hidden.shape[:-1])
+
+    def scored(self, hidden: Tensor) -> Tensor:
+        """Return the logits of the draft vocabulary alone, from hidden states [.., W] to [.., N]."""
         rows = hidden.flatten(0, -2)
         if self._matrix is not None:
             subset = self._matrix.product(rows)
         else:
             assert self._full_head is not None
-            subset = self._full_head(rows[None])[0].index_select(-1, self._ids)
-        logits = subset.new_full((len(rows), self._vocab_size), -torch.inf).index_copy_(1, self._ids, subset)
-        return logits.unflatten(0, hidden.shape[:-1])
+            subset = self._full_head(rows[None])[0].index_select(-1, self.ids)
+        return subset.unflatten(0, hidden.shape[:-1])
+
+    def named(self, places: Tensor) -> Tensor:
+        """Return the ids at these places of the draft vocabulary."""
+        return self.ids[places]
 
 
 class Head:
@@ -182,6 +191,22 @@ def is_fusible(network: PreTrainedModel) -> bool:
         and rope.get("rope_type") in STATIC_ROPE
         and rope.get("partial_rotary_factor", 1.0) == 1.0
     )
+
+
+class RaggedRow(NamedTuple):
+    """A row of a pass without padding.
+
+    Attributes:
+        slot: its slot in the cache.
+        start: position of its first id.
+        length: number of its ids, T.
+        mask: bool [1, 1, T, S], true where a position is visible; None makes all visible.
+    """
+
+    slot: int
+    start: int
+    length: int
+    mask: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -242,10 +267,51 @@ class FusedBody:
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
+        bias = self._bias(mask)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
+            keys, values = cache.update(k.transpose(1, 2), v.transpose(1, 2), index)
+            return self._attend(q.transpose(1, 2), keys, values, bias, cache.runs)
+
+        return self._read(ids, positions, attend)
+
+    def ragged(self, ids: Tensor, positions: Tensor, rows: Sequence[RaggedRow], cache: SlotCache) -> Tensor:
+        """Read rows of different lengths without padding. Call `SlotCache.reserve` before.
+
+        Args:
+            ids: the ids of all rows, one row after the other, [1, N].
+            positions: their position ids, [1, N].
+            rows: the rows.
+            cache: the cache.
+
+        Returns:
+            Hidden states [1, N, W].
+        """
+        biases = [self._bias(row.mask) for row in rows]
+        lengths = [row.length for row in rows]
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
+            parts: list[Tensor] = []
+            split = zip(*(each.transpose(1, 2).split(lengths, 2) for each in (q, k, v)), strict=True)
+            for row, bias, (query, new_keys, new_values) in zip(rows, biases, split, strict=True):
+                keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start)
+                parts.append(self._attend(query, keys, values, bias, ()))
+            return torch.cat(parts, 1)
+
+        return self._read(ids, positions, attend)
+
+    def _bias(self, mask: Tensor | None) -> Tensor | None:
+        return packed_bias(mask, self._heads // self._kv_heads, self._embedding.dtype)
+
+    def _read(self, ids: Tensor, positions: Tensor, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Tensor:
+        """Return the hidden states of ids [B, T], as [B, T, W].
+
+        `attend` takes queries [B, T, H, D], keys and values [B, T, H_kv, D] and the layer's number, and returns what
+        the queries attend to, [B, T, H, D].
+        """
         batch, length = ids.shape
         heads, num_qk, normed = self._heads, self._heads + self._kv_heads, self._rms_norm
         cosine, sine = self._rotation(positions)
-        bias = packed_bias(mask, heads // self._kv_heads, self._embedding.dtype)
         x = self._embedding[ids.flatten()]  # [B * T, W]
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv.product(normed(x, layer.attention_norm)).view(batch, length, -1, self._size)
@@ -253,10 +319,8 @@ class FusedBody:
             if layer.qk_norm is not None:
                 qk = normed(qk, layer.qk_norm)
             qk = torch.addcmul(qk * cosine, qk.roll(self._size // 2, -1), sine)
-            q, k, v = (each.transpose(1, 2) for each in (qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:]))
-            keys, values = cache.update(k, v, index)
-            attended = self._attend(q, keys, values, bias, cache.runs).reshape(len(x), -1)
-            layer.out.add_product(x, attended)
+            attended = attend(qk[:, :, :heads], qk[:, :, heads:], qkv[:, :, num_qk:], index)
+            layer.out.add_product(x, attended.reshape(len(x), -1))
             gate, up = layer.gate_up.product(normed(x, layer.mlp_norm)).chunk(2, -1)
             layer.down.add_product(x, silu(gate).mul_(up))
         return normed(x, self._norm).view(batch, length, -1)

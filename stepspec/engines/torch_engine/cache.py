@@ -72,6 +72,17 @@ class SlotCache:
             self._values.append(self._empty_like(values))
         return self._write(self._keys[layer_idx], keys), self._write(self._values[layer_idx], values)
 
+    def update_row(self, keys: Tensor, values: Tensor, layer: int, slot: int, start: int) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values of one slot, [1, H_kv, T, D], from position `start` on; return all of its
+        keys and values up to there. Call `reserve` before the pass."""
+        if layer == len(self._keys):
+            self._keys.append(self._empty_like(keys))
+            self._values.append(self._empty_like(values))
+        rows = [store[layer][slot : slot + 1, :, : start + keys.shape[2]] for store in (self._keys, self._values)]
+        for row, new in zip(rows, (keys, values), strict=True):
+            row[:, :, start:] = new
+        return rows[0], rows[1]
+
     def _empty_like(self, new: Tensor) -> Tensor:
         return new.new_zeros(len(self.lengths), new.shape[1], self.capacity, new.shape[3])
 

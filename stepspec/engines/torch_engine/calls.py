@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from stepspec.engines.metrics import Metrics
-from stepspec.engines.protocol import Chunk, Probe, TokenBuffer, Verification
+from stepspec.engines.protocol import Chunk, Probe, Sampling, TokenBuffer, Verification
+from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.model import Branch
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.slots import Slot
@@ -139,6 +140,7 @@ class Scoring(Call):
     probes: Sequence[Probe]
     scores: bool
     outcome: "asyncio.Future[Verification]"
+    sampling: Sampling | None = None
 
     @property
     def after(self) -> Sequence[int]:
@@ -165,9 +167,9 @@ class Scoring(Call):
             ends.append(column if probe.ids else self._place(probe))
         return [*range(trunk + 1), *ends] if self.scores else [trunk, *ends]
 
-    def settle(self, logits: torch.Tensor) -> None:
-        """Set the result from the logits of the columns in `keep`."""
-        verification = read_verification(logits.float().log_softmax(-1), self)
+    def settle(self, logits: torch.Tensor, *, partial: bool = False) -> None:
+        """Set the result from the logits of the columns in `keep`. For `partial` see `sampling.edited`."""
+        verification = read_verification(logits, self, partial=partial)
         self._call_soon(self._settle, verification)
 
     def _settle(self, verification: Verification) -> None:
@@ -182,30 +184,44 @@ class Scoring(Call):
             self.outcome.set_exception(error)
 
 
-def read_verification(logprobs: torch.Tensor, call: Scoring) -> Verification:
-    """Return the verification that the log-probabilities of the columns in `keep` describe.
+def read_verification(logits: torch.Tensor, call: Scoring, *, partial: bool = False) -> Verification:
+    """Return the verification that the logits of the columns in `keep` describe.
 
-    Those are [n + 1 + number of probes, V], or [1 + number of probes, V] without scores.
+    Those are [n + 1 + number of probes, V], or [1 + number of probes, V] without scores. For `partial` see
+    `sampling.edited`.
     """
     count = len(call.continuation) if call.scores else 0
-    argmax = logprobs.argmax(-1).tolist()
+    logprobs = logits.float().log_softmax(-1)
+    choices = logprobs.argmax(-1)
+    if call.sampling is not None:
+        first = call.prompt_length + len(call.continuation) - count
+        choices[: count + 1] = _sampled(logits[: count + 1], call.sampling, first, partial=partial)
+    chosen = choices.tolist()
     own: tuple[float, ...] | None = None
     if call.scores:
-        chosen = torch.tensor(call.continuation, dtype=torch.long, device=logprobs.device)
-        own = tuple(logprobs[:count].gather(1, chosen[:, None])[:, 0].tolist())
+        ids = torch.tensor(call.continuation, dtype=torch.long, device=logprobs.device)
+        own = tuple(logprobs[:count].gather(1, ids[:, None])[:, 0].tolist())
     labels = [
         tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
     ]
     return Verification(
         logprobs=own,
-        choices=tuple(argmax[:count]) if call.scores else None,
-        next_choice=argmax[count],
+        choices=tuple(chosen[:count]) if call.scores else None,
+        next_choice=chosen[count],
         probe_logprobs=tuple(labels),
-        probe_choices=tuple(argmax[count + 1 :]),
+        probe_choices=tuple(chosen[count + 1 :]),
         queue_s=call.queue_s,
         passes=call.metrics.target_passes,
         cached=call.metrics.cached_tokens,
     )
+
+
+def _sampled(logits: torch.Tensor, how: Sampling, first: int, *, partial: bool) -> torch.Tensor:
+    """Return the tokens [T] that `generate` would write from logits [T, V], the first one at the position `first`."""
+    row = sampling.samplers([how], logits.shape[-1], logits.device)
+    positions = torch.arange(first, first + len(logits), device=logits.device)[None]
+    edited = sampling.edited(logits[None], row, None, partial=partial)
+    return sampling.choose(edited, positions, row, sampling.RESAMPLE)[0][0]
 
 
 def engine_error(name: str, error: Exception) -> EngineError:

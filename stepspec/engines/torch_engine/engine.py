@@ -234,7 +234,8 @@ class TorchEngine:
         prompt, continuation, probes = call.prompt, call.continuation, call.probes
         check_room(self, len(prompt), len(continuation) + sum(len(probe.ids) for probe in probes))
         probe_ids = (ids for probe in probes for ids in (probe.ids, probe.labels))
-        check_ids(self.name, self._model.vocab_size, prompt, continuation, *probe_ids)
+        named = () if call.sampling is None else call.sampling.named_ids
+        check_ids(self.name, self._model.vocab_size, prompt, continuation, named, *probe_ids)
         loop = asyncio.get_running_loop()
         scoring = Scoring(
             prompt=prompt,
@@ -244,6 +245,7 @@ class TorchEngine:
             continuation=continuation,
             probes=probes,
             scores=call.scores,
+            sampling=call.sampling,
             outcome=loop.create_future(),
         )
         self._submit(scoring)

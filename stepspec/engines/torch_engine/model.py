@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from stepspec.engines.hugging_face import loading_options
 from stepspec.engines.torch_engine import attention
 from stepspec.engines.torch_engine.attention import UnsupportedAttentionError, runs_of_like_length
-from stepspec.engines.torch_engine.body import PartialHead, make_body, make_head, sharing_weights
+from stepspec.engines.torch_engine.body import FusedBody, PartialHead, RaggedRow, make_body, make_head, sharing_weights
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.errors import ModelError, UsageError, reason_of
 
@@ -79,8 +79,10 @@ class CausalModel:
         """Bytes of the keys and values of one position; set after the first pass."""
         self._reproduce()
         self.vocabulary = vocabulary
+        self.partial: PartialHead | None = None
+        """The head of a model with a draft vocabulary; None for others."""
         if vocabulary is not None:
-            self.logits = PartialHead(network, torch.tensor(vocabulary, device=self.device))
+            self.logits = self.partial = PartialHead(network, torch.tensor(sorted(vocabulary), device=self.device))
         self.position_bytes = self.cache.position_bytes
         self.cache = SlotCache()
         self.uses_graphs = self.device.type == "cuda"
@@ -181,18 +183,34 @@ class CausalModel:
         span = positions.span_of(width)
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
         self.cache.begin(slots, cells, span, runs)
+        hides = width > 1 or len(ids) > 1 or isinstance(slots, Tensor)
+        position_ids, mask = self._places(starts, cells, span, branches, hides=hides)
+        return self._body(ids, position_ids, mask, self.cache)
+
+    def _places(
+        self, starts: Tensor, cells: Tensor, span: int, branches: Tensor | None, *, hides: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the position ids of a pass [B, T], and which positions are visible, bool [B, 1, T, S].
+
+        Args:
+            starts: positions of the first ids, [B].
+            cells: where the pass writes, [B, T].
+            span: S.
+            branches: what `_branch_columns` returns, [3, B, T]; None without branches.
+            hides: whether some position is not visible; else the mask is None.
+        """
         position_ids, mask = cells, None
-        if width > 1 or len(ids) > 1 or isinstance(slots, Tensor):
+        if hides:
             mask = torch.arange(span, device=self.device) <= cells[:, :, None]  # [B, T, S]
         if branches is not None:
             assert mask is not None
             numbers, shifts, ends = branches
             position_ids = cells - shifts
-            of_key = numbers.new_zeros(len(ids), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
+            of_key = numbers.new_zeros(len(cells), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
             before = torch.arange(span, device=self.device) < (starts[:, None] + ends)[:, :, None]  # [B, T, S]
             mask = mask & (((of_key == 0) & before) | (of_key == numbers[:, :, None]))
         position_ids = position_ids.clamp(max=self.max_context - 1)  # padding may be beyond the context
-        return self._body(ids, position_ids, None if mask is None else mask[:, None], self.cache)
+        return position_ids, None if mask is None else mask[:, None]
 
     def extend(
         self,
@@ -216,6 +234,8 @@ class CausalModel:
         """
         starts = [self.cache_length(slot) for slot in slots]
         width = max(map(len, ids))
+        if self.reads_ragged and len(ids) > 1 and min(map(len, ids)) < width:
+            return self._extend_ragged(slots, starts, ids, keep, branches)
         padded = [[*row, *[0] * (width - len(row))] for row in ids]
         inputs = torch.tensor([[start, *row] for start, row in zip(starts, padded, strict=True)]).to(self.device)
         branch_columns = None
@@ -230,6 +250,41 @@ class CausalModel:
         if flat != list(range(hidden.shape[0] * width)):
             hidden = hidden.flatten(0, 1)[torch.tensor(flat, dtype=torch.long, device=self.device)][None]
         return self.logits(hidden).flatten(0, 1).split([len(row) for row in columns])
+
+    @property
+    def reads_ragged(self) -> bool:
+        """Whether rows of different lengths share a pass without padding. On a GPU, the calls would take longer."""
+        return isinstance(self._body, FusedBody) and self.device.type == "cpu"
+
+    def _extend_ragged(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        ids: Sequence[Sequence[int]],
+        keep: Sequence[Sequence[int]] | None,
+        branches: Sequence[Sequence[Branch]] | None,
+    ) -> tuple[Tensor, ...]:
+        """See `extend`. `starts` are the lengths of the slots."""
+        assert isinstance(self._body, FusedBody)
+        self.cache.reserve(max(slots) + 1, max(start + len(row) for start, row in zip(starts, ids, strict=True)))
+        rows, places, columns, first = list[RaggedRow](), list[Tensor](), list[int](), 0
+        for index, (slot, start, row) in enumerate(zip(slots, starts, ids, strict=True)):
+            branching = (
+                None if branches is None or not any(each.length for each in branches[index]) else branches[index]
+            )
+            shape = None if branching is None else _branch_columns([len(row)], [branching], len(row))
+            cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
+            position_ids, mask = self._places(begin, cells, start + len(row), shape, hides=len(row) > 1)
+            rows.append(RaggedRow(slot, start, len(row), mask))
+            places.append(position_ids)
+            columns += [first + column for column in (range(len(row)) if keep is None else keep[index])]
+            first += len(row)
+        flat = torch.tensor([[id for row in ids for id in row]])
+        hidden = self._body.ragged(flat, torch.cat(places, 1), rows, self.cache)
+        for slot, start, row in zip(slots, starts, ids, strict=True):
+            self.cache.lengths[slot] = start + len(row)
+        kept = [len(row) if keep is None else len(keep[index]) for index, row in enumerate(ids)]
+        return self.logits(hidden[:, columns]).flatten(0, 1).split(kept)
 
     def cache_length(self, slot: int) -> int:
         """Return the number of positions that the slot holds; 0 if it was never used."""

@@ -120,13 +120,15 @@ class Scheduler:
             self._running.append(call)
 
     def _next_readers(self) -> list[Call]:
-        """Return the calls whose next chunks share a pass, in order of arrival, with at most half of it padding."""
+        """Return the calls whose next chunks share a pass, in order of arrival, with at most half of it padding if the
+        model pads rows of different lengths."""
         readers: list[Call] = []
         total = widest = 0
         for call in self._reading:
             size = self._chunk_size(call)
             total, widest = total + size, max(widest, size)
-            if readers and (total > PREFILL_CHUNK or widest * (len(readers) + 1) > 2 * total):
+            padded = not self._model.reads_ragged and widest * (len(readers) + 1) > 2 * total
+            if readers and (total > PREFILL_CHUNK or padded):
                 break
             if size:
                 readers.append(call)
@@ -165,7 +167,7 @@ class Scheduler:
             call.metrics.passes["read"] += 1
         for call, rows in read:
             if isinstance(call, Scoring):
-                call.settle(rows)
+                call.settle(rows, partial=self._model.vocabulary is not None)
                 self._leave(call)
 
     def _decode(self) -> None:

@@ -92,6 +92,26 @@ def decide(logits: Tensor, draft: Draft, counts: Tensor, first: Tensor, how: Sam
     return sampling.accept(p, draft.distributions, draft.tokens, counts, accept_noise, noise, override)
 
 
+def write_next(
+    target: CausalModel, positions: Positions, last: Tensor, how: Samplers, detailed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Write each row's next token, without drafted ones. The arguments and what it returns are `verify_and_accept`'s.
+
+    It does less than that function for no drafted tokens. A model with a draft vocabulary samples within it.
+    """
+    hidden, partial = target.read(positions, last[:, None]), target.partial
+    within = partial is not None and not how.edits
+    own = partial.scored(hidden) if partial is not None and within else target.logits(hidden)
+    seen = None if how.seen is None else how.seen[:, None]
+    logits = own if within else sampling.edited(own, how, seen, partial=partial is not None)
+    places, _ = sampling.choose(logits, positions.starts[:, None] + 1, how, RESAMPLE)
+    tokens = partial.named(places) if partial is not None and within else places
+    outcome = torch.cat([torch.zeros_like(tokens), tokens], 1)
+    if detailed:
+        outcome = torch.cat([outcome.double(), sampling.details(own, places).flatten(1).double()], 1)
+    return outcome, hidden[:, 0]
+
+
 class Rounds:
     """Runs the rounds of one target."""
 
@@ -162,12 +182,18 @@ class Rounds:
         ]
         positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
-            device_draft = draft._replace(counts=(), passes=0)  # both vary by round; a captured pass must not see them
             detailed = any(row.details is not None for row in alive)
-            outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
+            if num_tokens or target.uses_graphs:  # else captured passes would be of twice as many kinds
+                device_draft = draft._replace(
+                    counts=(), passes=0
+                )  # they vary by round; captured passes must not see them
+                outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
+            else:
+                outcome, hidden = write_next(target, positions, last, how, detailed)
             outcomes = outcome.tolist()
         self._watch.settle()
-        if pacer is not None:
+        hinted = drafter is not None and drafter.by_token and any(found) and not draft.passes
+        if pacer is not None and not hinted:  # a hint says nothing about what the drafter costs and finds
             done = Round(
                 num_asked=max(wanted),
                 found=found,

@@ -41,6 +41,11 @@ class Samplers(NamedTuple):
     seen: Tensor | None = None  # bool [B, V], the tokens in each row's text; set if `penalty` is
     tolerance: Tensor | None = None
 
+    @property
+    def edits(self) -> bool:
+        """Whether `edited` changes logits."""
+        return self.penalty is not None or self.bias is not None or self.allowed is not None
+
 
 def samplers(
     rows: Sequence[Sampling], vocab_size: int, device: torch.device, draftings: Sequence[Drafting] = ()

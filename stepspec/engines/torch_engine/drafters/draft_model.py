@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from stepspec.engines.torch_engine import sampling
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
+from stepspec.engines.torch_engine.body import PartialHead
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
 from stepspec.engines.torch_engine.graphs import captured, graph_inputs
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
@@ -15,7 +16,10 @@ from stepspec.engines.torch_engine.slots import Slot, SlotTable
 
 
 class DraftModel(Drafter):
-    """A draft model with its own cache. It reads a row's text only when a draft is requested."""
+    """A draft model with its own cache. It reads a row's text only when a draft is requested.
+
+    Its first draft for a call with a hint is the beginning of that hint.
+    """
 
     by_token = True
 
@@ -41,6 +45,11 @@ class DraftModel(Drafter):
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
+        if all(row.hint for row in rows):  # what is left of a rejected step costs nothing to draft
+            hints = [row.hint[:count] for row, count in zip(rows, counts, strict=True)]
+            for row in rows:
+                row.hint = ()
+            return certain(hints, self._model.device) or Draft.empty(len(rows), self._model.device)
         model, num_tokens = self._model, max(counts)
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
@@ -140,14 +149,29 @@ def draft_loop(
             hidden = _read_two(model, positions, before, last)
         else:
             hidden = model.read(positions.further(index), tokens[:, -1:] if index else last[:, None])
-        seen = sampling.seen_along(how, tokens)
-        logits = _fitted(model.logits(hidden), vocab_size)
-        seen = None if seen is None else seen[:, -1:]
-        logits = sampling.edited(logits, how, seen, partial=model.vocabulary is not None)
-        token, distribution = sampling.choose(logits, positions.starts[:, None] + 1 + index, how, DRAFT)
+        place = positions.starts[:, None] + 1 + index
+        if model.partial is not None and not how.edits:
+            token, distribution = _sampled_within(model.partial, hidden, place, how, vocab_size)
+        else:
+            seen = sampling.seen_along(how, tokens)
+            seen = None if seen is None else seen[:, -1:]
+            logits = _fitted(model.logits(hidden), vocab_size)
+            logits = sampling.edited(logits, how, seen, partial=model.partial is not None)
+            token, distribution = sampling.choose(logits, place, how, DRAFT)
         distributions.extend([] if distribution is None else [distribution])
         tokens = torch.cat([tokens, token], 1)
     return tokens, torch.cat(distributions, 1) if distributions else None
+
+
+def _sampled_within(
+    head: PartialHead, hidden: Tensor, positions: Tensor, how: Samplers, vocab_size: int
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `sampling.choose` does for logits of a draft vocabulary, with the distributions over all V tokens."""
+    places, inner = sampling.choose(head.scored(hidden), positions, how, DRAFT)
+    if inner is None:
+        return head.named(places), None
+    everywhere = inner.new_zeros(*inner.shape[:-1], vocab_size)
+    return head.named(places), everywhere.index_copy_(-1, head.ids, inner)
 
 
 def _read_two(model: CausalModel, positions: Positions, before: Tensor, last: Tensor) -> Tensor:

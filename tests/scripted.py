@@ -234,7 +234,7 @@ class ScriptedEngine:
         reply = self._reply_to(self.calls[-1])
         reply = Reply(reply) if isinstance(reply, str) else reply
         room = min(stop.max_tokens, self.max_context - len(prompt) - len(call.after))
-        watch = StopWatch(Stop(room, stop.delimiters, stop.token_ids), self.tokenizer.piece, self.tokenizer.end_ids)
+        watch = StopWatch(replace(stop, max_tokens=room), self.tokenizer.piece, self.tokenizer.end_ids)
         self.num_open += 1
         try:
             await asyncio.sleep(reply.delay_s)

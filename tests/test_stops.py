@@ -30,6 +30,11 @@ def test_a_delimiter_is_found_across_tokens() -> None:
     assert ends(["x<s", "tep", ">"], Stop(10, ("<step>",))) == [None, None, "delimiter"]
 
 
+def test_a_delimiter_may_begin_before_the_generated_text() -> None:
+    assert ends(["\n", "a"], Stop(10, ("\n\n",), before="a\n")) == ["delimiter"]
+    assert ends(["a", "\n"], Stop(10, ("\n\n",), before="a\n")) == [None, None]
+
+
 def test_two_halves_with_something_between_are_no_delimiter() -> None:
     assert ends(["\n", "a", "\n"], Stop(10, ("\n\n",))) == [None, None, None]
 

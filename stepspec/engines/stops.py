@@ -14,7 +14,8 @@ class StopWatch:
         self._piece = piece
         self._end_ids = end_ids | stop.token_ids
         self._reach = max((len(delimiter) for delimiter in stop.delimiters), default=1) - 1
-        self._recent = ""
+        self.recent = stop.before
+        """The last characters, which may be the beginning of a delimiter."""
         self._count = 0
 
     @property
@@ -28,9 +29,9 @@ class StopWatch:
         if token in self._end_ids:
             return "token"
         if self._stop.delimiters:
-            text = self._recent + self._piece(token)
+            text = self.recent + self._piece(token)
             for delimiter in self._stop.delimiters:
                 if delimiter in text:
                     return "delimiter"
-            self._recent = text[-self._reach :] if self._reach else ""
+            self.recent = text[-self._reach :] if self._reach else ""
         return "length" if self.remaining <= 0 else None

@@ -72,7 +72,8 @@ class Transcript:
     def rest_of_step(self, remaining: int) -> Stop:
         """Return where the writer of the open step must stop, with `remaining` tokens left in the budget."""
         room = self._step_stop.max_tokens - len(self.open_ids)
-        return Stop(max(1, min(room, remaining)), self._step_stop.delimiters, self._step_stop.token_ids)
+        own, before = self._step_stop, self._watch.recent
+        return Stop(max(1, min(room, remaining)), own.delimiters, own.token_ids, before)
 
     def extend(self, ids: Sequence[int]) -> None:
         """Append ids to the open step."""

@@ -181,6 +181,8 @@ class ResultRow(Record):
     token_accepted: int
     target_passes: int
     steps: list[StepRecord] = []
+    reached: list[tuple[int, float]] = []
+    """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -301,6 +303,21 @@ class Group(Record):
     speedup_vs_target_ci: tuple[float, float] | None
 
 
+class Stretch(Record):
+    """Figures over a stretch of the texts, such as their tokens 500 to 1,000."""
+
+    name: str
+    n: int
+    """Problems whose text has tokens there."""
+    tokens: int
+    """Committed tokens there."""
+    from_draft: float
+    """Share of them that the draft wrote."""
+    tokens_per_s_ratio: float | None
+    """Committed tokens per second over the target's, for texts that have tokens there under both."""
+    tokens_per_s_ratio_ci: tuple[float, float] | None
+
+
 class PolicySummary(Record):
     """Figures of one policy. Values that were not measured are null. Intervals are 95%.
 
@@ -381,6 +398,8 @@ class PolicySummary(Record):
     """Figures by `level`, `subject` and `length`. The length groups are thirds of the problems by tokens under all
     policies. With thirds by one policy alone, the others would look slow where it was short by chance, and fast where
     it was long."""
+    stretches: list[Stretch] = []
+    """Figures by output position; empty if no text has 500 tokens."""
     n_for_one_point: int | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
     n_for_five_percent: int | None = None

@@ -17,6 +17,9 @@ Role = Literal["draft", "judge", "target", "controller"]
 _AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)
 """Whether the running task works ahead of the request, which does not wait for it yet."""
 
+POSITIONS = (500, 1000, 2000, 4000)
+"""Lengths of a text, in committed tokens, whose times are recorded."""
+
 FIRSTS: Mapping[type[Event], str] = {
     StepCommitted: "first_step",
     AnswerDelta: "first_answer",
@@ -43,6 +46,7 @@ class Ledger:
         self._working_since: dict[Role, float] = {}
         self._firsts: dict[str, float] = {}
         self._counts = dict.fromkeys((each.name for each in fields(Counts)), 0)
+        self._reached: list[tuple[int, float]] = []
         self.cached: int | None = None
         """Prompt tokens that the target's first call found cached; None before that call."""
 
@@ -113,6 +117,10 @@ class Ledger:
         """Add to counts by name."""
         for name, number in counts.items():
             self._counts[name] += number
+        if len(self._reached) < len(POSITIONS) and self._num_committed >= POSITIONS[len(self._reached)]:
+            mark = self._num_committed, time.perf_counter() - self._started
+            passed = sum(position <= mark[0] for position in POSITIONS) - len(self._reached)
+            self._reached.extend([mark] * passed)
 
     def add_target_call(self, chunk: Chunk, *, first: bool = True) -> None:
         """Add the passes and token-level counts of the last chunk of a target call.
@@ -180,7 +188,7 @@ class Ledger:
         wall = self._since - self._started
         other = max(0.0, wall - sum(self._seconds.values()))
         busy = {f"busy_{role}": seconds for role, seconds in self._busy.items()}
-        return Times(**self._seconds, other=other, wall=wall, **busy, **self._firsts)
+        return Times(**self._seconds, other=other, wall=wall, **busy, **self._firsts, reached=tuple(self._reached))
 
 
 async def ahead(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:

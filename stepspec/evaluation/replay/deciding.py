@@ -85,7 +85,12 @@ async def scores_of(judges: Sequence[Judge], trace: Trace, recorded: Policy) -> 
 
 def _missing(judge: Judge, step: JudgedStepRecord) -> list[str]:
     """Return what a judge needs and the run did not record."""
-    known = {"scores": step.target_logprobs, "logprobs": step.draft_logprobs, "entropies": step.draft_entropies}
+    known = {
+        "choices": step.own_choices,
+        "scores": step.target_logprobs,
+        "logprobs": step.draft_logprobs,
+        "entropies": step.draft_entropies,
+    }
     return [name for name in (*judge.needs, *judge.draft_needs) if known.get(name, ()) is None]
 
 
@@ -99,6 +104,7 @@ def evidence_of(step: JudgedStepRecord, trace: Trace) -> Evidence:
         draft_entropies=_frozen(step.draft_entropies),
         draft_margins=_frozen(step.draft_margins),
         verification=Verification(_frozen(step.target_logprobs), None, next_choice=-1),
+        own_choices=step.own_choices,
     )
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 
-from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
+from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Stretch, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.conditions import conditions_sentence
 from stepspec.evaluation.report.figures import COLUMNS, Extra
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.report.tables import further_columns, further_table, markdown_table, readme_table
 
+POSITION = "output position"
 GROUPED_BY = {"level": "level", "subject": "subject", "length": "length of the texts"}
 
 
@@ -26,6 +27,7 @@ def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extr
         further_table(summary, extras),
         "Intervals are 95%; those of ratios are bootstrapped over problems.",
         *_groups(summary),
+        *_stretches(summary),
         "## What the figures mean",
         "\n".join(meanings),
         "## Conditions",
@@ -37,6 +39,25 @@ def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extr
 
 def _groups(summary: Summary) -> list[str]:
     return [part for kind, words in GROUPED_BY.items() for part in _groups_by(kind, words, summary)]
+
+
+def _stretches(summary: Summary) -> list[str]:
+    """Return a table of the policies by output position; empty for short texts."""
+    by_policy = {name: {each.name: each for each in policy.stretches} for name, policy in summary.policies.items()}
+    names = list(dict.fromkeys(name for stretches in by_policy.values() for name in stretches))
+    if not names:
+        return []
+    rows = [[name, *(stretch_cell(stretches.get(name)) for stretches in by_policy.values())] for name in names]
+    return [f"## By {POSITION}", markdown_table(["tokens", *by_policy], rows)]
+
+
+def stretch_cell(stretch: Stretch | None) -> str:
+    """Return the speed over the target's, and the draft's share of the tokens."""
+    if stretch is None:
+        return cells.UNKNOWN
+    speed = cells.joined(cells.times(stretch.tokens_per_s_ratio, stretch.tokens_per_s_ratio_ci))
+    share = f"{cells.percent(stretch.from_draft)} of the draft" if stretch.from_draft else ""
+    return ", ".join(part for part in (speed, share) if part and part != cells.UNKNOWN) or cells.UNKNOWN
 
 
 def _groups_by(kind: str, words: str, summary: Summary) -> list[str]:

@@ -317,6 +317,7 @@ def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRo
         token_accepted=result.counts.token_accepted,
         target_passes=result.counts.target_passes,
         steps=[_step_record(step, with_text=False) for step in result.steps],
+        reached=list(result.times.reached),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from stepspec.evaluation.records import BASELINE, Block, Failure, PolicySummary, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running.groups import groups
 from stepspec.evaluation.running.pairs import Pairs
+from stepspec.evaluation.running.stretches import stretches
 from stepspec.evaluation.running.tally import Table, Tally, percentiles
 from stepspec.evaluation.running.throughput import throughputs
 
@@ -24,6 +25,8 @@ def summarise(
     table = Table(run.policies, rows, failures)
     pairs = Pairs(run, table)
     rates, parts = throughputs(list(blocks), list(table.begun), run.seed), groups(table, pairs)
+    texts = {policy: {key: each.parts for key, each in tally.figures.items()} for policy, tally in table.begun.items()}
+    places = stretches(texts, pairs.rng())
     policies = {
         policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
@@ -31,6 +34,7 @@ def summarise(
                 "token_level_exact": run.policies[policy].token_level_exact,
                 "throughput": rates.get(policy),
                 "groups": parts.get(policy, {}),
+                "stretches": places.get(policy, []),
             }
         )
         for policy, tally in table.begun.items()

@@ -13,6 +13,7 @@ import numpy as np
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Failure, Percentiles, ResultRow, TimeRecord, TokenRecord
+from stepspec.evaluation.running.stretches import Parts, parts_of
 from stepspec.evaluation.stats import Answered, Share
 from stepspec.evaluation.stats import Percentiles as Quantiles
 from stepspec.evaluation.stats.runs import Floats
@@ -33,6 +34,8 @@ class Figures(NamedTuple):
     """Judged steps."""
     accepted: int
     """Accepted steps."""
+    parts: Parts
+    """The text by output position."""
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Tally:
         correct = row.status == "correct"
         answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
-            correct, row.wall_s, row.tokens.committed, answered, row.steps_judged, row.steps_accepted
+            correct, row.wall_s, row.tokens.committed, answered, row.steps_judged, row.steps_accepted, parts_of(row)
         )
         if row.first_step_s is not None:
             self.first_step_s.append(row.first_step_s)

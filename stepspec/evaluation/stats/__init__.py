@@ -20,7 +20,7 @@ with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.stats.matched import Candidate, corrected_confidence, fastest
     from stepspec.evaluation.stats.paired import Paired, mcnemar_p
     from stepspec.evaluation.stats.products import Powers, Ratio, products_of_sums
-    from stepspec.evaluation.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_sums
+    from stepspec.evaluation.stats.ratios import median_of_ratios, n_for_ratio, ratio_of_rates, ratio_of_sums
     from stepspec.evaluation.stats.resamples import MIN_FOR_BOOTSTRAP, NUM_RESAMPLES, Resamples
     from stepspec.evaluation.stats.runs import Scores
     from stepspec.evaluation.stats.shares import Share
@@ -40,6 +40,7 @@ __all__ = [
     "Powers",
     "Ratio",
     "products_of_sums",
+    "ratio_of_rates",
     "ratio_of_sums",
     "median_of_ratios",
     "n_for_ratio",

@@ -29,6 +29,19 @@ def ratio_of_sums(
     return found.value, found.interval
 
 
+def ratio_of_rates(
+    first: tuple[Values, Values], second: tuple[Values, Values], rng: np.random.Generator, confidence: float = 0.95
+) -> tuple[float, Interval | None]:
+    """Return a ratio of two rates over the same problems, with an interval as in `ratio_of_sums`.
+
+    Each rate is a pair: what is counted, such as tokens, and the seconds, by problem.
+    """
+    columns = {"counts": first[0], "seconds": first[1], "other counts": second[0], "other seconds": second[1]}
+    powers = {"counts": 1, "seconds": -1, "other counts": -1, "other seconds": 1}
+    found = products_of_sums(columns, {"ratio": powers}, rng, confidence)["ratio"]
+    return found.value, found.interval
+
+
 def median_of_ratios(above: Values, below: Values, confidence: float = 0.95) -> tuple[float, Interval | None]:
     """Return the median over problems of above / below, and an interval between two of the ratios."""
     pairs = _pairs(above, below)

@@ -21,7 +21,7 @@ from stepspec.evaluation.report.figures import (
     is_known,
 )
 from stepspec.evaluation.report.findings import Findings, chosen_policy, findings
-from stepspec.evaluation.report.markdown import GROUPED_BY
+from stepspec.evaluation.report.markdown import GROUPED_BY, POSITION, stretch_cell
 from stepspec.evaluation.report.plots import Plot, plot_sections
 from stepspec.evaluation.report.source import Source
 from stepspec.loop.policy import PolicyKind
@@ -183,7 +183,21 @@ def _line(column: Column, summary: Summary) -> Line:
 
 
 def _groups(summary: Summary) -> dict[str, Sequence[Line]]:
-    return {f"By {words}": lines for kind, words in GROUPED_BY.items() if (lines := list(_group_lines(kind, summary)))}
+    found = {words: _group_lines(kind, summary) for kind, words in GROUPED_BY.items()}
+    return {f"By {words}": lines for words, lines in {**found, POSITION: _stretch_lines(summary)}.items() if lines}
+
+
+def _stretch_lines(summary: Summary) -> list[Line]:
+    by_policy = [{each.name: each for each in policy.stretches} for policy in summary.policies.values()]
+    names = dict.fromkeys(name for stretches in by_policy for name in stretches)
+    return [
+        Line(
+            name,
+            cells.count(max(stretches[name].n for stretches in by_policy if name in stretches), "problem"),
+            [(stretch_cell(stretches.get(name)), "") for stretches in by_policy],
+        )
+        for name in names
+    ]
 
 
 def _group_lines(kind: str, summary: Summary) -> list[Line]:

@@ -1,5 +1,6 @@
 """The summary of a run's rows follows its definitions."""
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 from scripted_runs import Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
+from stepspec.bench.ideal import ideals
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import Failure
+from stepspec.evaluation.records import Failure, StepRecord
 from stepspec.evaluation.running import summarise
 from stepspec.loop.step import Result
 
@@ -237,3 +239,53 @@ def test_a_run_with_nothing_to_compare_with_has_its_summary(tmp_path: Path, poli
     problems = [replace(problem, level=number % 2) for number, problem in enumerate(make_problems(120))]
     summary = play(tmp_path / "run", Script(answer_right, policies), problems, make_run(problems, policies))
     assert {group.name: group.n for group in summary.policies[policies[0]].groups["level"]} == {"0": 60, "1": 60}
+
+
+def test_speeds_by_output_position(tmp_path: Path) -> None:
+    """The target takes a second for 100 tokens. `stepspec` takes half of that up to 1,000 tokens, and then as much."""
+    problems = make_problems(12)
+    play(tmp_path / "run", Script(answer_right), problems)
+    steps = [StepRecord(origin="draft", num_tokens=300, num_from_draft=300)] * 4
+    seconds = {"target": [(500, 5.0), (1000, 10.0)], "token": [(700, 7.0), (1000, 10.0)], "stepspec": [(1000, 5.0)] * 2}
+    rows = [
+        row.model_copy(
+            update={
+                "reached": seconds[row.policy],
+                "wall_s": 7.0 if row.policy == "stepspec" else 12.0,
+                "steps": steps if row.policy == "stepspec" else [],
+                "tokens": row.tokens.model_copy(update={"committed": 1200}),
+            }
+        )
+        for row in rows_of(tmp_path / "run")
+    ]
+    found = {name: policy.stretches for name, policy in summarise(make_run(problems), rows).policies.items()}
+    first, third = found["stepspec"]
+    assert (first.name, first.tokens, first.from_draft, first.n) == ("0 to 500", 12 * 1000, pytest.approx(1.0), 12)
+    assert first.tokens_per_s_ratio == pytest.approx(2.0)
+    assert (third.name, third.tokens_per_s_ratio) == ("1,000 to 2,000", pytest.approx(1.0))
+    assert [each.tokens_per_s_ratio for each in found["token"]] == pytest.approx([1.0] * 3)
+    assert [each.tokens_per_s_ratio for each in found["target"]] == [None] * 3
+
+
+def test_short_texts_have_no_figures_by_output_position(tmp_path: Path) -> None:
+    assert play(tmp_path / "run", Script(answer_right), make_problems(3)).policies["stepspec"].stretches == []
+
+
+def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:
+    """Scripted: the target takes 0.1 s a token and the token-level policy the same. `stepspec` drafts 8 tokens in 0.1 s
+    and judges them in 0.125 s, and half of these 8 are among its 18 tokens."""
+    play(tmp_path / "run", Script(answer_right), make_problems(4))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["time_s"]["draft"] = 0.1 if line["policy"] == "stepspec" else 0.0
+    (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = ideals(tmp_path / "run")
+    assert found.policy == "stepspec"
+    assert (found.draft_cost, found.judge_cost) == pytest.approx((0.1 / 8 / 0.1, 0.125 / 8 / 0.1))
+    assert (found.drafted, found.accepted, found.token_level) == pytest.approx((8 / 18, 4 / 18, 1.0))
+    assert found.ideal == pytest.approx(1 / ((0.1 + 0.125) / 18 / 0.1 + 14 / 18))
+    assert found.measured == pytest.approx(0.1 / (0.5 / 18))
+    lines = [line for line in lines if line["policy"] != "token"]
+    (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UsageError, match="under an exact token-level policy"):
+        ideals(tmp_path / "run")

@@ -208,6 +208,17 @@ def bench_controller(
     _finish([controller_table(costs)], costs, json_file)
 
 
+@app.command("ideal")
+def bench_ideal(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")], json_file: JsonOption = None
+) -> None:
+    """Compare the speed of step-level policies with the best that the run's own costs and acceptance allow."""
+    from stepspec.bench.ideal import Ideals, ideals, ideals_table
+
+    found = ideals(run)
+    _finish([ideals_table(found)], Ideals(run=run.name, policies=found), json_file)
+
+
 @app.command("langchain")
 def bench_langchain(
     concurrent: Annotated[int, typer.Option(min=2, help="Concurrent calls.")] = 64,

@@ -138,7 +138,9 @@ def test_a_sweep_picks_the_fastest_threshold_that_keeps_the_accuracy(tmp_path: P
     presets.write_sweep(tmp_path)
     names = {f"{name}-{value:g}" for name, values in presets.SWEPT.items() for value in values}
     assert {file.stem for file in tmp_path.iterdir()} == names
-    assert load_policy(str(tmp_path / "glimprouter-0.05.toml"))[0].settings == RouteTable(threshold=0.05)
+    swept = load_policy(str(tmp_path / "glimprouter-0.05.toml"))[0]
+    assert swept.settings == RouteTable(threshold=0.05)
+    assert swept.summary == "glimprouter with the threshold 0.05, and tokens drafted inside the target's steps"
 
     def row(accuracy: float, wall_s: float) -> PolicySummary:
         return PolicySummary.model_construct(accuracy=accuracy, wall_s=wall_s)

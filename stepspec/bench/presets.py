@@ -51,7 +51,7 @@ AREAS: Mapping[str, Callable[[Figures], float | None]] = {
 LEAST_AREA, LEAST_SHARE = 0.8, 0.01
 """A method is shown but not ranked if its judge has a smaller area, or if it leaves a smaller share of the steps to one
 of the models."""
-THRESHOLD = re.compile(r"^threshold = .*$", re.MULTILINE)
+THRESHOLD, SUMMARY = (re.compile(rf"^{key} = .*$", re.MULTILINE) for key in ("threshold", "summary"))
 
 
 def with_threshold(name: str, value: float) -> str:
@@ -59,7 +59,8 @@ def with_threshold(name: str, value: float) -> str:
     shipped = list_data_files("policies")[name].read_text("utf-8").replace('drafter = "engine"', 'drafter = "auto"')
     text, count = THRESHOLD.subn(f"threshold = {value:.12g}", shipped)
     assert count == 1, f"the policy {name} has {count} thresholds"
-    return text
+    about = f"{name} with the threshold {value:g}, and tokens drafted inside the target's steps"
+    return SUMMARY.sub(f'summary = "{about}"', text)
 
 
 def write_sweep(folder: Path) -> None:
@@ -94,7 +95,8 @@ def write_picked(run: RunRecord, policies: Mapping[str, PolicySummary], folder: 
         tried = ", ".join(f"{each:g}" for each in SWEPT[name] if f"{name}-{each:g}" in policies)
         about = (
             f"# The policy {name} with the threshold that a sweep picked on the calibration split of {run.benchmark}:\n"
-            f"# {run.num_problems} problems, temperature {run.temperature:g}, tried: {tried}.\n#\n"
+            f"# {run.num_problems} problems, temperature {run.temperature:g}, tried: {tried}.\n"
+            f"# Tokens are drafted inside the target's steps. What follows is said of {name} itself.\n#\n"
         )
         (folder / f"{name}{PICKED}.toml").write_text(about + with_threshold(name, value), "utf-8")
 

@@ -50,8 +50,9 @@ async def route(request: Request, table: RouteTable) -> None:
     the steps so far. Then the draft writes on.
 
     Departures: the target confirms the end of the thinking and writes the answer, and it writes the step after two
-    equal ones. The draft's first token is kept if the draft writes the step, and dropped otherwise. The word lists and
-    the sentence that asks to check are ours.
+    equal ones. The draft's first token is kept if the draft writes the step, and dropped otherwise. A step that repeats
+    itself is aborted, and too much waste ends the speculation. The word lists and the sentence that asks to check are
+    ours.
     """
     router = Words(table) if table.signal == "words" else Entropy(table)
     while await request.speculates():

@@ -123,7 +123,7 @@ async def test_salvage_keeps_the_agreed_beginning_and_the_target_s_next_token_is
     }
 
 
-async def test_sampled_salvage_leaves_the_next_token_to_the_target() -> None:
+async def test_sampled_salvage_leaves_the_next_token_to_a_target_that_does_not_sample_its_choices() -> None:
     stage = Stage(
         score(salvage=KEEP),
         ["One two three four.\n\n", END],
@@ -131,6 +131,7 @@ async def test_sampled_salvage_leaves_the_next_token_to_the_target() -> None:
         [" eight.\n\n", ANSWER],
         temperature=0.6,
     )
+    stage.target.abilities -= {"samples"}
     play = await stage.play()
     assert play.steps == [("salvaged", "One two eight.\n\n", 5, 2, "delimiter")]
     assert stage.target.calls[1].prompt == PROMPT + "One two"
@@ -558,10 +559,10 @@ async def test_token_level_speculation_is_requested_and_counted_wherever_the_tar
     ("salvage", "temperature", "written", "hint"),
     [
         (None, 0.0, TWO, "One two three four.\n\n"),
-        (KEEP, 0.6, " seven.\n\n", " three four.\n\n"),
+        (KEEP, 0.6, " eight.\n\n", " four.\n\n"),
         (KEEP, 0.0, " eight.\n\n", " four.\n\n"),
     ],
-    ids=["nothing is kept", "a part is kept", "and the token behind it is known"],
+    ids=["nothing is kept", "a part is kept, and the token behind it is known", "at temperature 0 too"],
 )
 async def test_the_rest_of_a_rejected_step_is_a_hint_for_its_replacement(
     salvage: dict[str, float] | None, temperature: float, written: str, hint: str

@@ -39,6 +39,7 @@ from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
 from stepspec.loop.limits import Demands
 from stepspec.loop.options import Options, RequestOptions
+from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
 from stepspec.loop.step import Done, Event, Result
@@ -66,6 +67,7 @@ JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
 
 RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
+    "choices": "its most likely tokens at the places of proposed ones",
     "label logprobs": "log-probabilities of a judge's answers",
     "logprobs": "log-probabilities of the tokens that it writes",
     "entropies": "the entropies of its predictions",
@@ -447,6 +449,7 @@ class StepSpec:
             raise UsageError(NO_DRAFT)
         try:
             self.policy, note = fit_policy(wanted, self.pair)
+            self._pace = StepPace(self.policy.score.max_overhead)
             self._panels = {
                 bound: (each := self.policy.at(bound), each.panel(self.pair.target.tokenizer))
                 for bound in (*(table.at_most for table in self.policy.temperatures), math.inf)
@@ -469,7 +472,8 @@ class StepSpec:
         await self.aclose()
 
     async def forget(self) -> None:
-        """Clear the caches of both models, see `Engine.forget`."""
+        """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
+        self._pace.forget()
         await self.pair.forget()
 
     async def aclose(self) -> None:
@@ -567,6 +571,7 @@ class StepSpec:
             prompt=prepared.ids,
             question=prepared.question,
             breaker=self.pair.breaker,
+            pace=self._pace,
             demands=demands,
             answer=AnswerReader(
                 options.stop,

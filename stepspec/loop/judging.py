@@ -50,6 +50,9 @@ class Evidence:
         question: text of the last user turn.
         committed: the steps before it, in order.
         step: text of the step.
+        ids: its ids, without the tag that ends it.
+        own_choices: whether each token of the step is the target's own choice, see `Verification`; None without the
+            target's pass, or if the engine does not return its choices.
         draft_logprobs: log-probabilities of the draft's own tokens of the step, at temperature 1; None unless a judge
             needs them. With another vocabulary, their number differs from that of the target's.
         draft_entropies: entropies of the distributions that these tokens were chosen from, in nats.
@@ -68,10 +71,12 @@ class Evidence:
     question: str
     committed: Sequence[Step]
     step: str
+    ids: Sequence[int] = ()
     draft_logprobs: tuple[float, ...] | None = None
     draft_entropies: tuple[float, ...] | None = None
     draft_margins: tuple[float, ...] | None = None
     verification: Verification | None = None
+    own_choices: Sequence[bool] | None = None
     probe: Probe | None = None
     choice: int | None = None
     label_logprobs: tuple[float, ...] = ()
@@ -85,7 +90,8 @@ class Evidence:
         cls, step: Proposal, question: str, committed: Sequence[Step], models: Mapping[str, JudgeModel]
     ) -> "Evidence":
         """Return what is known of a draft's step before the target has read it."""
-        return cls(question, committed, step.text, step.logprobs, step.entropies, step.margins, models=models)
+        ids = step.ids[: step.num_written]
+        return cls(question, committed, step.text, ids, step.logprobs, step.entropies, step.margins, models=models)
 
 
 class Judge(FileModel, ABC):
@@ -93,6 +99,8 @@ class Judge(FileModel, ABC):
 
     asks_target: ClassVar[bool] = True
     """Whether the judge needs the target's pass over the step."""
+    exact: ClassVar[bool] = False
+    """Whether the judge accepts only steps that the target would have written itself, token by token."""
     can_accept: ClassVar[bool] = True
     """Whether the judge can accept a step, or only reject it."""
     families: ClassVar[Sequence[str]] = ("score",)
@@ -278,7 +286,9 @@ class Panel:
                 found = await verify(probes)
                 seen = seen or found
                 answers |= _answers(probes, found)
-            known = replace(evidence, verification=seen if judge.asks_target else None)
+            known = evidence
+            if judge.asks_target and seen is not None:
+                known = replace(evidence, verification=seen, own_choices=own_choices(evidence.ids, seen))
             if judge.asks_target and probe is not None:
                 choice, labels = answers[probe]
                 known = replace(known, probe=probe, choice=choice, label_logprobs=labels)
@@ -302,6 +312,11 @@ class Panel:
         except Exception as error:  # a judge may come from another package
             logger.warning("The judge %s failed, which rejects the step: %r", judge.name, error)
             return None, "reject"
+
+
+def own_choices(ids: Sequence[int], seen: Verification | None) -> tuple[bool, ...] | None:
+    """Return whether each token of a step is the target's own choice; None if its choices are not known."""
+    return None if seen is None or seen.choices is None else tuple(map(int.__eq__, ids, seen.choices))
 
 
 def _answers(probes: Sequence[Probe], seen: Verification) -> dict[Probe, Answer]:

@@ -175,7 +175,8 @@ class Lookahead:
             return None
         step = self._step_ahead("draft")
         try:
-            step.finished = await request.drafted(room, step.ids, place.ids, sibling)
+            stop = request.transcript.rest_of_step(room)
+            step.finished = await request.drafted(stop, step.ids, place.ids, sibling)
         finally:
             request.ledger.proposed(len(step.ids))
         if step.finished is None:

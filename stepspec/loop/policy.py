@@ -192,6 +192,13 @@ class Policy(FamilyTables):
         """Whether the target's own text follows the target's distribution."""
         return self.token.tolerance == 0
 
+    @property
+    def step_level_exact(self) -> bool:
+        """Whether only steps that the target would have written itself are kept of the draft's."""
+        decides = [judge.exact for judge in self.judges]
+        exact = all(decides) if self.judging == "cascade" else any(decides)
+        return exact and (self.salvage is None or self.salvage.min_logprob == 0)
+
     def kind(self, own_speculation: str | None = None) -> PolicyKind:
         """Return the policy's kind for an engine with the given built-in speculation, see `Engine.own_speculation`."""
         if self.family == "target":
@@ -222,6 +229,10 @@ class Policy(FamilyTables):
             raise ValueError(f"a [salvage] table has no effect in family {self.family!r}")
         if self.step.abort_entropy is not None and not self.settings.speculates:
             raise ValueError(f"abort_entropy has no effect in family {self.family!r}")
+        if self.first_target_steps and not self.settings.speculates:
+            raise ValueError(f"first_target_steps has no effect in family {self.family!r}")
+        if self.judging != "all" and not self.settings.judged:
+            raise ValueError(f"judging has no effect in family {self.family!r}")
         return self
 
     @property

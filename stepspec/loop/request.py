@@ -7,10 +7,9 @@ speculation inside the target's own writing is exact; the engine does it.
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from stepspec.chat.answer import AnswerReader
@@ -32,9 +31,10 @@ from stepspec.engines.protocol import (
 from stepspec.errors import ContextError, EngineError, UnknownIdError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
-from stepspec.loop.judging import Answer, Evidence, Panel, Verifier
+from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits
+from stepspec.loop.pace import StepPace
 from stepspec.loop.step import Event, JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
 from stepspec.loop.tracing import Spans
 from stepspec.loop.transcript import Transcript
@@ -43,10 +43,14 @@ if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
 
 DRAFT_SEED = 0x5EED
-"""Added to the draft's seed, so that draft and target never sample with the same random numbers."""
+"""Added to the draft's seed, so that draft and target sample with other random numbers."""
 
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one: all others are less likely."""
+
+
+Shared = Callable[[Sequence[Probe]], Awaitable[Verification | None]]
+"""Returns what a pass over a whole chain says about one of its steps, with probes after it."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Judged:
     """The target's pass over it for a recording, which may need one where nothing else does."""
     seconds: float = 0.0
     """Seconds in which it was judged."""
+    next_id: int | None = None
+    """The id that the draft has written after it."""
 
     @property
     def accepted(self) -> bool:
@@ -88,6 +94,8 @@ class Request:
     """Text of the last user turn, for the judges."""
     breaker: Breaker = field(default_factory=Breaker)
     """The draft's circuit breaker, shared by all requests."""
+    pace: StepPace = field(default_factory=StepPace)
+    """Chooses the length of chains, and whether steps are speculated on. Requests of one session share it."""
     demands: Demands = field(default_factory=Demands)
     answer: AnswerReader = field(default_factory=AnswerReader)
     spans: Spans = field(default_factory=Spans)
@@ -110,9 +118,10 @@ class Request:
         self._origin: Origin = "target"  # of the open step
         self._num_from_draft = 0
         self._draft_refused = False
-        self._only_target = False
+        self._draft_samplings: dict[int, Sampling] = {}
+        self.only_target = False
         self._writing_since: int | None = None
-        self._proposed = False
+        self.propose_oned = False
 
     @property
     def num_written(self) -> int:
@@ -125,7 +134,7 @@ class Request:
             self.ledger.shown(event)
             self.spans.event(event)
             if isinstance(event, StepCommitted) and self._writing_since is not None:
-                self.spans.wrote(self._writing_since, event.step, proposed=self._proposed)
+                self.spans.wrote(self._writing_since, event.step, proposed=self.propose_oned)
                 self._writing_since = time.time_ns()
             self.events.put_nowait(event)
 
@@ -135,12 +144,15 @@ class Request:
         """Whether the next step may be speculated on. The target first writes the steps that the policy leaves to it.
 
         False once the thinking or the budget has ended, the draft is missing, too much was wasted, or a tool call has
-        begun, which only the target writes.
+        begun, which only the target writes. False too if the policy is exact and the target cannot say what it would
+        write here.
         """
+        if self.policy.step_level_exact and not self.is_own_text:
+            return False
         while self.transcript.thinking and self.draft is not None and self.limits.allow_thinking():
-            if self._only_target or not self.ledger.may_waste(*self.policy.waste):
+            if self.only_target or not self.ledger.may_waste(*self.policy.waste):
                 return False
-            if len(self.transcript.steps) >= self.policy.first_target_steps:
+            if len(self.transcript.steps) >= self.policy.first_target_steps and not self.pace.pauses:
                 return True
             await self.write_step()
         return False
@@ -154,47 +166,62 @@ class Request:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
         target then continues alone."""
         if count == 1 or self.sampling.temperature == 0:  # else all are equal
-            found = [await self._propose()]
+            found = [await self.propose_one()]
         else:
             with self.ledger.waiting("draft"):
-                found = await side_by_side(*(ahead(self._propose, sibling) for sibling in range(count)))
+                found = await side_by_side(*(ahead(self.propose_one, sibling) for sibling in range(count)))
         different: dict[str, Proposal] = {}
         for proposal in found:
             if proposal is not None and different.setdefault(proposal.text, proposal) is not proposal:
                 self.ledger.abandoned(len(proposal.ids))
-        index, self._proposed = len(self.transcript.steps), bool(different)
+        index, self.propose_oned = len(self.transcript.steps), bool(different)
         self.emit(StepProposed(index, each.text, len(each.ids)) for each in different.values())
         return [*different.values()]
 
-    async def _propose(self, sibling: int = 0) -> Proposal | None:
-        since, index, ids = time.time_ns(), len(self.transcript.steps), list[int]()
-        proposal = await self.drafted(self.limits.room, ids, sibling=sibling)
+    async def propose_one(
+        self, sibling: int = 0, after: Sequence[int] = (), index: int | None = None
+    ) -> Proposal | None:
+        """Return a step of the draft, counted. None if the draft failed or was too slow.
+
+        Args:
+            sibling: see `drafted`.
+            after: see `drafted`.
+            index: the step's number; that of the open step by default.
+        """
+        since, ids = time.time_ns(), list[int]()
+        index = len(self.transcript.steps) if index is None else index
+        stop = self.transcript.rest_of_step(self.limits.room - len(after))
+        proposal = await self.drafted(stop, ids, after, sibling)
         self.ledger.proposed(len(ids))
         if proposal is None:
             self.ledger.abandoned(len(ids))
             return None
+        self._proposed = True
         self.spans.drafted(since, index, len(proposal.ids))
         return proposal
 
-    async def drafted(self, room: int, ids: list[int], after: Sequence[int] = (), sibling: int = 0) -> Proposal | None:
-        """Return a step of the draft, uncounted. None if the draft failed, was too slow, or is out of use.
+    async def drafted(self, stop: Stop, ids: list[int], after: Sequence[int] = (), sibling: int = 0) -> Proposal | None:
+        """Return a text of the draft, uncounted. None if the draft failed, was too slow, or is out of use.
 
         Args:
-            room: most tokens of the step.
+            stop: where it ends.
             ids: receives the ids as they arrive.
-            after: uncommitted ids before the step.
+            after: uncommitted ids before it.
             sibling: number of the step among those at the same place. Each has its own random seed.
         """
         if self.draft is None or not (self.breaker.is_closed if sibling else self.breaker.allows()):
             return None
-        sampling, stop = _draft_sampling(self.sampling, sibling), self.transcript.rest_of_step(room)
+        # With the target's own random numbers, the draft more often writes what the target would.
+        coupled = self.policy.step_level_exact and not sibling
+        sampling = self.sampling if coupled else self._draft_sampling(sibling)
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
         logprobs = self.policy.needs_draft_logprobs or recorded
-        call = Generate(self.transcript.buffer, sampling, stop, after=after, logprobs=logprobs)
+        call = Generate(self.transcript.buffer, sampling, stop, after=tuple(after), logprobs=logprobs)
         watch, since = Watch(self.policy.step.abort_entropy), time.perf_counter()
         try:
             with self.ledger.time("draft"):
-                async with asyncio.timeout(self.policy.step.draft_deadline_s), asyncio.timeout_at(self.limits.deadline):
+                patience = min(self.policy.step.draft_deadline_s, self.pace.patience_s or math.inf)
+                async with asyncio.timeout(patience), asyncio.timeout_at(self.limits.deadline):
                     chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
             if not isinstance(error, ContextError) and not self.limits.expired and not sibling:
@@ -204,6 +231,13 @@ class Request:
         self.ledger.waited("draft", chunk.queue_s)
         seconds = time.perf_counter() - since
         return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted, seconds=seconds)
+
+    def _draft_sampling(self, sibling: int) -> Sampling:
+        """Return the draft's sampling, with other random numbers for each step at the same place."""
+        if sibling not in self._draft_samplings:  # making one checks all its settings
+            seed = self.sampling.seed + DRAFT_SEED * (sibling + 1)
+            self._draft_samplings[sibling] = replace(self.sampling, seed=seed)
+        return self._draft_samplings[sibling]
 
     def _text_of(self, chunk: Chunk) -> str:
         """Return the text of a step, without the tag that ends it."""
@@ -233,19 +267,16 @@ class Request:
         self.ledger.add(target_passes=found.passes)
         return Answer(found.probe_choices[0], found.probe_logprobs[0] if found.probe_logprobs else ())
 
-    async def judge(self, proposals: Sequence[Proposal]) -> Judged | None:
-        """Judge steps side by side. Return the best one that is accepted, or else the best one. None if there is none
-        that the target can read before the deadline.
+    async def judge(self, proposals: Sequence[Proposal]) -> AsyncGenerator[Judged, None]:
+        """Judge steps side by side. Yield the best one that is accepted, or else the best one. Yields none if there is
+        none that the target can read before the deadline.
 
         Empty steps, repeated steps and tool calls are rejected without asking the judges. The target cannot read a step
         that does not fit its context, or that has a token which it does not have. The context may still have room for
         writing then.
         """
-        if len(proposals) == 1:
-            found = [await self._judge_one(proposals[0])]
-        else:
-            with self.ledger.waiting("judge"):
-                found = await side_by_side(*(ahead(self._judge_one, proposal) for proposal in proposals))
+        with self.ledger.waiting("judge"):
+            found = await side_by_side(*(ahead(self.judge_one, proposal) for proposal in proposals))
         judged = [each for each in found if each is not None]
         best = max(judged, key=lambda each: (each.accepted, self._rank(each.verdict)), default=None)
         for each in judged:
@@ -257,36 +288,47 @@ class Request:
             self.ledger.add(steps_judged=each.by_judges and not spare)
             chosen = each.accepted and each is best
             self.emit([StepJudged(len(self.transcript.steps), chosen, each.verdict.scores)])
-        return best
+        if best is not None:
+            yield best
 
     def _rank(self, verdict: Verdict) -> float:
         score = None if self.panel.ranked_by is None else verdict.scores.get(self.panel.ranked_by)
         return -math.inf if score is None else score
 
-    async def _judge_one(self, proposal: Proposal) -> Judged | None:
+    async def judge_one(self, proposal: Proposal, shared: Shared | None = None) -> Judged | None:
+        """Judge a step; None if the target cannot read it before the deadline. For `shared` see `Shared`."""
         since, started = time.time_ns(), time.perf_counter()
         try:
-            judged = replace(await self._judge(proposal), seconds=time.perf_counter() - started)
+            judged = replace(await self._judge(proposal, shared), seconds=time.perf_counter() - started)
         except (ContextError, UnknownIdError, TimeoutError):
             self.ledger.abandoned(len(proposal.ids))
             return None
         self.spans.judged(since, len(self.transcript.steps), judged.verdict)
         return judged
 
-    async def _judge(self, proposal: Proposal) -> Judged:
+    def is_hopeless(self, proposal: Proposal, before: str) -> bool:
+        """Whether a step after one with the text `before` is rejected without asking the judges."""
+        repeated = proposal.text.strip() == before.strip()
+        return repeated or proposal.aborted or not proposal.text.strip() or self.demands.opens_call(proposal.text)
+
+    async def _judge(self, proposal: Proposal, shared: Shared | None) -> Judged:
+        """Judge a step. `shared` returns what a pass over a whole chain says about it."""
         check_room(self.target, len(self.transcript.buffer), proposal.num_written)
-        repeated = proposal.text.strip() == self.transcript.last_text.strip()
-        hopeless = repeated or proposal.aborted or not proposal.text.strip()
-        if hopeless or self.demands.opens_call(proposal.text):
+
+        async def look(probes: Sequence[Probe] = ()) -> Verification:
+            found = None if shared is None else await shared(probes)
+            return found or await self._verify(proposal, probes)
+
+        if self.is_hopeless(proposal, self.transcript.last_text):
             if proposal.num_written and self.policy.salvage is None:
                 return Judged(proposal, Verdict(False, {}), None)
-            verification = await self._verify(proposal, ())
+            verification = await look()
             only_ends = not proposal.num_written and verification.next_choice == proposal.tag
             return Judged(proposal, Verdict(only_ends, {}), verification)
         passes: list[Verification] = []
 
         async def verify(probes: Sequence[Probe]) -> Verification:
-            passes.append(await self._verify(proposal, probes, again=bool(passes)))
+            passes.append(await (self._verify(proposal, probes, again=True) if passes else look(probes)))
             return passes[-1]
 
         with self.ledger.time("judge"):
@@ -297,7 +339,7 @@ class Request:
             raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError, TimeoutError):  # without room or time, nothing is salvaged
-                seen = await self._verify(proposal, ())
+                seen = await look()
         recorded = seen
         if self.judged_steps is not None and seen is None:  # the text must not depend on this pass
             with suppress(ContextError, TimeoutError):
@@ -316,12 +358,19 @@ class Request:
         Raises:
             TimeoutError: the deadline was reached.
         """
-        own, scores = proposal.ids[: proposal.num_written], self.policy.needs_scores
-        scores |= self.judged_steps is not None and "scores" in self.target.abilities
-        call = Verify(self.transcript.buffer, own, probes, scores=scores and not again)
+        scores = self.policy.needs_scores or (self.judged_steps is not None and "scores" in self.target.abilities)
+        return await self.read(proposal.ids[: proposal.num_written], probes, scores=scores and not again)
+
+    async def read(self, ids: Sequence[int], probes: Sequence[Probe], *, scores: bool = True) -> Verification:
+        """Return the target's pass over ids after the text, see `Verify`."""
+        sampling = self.sampling if self._samples else None
+        call, since = Verify(self.transcript.buffer, ids, probes, scores, sampling), time.perf_counter()
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
                 verification = await self.target.verify(call)
+        num_asked = sum(len(probe.ids) for probe in probes)
+        num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
+        self.pace.read(max(1, num_read), time.perf_counter() - since)
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
@@ -345,7 +394,9 @@ class Request:
         self.transcript.extend(accepted)
         self._origin, self._num_from_draft = "draft", proposal.num_written
         self._close_step(judged.verdict)
-        if chosen in self.ends and self.transcript.thinking and not self._only_target and self.ledger.remaining > 0:
+        if chosen not in self.ends or chosen == judged.next_id:  # the draft may have ended it too
+            return
+        if self.transcript.thinking and not self.only_target and self.ledger.remaining > 0:
             self.ledger.generated(1)
             self.ledger.wrote("forced", 1)
             self.transcript.extend([chosen])
@@ -362,6 +413,18 @@ class Request:
             self.ledger.wrote("forced", len(step.ids))
         self.transcript.extend(step.ids)
         self._close_step(verdict)
+
+    @property
+    def _samples(self) -> bool:
+        """Whether passes over draft steps say what the target would write, under the request's sampling."""
+        return "samples" in self.target.abilities and self.sampling.repetition_penalty == 1
+
+    @property
+    def is_own_text(self) -> bool:
+        """Whether the target's choices in a pass over a text are what it would write there."""
+        sampling = self.sampling
+        edited = sampling.repetition_penalty != 1 or sampling.logit_bias or sampling.allowed is not None
+        return self._samples or (sampling.temperature == 0 and not edited)
 
     def target_has(self, ids: Sequence[int]) -> bool:
         """Whether the target has these tokens, as far as its vocabulary is known. A draft may have further ones."""
@@ -387,7 +450,7 @@ class Request:
         since, room, ids = time.time_ns(), min(self.limits.room, num_tokens, in_context), list[int]()
         if room <= 0:
             return None
-        draft = await self.drafted(room, ids)
+        draft = await self.drafted(self.transcript.rest_of_step(room), ids)
         self.ledger.proposed(len(ids))
         if draft is None:
             self.ledger.abandoned(len(ids))
@@ -452,6 +515,7 @@ class Request:
         hint, since = self._salvage(judged), time.perf_counter()
         num_salvaged = self._num_from_draft
         await self._write_step("regenerated", hint)
+        self.pace.replaced(time.perf_counter() - since)
         self._record(judged, num_salvaged, time.perf_counter() - since)
         self._close_step(judged.verdict)
 
@@ -460,7 +524,6 @@ class Request:
         if self.judged_steps is None:
             return
         proposal, seen = judged.proposal, judged.recorded or judged.verification
-        own = None if seen is None or seen.choices is None else tuple(map(int.__eq__, proposal.ids, seen.choices))
         self.judged_steps.append(
             JudgedStep(
                 index=len(self.transcript.steps),
@@ -470,7 +533,7 @@ class Request:
                 asked=judged.by_judges,
                 scores=judged.verdict.scores,
                 target_logprobs=None if seen is None else seen.logprobs,
-                own_choices=own,
+                own_choices=own_choices(proposal.ids, seen),
                 draft_logprobs=proposal.logprobs,
                 draft_entropies=proposal.entropies,
                 draft_margins=proposal.margins,
@@ -484,9 +547,9 @@ class Request:
     def _salvage(self, judged: Judged) -> tuple[int, ...]:
         """Keep the prefix of a rejected step that the target agrees with, if the policy salvages.
 
-        The verifying pass also shows the target's own choice after that prefix. At temperature 0 that choice is the
-        next token, so it needs no extra pass. If no judge scored the step, only the target's own choices are kept;
-        otherwise empty or repeated steps could be accepted here.
+        The verifying pass also shows the target's own choice after that prefix. If that choice was made under the
+        request's sampling, it is the next token, which needs no extra pass. If no judge scored the step, only the
+        target's own choices are kept; otherwise empty or repeated steps could be accepted here.
 
         Returns:
             The rest of the step as a hint for how the target continues. It leaves out a token that the target has
@@ -501,7 +564,7 @@ class Request:
         self.ledger.abandoned(num_dropped if proposal.aborted else 0)
         self.transcript.extend(proposal.ids[:num_kept])
         self._origin, self._num_from_draft = "salvaged" if num_kept else "target", num_kept
-        free = table is not None and self.sampling.temperature == 0 and not self.transcript.step_is_over
+        free = table is not None and self.is_own_text and not self.transcript.step_is_over
         if free and verification is not None and verification.choices is not None and self.limits.room > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.generated(1)
@@ -519,7 +582,7 @@ class Request:
             return
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        num_before, chunk = len(self.transcript.open_ids), Chunk(())
+        num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), WritingWatch()
         call = Generate(self.transcript.buffer, self.sampling, stop, self.policy.token.drafting, hint)
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
             while not self.answer.stopped:
@@ -533,9 +596,11 @@ class Request:
                 if following is None:
                     break
                 chunk = following
+                watch.got(len(chunk.ids))
                 self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
+        watch.tell(self.pace)
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)
 
@@ -544,9 +609,9 @@ class Request:
         scores = None if verdict is None else verdict.scores
         self.emit(self.transcript.close_step(self._origin, self._num_from_draft, scores))
         self._origin, self._num_from_draft, self._draft_refused = "target", 0, False
-        self._writing_since, self._proposed = None, False
+        self._writing_since, self.propose_oned = None, False
         steps = self.transcript.steps
-        self._only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
+        self.only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
 
     # Writing without speculation on steps
 
@@ -570,7 +635,7 @@ class Request:
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
-        self._writing_since, self._proposed = time.time_ns(), False
+        self._writing_since, self.propose_oned, watch = time.time_ns(), False, WritingWatch()
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
@@ -582,17 +647,35 @@ class Request:
                     self.ledger.judged(accepted=len(chunk.ids), rejected=0)
                     self.ledger.waited("draft", chunk.queue_s)
                 else:
+                    watch.got(len(chunk.ids))
                     self.ledger.generated(len(chunk.ids))
                     self.ledger.wrote("forced", len(chunk.ids))
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
+        watch.tell(self.pace)
         self.emit(self.transcript.finish(writer))
 
 
-@lru_cache(maxsize=256)  # a step's call takes it from here; making one checks all its settings
-def _draft_sampling(sampling: Sampling, sibling: int) -> Sampling:
-    """Return the draft's sampling, with random numbers of its own for each step at the same place."""
-    return replace(sampling, seed=sampling.seed + DRAFT_SEED * (sibling + 1))
+class WritingWatch:
+    """Times what the target writes in a call after its first chunk, which waits for the prompt to be read."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._last = 0.0
+        self._num_tokens = 0
+
+    def got(self, num_tokens: int) -> None:
+        """Note a chunk."""
+        self._last = time.perf_counter()
+        if self._started is None:
+            self._started = self._last
+        else:
+            self._num_tokens += num_tokens
+
+    def tell(self, pace: StepPace) -> None:
+        """Pass on what was timed."""
+        if self._started is not None and self._num_tokens:
+            pace.wrote(self._num_tokens, self._last - self._started)
 
 
 def num_written(chunk: Chunk) -> int:

@@ -2,9 +2,11 @@
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from stepspec.loop.chain import judge_chain, propose_chain
 from stepspec.loop.family import FamilyTable
+from stepspec.loop.pace import MAX_DEPTH, Depth
 from stepspec.loop.request import Request
 
 
@@ -14,30 +16,60 @@ class ScoreTable(FamilyTable):
     judged: ClassVar[bool] = True
     reads_steps: ClassVar[bool] = True
 
+    depth: Depth = 1
+    """Draft steps that one pass of the target judges, each after the last one. `auto` chooses from measured acceptance
+    and costs."""
+    draft_answer: bool = False
+    """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
+    written itself."""
+    max_overhead: float | None = Field(default=None, ge=0)
+    """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
+    it, the target writes the steps until the draft may try again. None for no limit."""
     candidates: int = Field(default=1, ge=1, le=16)
     """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
     highest score of the first judge that can accept is kept."""
 
+    @field_validator("depth", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        if value == "auto" or (type(value) is int and 1 <= value <= MAX_DEPTH):
+            return value
+        raise ValueError(f'it must be "auto" or a whole number from 1 to {MAX_DEPTH}')
+
+    @model_validator(mode="after")
+    def _chains_of_one_candidate(self) -> "ScoreTable":
+        if self.depth != 1 and self.candidates > 1:
+            raise ValueError("depth and candidates cannot both be above 1")
+        for name in ("draft_answer", "max_overhead"):
+            if getattr(self, name) and self.candidates > 1:
+                raise ValueError(f"{name} is for one candidate a step")
+        return self
+
     @property
     def waste_rate(self) -> int:
         """See `FamilyTable.waste_rate`."""
-        return self.candidates
+        return max(self.candidates, MAX_DEPTH if self.depth == "auto" else self.depth)
 
 
 async def score(request: Request, table: ScoreTable) -> None:
     """SpecReason (arXiv:2504.07891, section 3): the target judges every step of the draft and writes the rejected ones.
     RSD (arXiv:2501.19324, section 3): a process reward model judges them.
 
-    Departures: several judges may decide, the draft may propose several steps side by side, the target may keep the
-    part of a rejected step that it agrees with, empty and repeated steps are rejected without asking, only the target
-    ends the thinking, and it writes the answer.
+    Departures: several judges may decide, the draft may propose several steps side by side or one after the other, the
+    target may keep the part of a rejected step that it agrees with, empty and repeated steps are rejected without
+    asking, a step that repeats itself is aborted, too much waste ends the speculation, only the target ends the
+    thinking, and it writes the answer.
     """
-    while await request.speculates():
-        proposals = await request.propose(table.candidates)
-        best = await request.judge(proposals)
-        if best is None:
-            return
-        if best.accepted:
-            request.accept(best)
+    works = True
+    while works and await request.speculates():
+        if table.candidates > 1:
+            judged = request.judge(await request.propose(table.candidates))
         else:
-            await request.replace(best)
+            judged = judge_chain(request, await propose_chain(request, table.depth, answer=table.draft_answer))
+        works = False
+        async for step in judged:
+            works = True
+            if step.accepted:
+                request.accept(step)
+            else:
+                await request.replace(step)

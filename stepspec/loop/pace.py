@@ -1,0 +1,147 @@
+"""How many draft steps one pass of the target judges, and whether steps are speculated on at all.
+
+Both are chosen from measured acceptance and costs. Requests of one session share what was measured.
+"""
+
+from typing import Literal
+
+Depth = int | Literal["auto"]
+MAX_DEPTH = 8
+"""Most steps that one pass judges."""
+PRIOR_ACCEPTED, PRIOR_WEIGHT = 0.7, 8.0
+"""Share of accepted steps that is assumed before any step was judged, and the number of steps that it counts as."""
+MEMORY = 0.98
+"""What an observation counts after the next one of its kind. The memory is of about 50 observations."""
+FIRST_PASSES = 2
+"""Passes over single steps before a chain is longer than one."""
+MARGIN = 1.02
+"""How much faster a longer chain must be expected to be."""
+MOST_SAVED = 10.0
+"""Savings that count as credit, in times of a chain. It bounds what a change for the worse can cost."""
+PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
+"""How many times as long as the target a draft may take for a step, and the shortest such limit."""
+
+
+class Mean:
+    """A mean of the latest values, each with a weight."""
+
+    def __init__(self, value: float = 0.0, weight: float = 0.0) -> None:
+        self._sum, self.weight = value * weight, weight
+
+    def note(self, value: float, weight: float = 1.0) -> None:
+        """Add a value."""
+        self._sum, self.weight = MEMORY * self._sum + value * weight, MEMORY * self.weight + weight
+
+    @property
+    def value(self) -> float:
+        """The mean; 0 without values."""
+        return self._sum / self.weight if self.weight else 0.0
+
+
+class StepPace:
+    """Chooses the length of chains, and pauses speculation on steps that costs more than it saves.
+
+    One pass over many steps costs less than one for each, but the steps after a rejected one are written in vain. With
+    p the share of accepted steps, a chain of k steps commits p + .. + p^k of them and, if one was rejected, the
+    target's own.
+
+    The balance is what speculation has saved less what it has cost, in seconds. It grows with the target's own work by
+    `max_overhead` of it. While it is below 0, the target writes the steps.
+
+    Args:
+        max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
+    """
+
+    def __init__(self, max_overhead: float | None = None) -> None:
+        self._max_overhead = max_overhead
+        self._balance_s = 0.0
+        self._draft_s, self._write_s, self._chain_s = Mean(), Mean(), Mean()
+        self._token_s, self._step_tokens = Mean(), Mean()
+        self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
+        self._num_passes = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what was learned from texts, the share of accepted steps. The costs are preserved."""
+        self._accepted = Mean(PRIOR_ACCEPTED, PRIOR_WEIGHT)
+
+    # What was measured
+
+    def drafted(self, num_tokens: int, seconds: float) -> None:
+        """Note that the draft has written a step."""
+        self._draft_s.note(seconds)
+        self._step_tokens.note(num_tokens)
+
+    def read(self, num_tokens: int, seconds: float) -> None:
+        """Note that the target has read tokens in one pass to judge steps."""
+        self._num_passes += 1
+        values = num_tokens, seconds, num_tokens**2, num_tokens * seconds
+        for mean, value in zip((self._read, self._seconds, self._squares, self._products), values, strict=True):
+            mean.note(value)
+
+    def decided(self, *, accepted: bool) -> None:
+        """Note the verdict on a step."""
+        self._accepted.note(accepted)
+
+    def replaced(self, seconds: float) -> None:
+        """Note that the target has written a rejected step again."""
+        self._write_s.note(seconds)
+
+    def wrote(self, num_tokens: int, seconds: float) -> None:
+        """Note that the target has written tokens. `seconds` are without reading the prompt."""
+        self._token_s.note(seconds / num_tokens, num_tokens)
+        self._settle((self._max_overhead or 0.0) * seconds)
+
+    def ended(self, num_committed: int, seconds: float) -> None:
+        """Note what a chain has committed, in tokens, and what drafting and judging it took."""
+        self._chain_s.note(seconds)
+        self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
+
+    def _settle(self, seconds: float) -> None:
+        self._balance_s = min(self._balance_s + seconds, MOST_SAVED * self._chain_s.value)
+
+    # What follows from it
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the target should write the next step. It writes the first one, to know its speed."""
+        return self._max_overhead is not None and (self._balance_s < 0 or not self._token_s.weight)
+
+    @property
+    def patience_s(self) -> float | None:
+        """Seconds after which a draft that is still writing a step is too slow to be of use; None for no limit."""
+        if self._max_overhead is None or not self._token_s.weight or not self._step_tokens.weight:
+            return None
+        return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * self._step_tokens.value)
+
+    def depth(self) -> int:
+        """Return how many steps the next chain should have."""
+        if self._num_passes < FIRST_PASSES:
+            return 1
+        best = 1
+        for depth in range(2, MAX_DEPTH + 1):
+            if self._speed(depth) > MARGIN * self._speed(best):
+                best = depth
+        return best
+
+    def _speed(self, depth: int) -> float:
+        """Return the expected steps a second of chains."""
+        share = self._accepted.value
+        all_stand = share**depth
+        committed = sum(share**number for number in range(1, depth + 1)) + 1 - all_stand
+        base_s, token_s = self._pass_s()
+        step_s = self._draft_s.value + token_s * self._step_tokens.value
+        seconds = depth * step_s + base_s + (1 - all_stand) * self._write_s.value
+        return committed / seconds if seconds else 0.0
+
+    def _pass_s(self) -> tuple[float, float]:
+        """Return the seconds of a pass and those of each token that it reads, from a line through the observations.
+
+        As long as all passes were equally long, half of the seconds are taken for the pass's own.
+        """
+        tokens, seconds = self._read.value, self._seconds.value
+        variance = self._squares.value - tokens**2
+        covariance = self._products.value - tokens * seconds
+        slope = covariance / variance if variance > tokens**2 / 100 else seconds / tokens / 2
+        slope = min(max(slope, 0.0), seconds / tokens)
+        return seconds - slope * tokens, slope

@@ -1,0 +1,291 @@
+"""Chains of draft steps: one pass of the target for several steps, what stands of them, and how long they become."""
+
+import asyncio
+from itertools import islice
+from typing import Any
+
+import pytest
+from scripted import PROMPT, Opinion, Stage
+
+from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
+from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.loop.chain import Chain, SharedPass
+from stepspec.loop.pace import MAX_DEPTH, StepPace
+from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.step import Proposal
+
+pytestmark = pytest.mark.anyio
+
+LIKELIHOOD = {"kind": "likelihood", "threshold": -3.0}
+ONE, TWO, THREE = "One two.\n\n", "Three four five.\n\n", "Six seven.\n\n"  # 4, 5 and 4 tokens
+OTHER = "Three nine.\n\n"
+END = "</think>"
+ANSWER = "So 9.<|end|>"  # 5 tokens
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def chains(depth: int | str = 3, *judges: dict[str, Any], **settings: Any) -> Policy:
+    table = {"version": 1, "summary": "a test", "family": "score", "judges": judges or (LIKELIHOOD,)}
+    return Policy.model_validate(table | {"score": {"depth": depth}} | settings)
+
+
+async def test_one_pass_judges_all_steps_of_a_chain() -> None:
+    stage = Stage(chains(), [ONE, TWO, END], [ONE + TWO + END], [ANSWER])
+    play = await stage.play()
+    assert [origin for origin, *_ in play.steps] == ["draft", "draft"]
+    assert stage.draft.calls[1].prompt == PROMPT + ONE
+    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE + TWO]
+    assert play.counted == {
+        "accepted": 4 + 5 + 1,
+        "drafted": 4 + 5 + 1,
+        "forced": 5,
+        "target_generated": 5,
+        "committed": 15,
+        "steps": 2,
+        "steps_judged": 2,
+        "steps_accepted": 2,
+        "target_passes": 1 + 5,
+    }
+
+
+async def test_steps_after_a_rejected_one_are_dropped() -> None:
+    replies, opinions = [ONE, TWO, THREE, END], [ONE + "Three nine five.\n\n" + THREE, END]
+    play = await Stage(chains(), replies, opinions, [OTHER, ANSWER]).play()
+    assert [(origin, text) for origin, text, *_ in play.steps] == [("draft", ONE), ("target", OTHER)]
+    counts = play.result.counts
+    assert (counts.accepted, counts.rejected, counts.cancelled, counts.steps_judged) == (4 + 1, 5, 4, 2)
+    assert [step.scores["likelihood.min"] for step in play.result.steps] == [-0.1, -9.0]
+
+
+async def test_a_rejected_step_of_a_chain_is_salvaged() -> None:
+    replies, opinions = [ONE, TWO, THREE, END], [ONE + "Three nine five.\n\n" + THREE, END]
+    stage = Stage(chains(salvage={"min_logprob": 0.0}), replies, opinions, [".\n\n", ANSWER])
+    play = await stage.play()
+    assert [(origin, text) for origin, text, *_ in play.steps] == [("draft", ONE), ("salvaged", OTHER)]
+    assert play.result.counts.salvaged == 1
+
+
+async def test_each_step_has_its_own_probe() -> None:
+    rating = {"kind": "rating", "threshold": 7}
+    stage = Stage(chains(3, rating), [ONE, TWO, END], [Opinion(ONE + TWO + END, rating="8")], [ANSWER])
+    play = await stage.play()
+    assert len(stage.target.calls[0].probes) == 3
+    assert [step.scores for step in play.result.steps] == [{"rating.short": 8.0}] * 2
+
+
+@pytest.mark.parametrize("last", ["Six seven", ONE, "\n\n", "One two.<|end|>"])
+async def test_a_step_that_cannot_be_followed_ends_a_chain(last: str) -> None:
+    """An unfinished, a repeated and an empty step, and one that ends the text."""
+    stage = Stage(chains(4, step={"max_step_tokens": 5}), [ONE, last + " eight nine ten", END], [ONE + last], [ANSWER])
+    async for event in stage.events():
+        if event.type == "step.judged":
+            break
+    assert len(stage.draft.calls) == 2
+
+
+async def test_a_target_that_does_not_return_its_choices_judges_step_by_step() -> None:
+    stage = Stage(chains(), [ONE, TWO, END], [ONE, TWO, END], [ANSWER])
+    stage.target.abilities -= {"choices"}
+    play = await stage.play()
+    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, ""]
+    assert play.result.counts.steps_accepted == 2
+
+
+async def test_recorded_requests_judge_step_by_step() -> None:
+    stage = Stage(chains(), [ONE, TWO, END], [ONE, TWO, END], [ANSWER])
+    stage.request.judged_steps = []
+    assert [step.text for step in (await stage.play()).result.judged_steps] == [ONE, TWO, ""]
+
+
+async def test_a_chain_that_does_not_fit_the_context_is_judged_step_by_step() -> None:
+    rating = {"kind": "rating", "threshold": 7}
+    stage = Stage(chains(3, rating), [ONE, TWO, END], [ONE, TWO, END], [ANSWER])
+    probe = len(stage.request.panel.probes[0].ids)
+    stage.target.max_context = len(stage.request.prompt) + 9 + probe + 5
+    play = await stage.play()
+    assert play.result.counts.steps_accepted == 2
+
+
+async def test_the_draft_s_answer_is_kept_as_far_as_the_target_would_write_it() -> None:
+    policy = chains(score={"depth": 3, "draft_answer": True})
+    whole = await Stage(policy, [ONE, END, ANSWER], [ONE + END + ANSWER], []).play()
+    assert whole.result.answer == "So 9."
+    assert whole.counted == {
+        "accepted": 10,
+        "drafted": 10,
+        "committed": 10,
+        "steps": 1,
+        "steps_judged": 1,
+        "steps_accepted": 1,
+        "target_passes": 1,
+    }
+    part = await Stage(policy, [ONE, END, ANSWER], [ONE + END + "So 8."], [".<|end|>"]).play()
+    assert part.result.answer == "So 8."
+    counts = part.result.counts
+    assert (counts.accepted, counts.rejected, counts.forced) == (4 + 1 + 2, 3, 1 + 2)
+
+
+async def test_a_sampled_answer_is_kept_only_if_the_target_samples_its_choices() -> None:
+    policy = chains(score={"depth": 3, "draft_answer": True})
+    sampled = Stage(policy, [ONE, END, ANSWER], [ONE + END + ANSWER], [], temperature=0.6)
+    assert (await sampled.play()).result.counts.forced == 0
+    other = Stage(policy, [ONE, END], [ONE + END], [ANSWER], temperature=0.6)
+    other.target.abilities -= {"samples"}
+    assert (await other.play()).result.counts.forced == 5
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ({"depth": 0}, "whole number from 1 to 8"),
+        ({"depth": "deep"}, "whole number from 1 to 8"),
+        ({"depth": 2, "candidates": 2}, "cannot both be above 1"),
+        ({"draft_answer": True, "candidates": 2}, "for one candidate a step"),
+    ],
+)
+def test_bad_depths_are_sentences(score: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        chains(1, score=score)
+
+
+def pace(*, accepted: float, draft_s: float, base_s: float, step_s: float, write_s: float) -> StepPace:
+    pace = StepPace()
+    for number in range(200):
+        steps = 1 + number % 3
+        pace.drafted(10, draft_s)
+        pace.read(10 * steps, base_s + step_s * steps)
+        pace.replaced(write_s)
+        pace.decided(accepted=number % 100 < 100 * accepted)
+    return pace
+
+
+@pytest.mark.parametrize(("committed", "least"), [(0, 0.0), (5, 0.0), (12, 0.9)])
+def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, least: float) -> None:
+    """The target writes 10 tokens a second; a chain takes a second."""
+    pace, seconds, tokens, chains, most = StepPace(0.05), 0.0, 0, 0, 0.0
+    for _ in range(3000):
+        if pace.pauses:
+            pace.wrote(10, 1.0)
+            tokens += 10
+        else:
+            pace.ended(committed, 1.0)
+            tokens, chains = tokens + committed, chains + 1
+        seconds += 1.0
+        most = max(most, seconds - 1.05 * tokens / 10)
+    assert most <= 1.0 + 1e-9, "the cost of one chain"
+    assert chains / 3000 >= least
+    assert chains, "the draft may try again"
+
+
+def test_a_change_for_the_worse_costs_a_few_chains() -> None:
+    pace = StepPace(0.05)
+    pace.wrote(10, 1.0)
+    for _ in range(100):
+        pace.ended(50, 1.0)
+    wasted = 0
+    while not pace.pauses:
+        pace.ended(0, 1.0)
+        wasted += 1
+    assert wasted <= 12
+
+
+async def test_the_target_writes_while_speculation_does_not_pay() -> None:
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [], [], [ONE, TWO, END, ANSWER])
+    stage.request.pace = StepPace(0.05)
+    play = await stage.play()
+    assert [origin for origin, *_ in play.steps] == ["target", "target"], "its speed is not known before it has written"
+
+
+def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:
+    assert StepPace().depth() == 1
+    assert pace(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0).depth() == MAX_DEPTH
+    assert pace(accepted=0.5, draft_s=1.0, base_s=0.1, step_s=0.1, write_s=1.0).depth() == 1
+    middle = pace(accepted=0.8, draft_s=0.5, base_s=1.0, step_s=0.1, write_s=2.0).depth()
+    assert 1 < middle < MAX_DEPTH
+
+
+def test_what_texts_have_shown_is_forgotten_and_costs_are_not() -> None:
+    good = pace(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0)
+    good.forget()
+    assert 1 < good.depth() < MAX_DEPTH
+
+
+# With real models
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    pair = load_pair(notes=False)
+    yield pair
+    asyncio.run(pair.aclose())
+
+
+def test_a_shared_pass_says_of_each_step_what_its_own_pass_does(pair: Pair) -> None:
+    target, tokenizer = pair.target, pair.target.tokenizer
+    prompt = tokenizer.encode("Ann has 12 apples. Ben has 5 more apples than Ann. How many apples does Ben have?")
+    texts = ("Next, Ann has 12.\n\n", "Ben has 12 + 5 = 17.\n\n", "The answer is 17.")
+    steps = [Proposal(tuple(ids := tokenizer.encode_text(text)), text, len(ids)) for text in texts]
+    chain = Chain(steps)
+    probe = Probe(tuple(tokenizer.encode_text(" 9")), (5, 6))
+
+    async def compare() -> None:
+        buffer = TokenBuffer(prompt)
+        shared = SharedPass(chain, lambda ids, probes: target.verify(Verify(buffer, ids, probes)))
+        for number, step in enumerate(steps):
+            found, own = await shared.read(number, [probe]), await target.verify(Verify(buffer, step.ids, [probe]))
+            assert found is not None
+            assert (found.choices, found.next_choice, found.probe_choices) == (
+                own.choices,
+                own.next_choice,
+                own.probe_choices,
+            )
+            assert found.logprobs == pytest.approx(own.logprobs, abs=1e-4)
+            assert found.probe_logprobs[0] == pytest.approx(own.probe_logprobs[0], abs=1e-4)
+            assert await shared.read(number, [Probe((1,), (2,))]) is None
+            buffer.append(step.ids)
+
+    asyncio.run(compare())
+
+
+def texts(pair: Pair, policy: Policy | str, temperature: float, count: int = 8) -> list[str]:
+    """Return the texts of some problems under a policy."""
+
+    async def ask() -> list[str]:
+        spec, found = StepSpec(policy=policy, pair=pair), list[str]()
+        for number, problem in enumerate(islice(load_split("test"), count)):
+            sampling = Sampling(temperature, seed=number)
+            result = await spec.generate(problem.question, sampling=sampling, max_tokens=96)
+            found.append(result.reasoning + result.answer)
+        return found
+
+    return asyncio.run(ask())
+
+
+def exact(**changes: Any) -> Policy:
+    policy = load_policy("exact")[0].model_dump()
+    return Policy.model_validate(policy | {"score": {"depth": 4}, "token": {"drafter": "none"}} | changes)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_exact_steps_give_the_target_s_own_text(pair: Pair, temperature: float) -> None:
+    assert texts(pair, exact(), temperature) == texts(pair, "target", temperature)
+
+
+def test_a_chain_read_one_place_off_is_not_exact(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = SharedPass.read
+
+    async def off_by_one(self: SharedPass, number: int, probes: Any) -> Any:
+        ends, self._ends = self._ends, [end + 1 for end in self._ends]
+        try:
+            return await read(self, number, probes)
+        finally:
+            self._ends = ends
+
+    own = texts(pair, "target", 0.0)
+    monkeypatch.setattr(SharedPass, "read", off_by_one)
+    assert texts(pair, exact(), 0.0) != own

@@ -18,7 +18,7 @@ from stepspec.evaluation.replay.path import make_path
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
-NUM_PROBLEMS = 10
+NUM_PROBLEMS = 16
 
 
 def invoke(*arguments: str | Path) -> Result:

@@ -23,6 +23,7 @@ from stepspec.errors import EngineError, StepSpecError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.families.route import CHECK_STEPS
 from stepspec.loop.limits import Demands
+from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy
 from stepspec.loop.step import Done, Event, Step, StepCommitted, Times
 
@@ -35,6 +36,13 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"family": "score", "judges": ({"kind": "likelihood", "threshold": -3.0},), "salvage": {"min_logprob": -1.0}},
     {"family": "score", "judges": ({"kind": "random", "share": 0.6},), "first_target_steps": 2},
     {"family": "score", "judges": ({"kind": "random", "share": 0.6},), "score": {"candidates": 3}},
+    {"family": "score", "judges": ({"kind": "rating"},), "score": {"depth": 3, "draft_answer": True}},
+    {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 4, "max_overhead": 0.05}},
+    {
+        "family": "score",
+        "judges": ({"kind": "random", "share": 0.6},),
+        "score": {"depth": "auto", "draft_answer": True},
+    },
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
     {"family": "compare", "judges": ({"kind": "random", "share": 0.7},), "compare": {"depth": 2, "width": 3}},
     {"family": "route"},
@@ -137,6 +145,7 @@ async def run(seed: int) -> str:
     step = {"max_step_tokens": rng.choice((4, 8, 64)), "draft_deadline_s": 0.03, "judge_deadline_s": 0.03}
     policy = Policy.model_validate({"version": 1, "summary": "a test", "step": step} | tables)
     stage = Stage(policy, max_tokens=rng.choice((1, 7, 30, 200)), temperature=rng.choice((0.0, 1.0)))
+    stage.request.pace = StepPace(policy.score.max_overhead)
     fault = rng.choice((0.0, 0.0, 0.05, 0.2))
     for engine in (stage.target, stage.draft):
         engine.__class__ = Erratic

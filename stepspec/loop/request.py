@@ -121,7 +121,7 @@ class Request:
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
         self._writing_since: int | None = None
-        self.propose_oned = False
+        self._proposed = False
 
     @property
     def num_written(self) -> int:
@@ -134,7 +134,7 @@ class Request:
             self.ledger.shown(event)
             self.spans.event(event)
             if isinstance(event, StepCommitted) and self._writing_since is not None:
-                self.spans.wrote(self._writing_since, event.step, proposed=self.propose_oned)
+                self.spans.wrote(self._writing_since, event.step, proposed=self._proposed)
                 self._writing_since = time.time_ns()
             self.events.put_nowait(event)
 
@@ -174,7 +174,7 @@ class Request:
         for proposal in found:
             if proposal is not None and different.setdefault(proposal.text, proposal) is not proposal:
                 self.ledger.abandoned(len(proposal.ids))
-        index, self.propose_oned = len(self.transcript.steps), bool(different)
+        index, self._proposed = len(self.transcript.steps), bool(different)
         self.emit(StepProposed(index, each.text, len(each.ids)) for each in different.values())
         return [*different.values()]
 
@@ -609,7 +609,7 @@ class Request:
         scores = None if verdict is None else verdict.scores
         self.emit(self.transcript.close_step(self._origin, self._num_from_draft, scores))
         self._origin, self._num_from_draft, self._draft_refused = "target", 0, False
-        self._writing_since, self.propose_oned = None, False
+        self._writing_since, self._proposed = None, False
         steps = self.transcript.steps
         self.only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
 
@@ -635,7 +635,7 @@ class Request:
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
-        self._writing_since, self.propose_oned, watch = time.time_ns(), False, WritingWatch()
+        self._writing_since, self._proposed, watch = time.time_ns(), False, WritingWatch()
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):

@@ -124,7 +124,7 @@ def metrics(result: Result, policy: str) -> dict[str, Any]:
             "policy": policy,
             "counts": asdict(counts),
             "wasted_tokens": counts.wasted,
-            "times": asdict(times),
+            "times": {part: seconds for part, seconds in asdict(times).items() if part != "reached"},
             "thinks": result.thinks,
             "limit": result.limit,
             "estimated_speedup": result.estimated_speedup,

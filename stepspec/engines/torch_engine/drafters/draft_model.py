@@ -150,7 +150,7 @@ def draft_loop(
         else:
             hidden = model.read(positions.further(index), tokens[:, -1:] if index else last[:, None])
         place = positions.starts[:, None] + 1 + index
-        if model.partial is not None and not how.edits:
+        if model.partial is not None and not how.edits and vocab_size >= model.vocab_size:
             token, distribution = _sampled_within(model.partial, hidden, place, how, vocab_size)
         else:
             seen = sampling.seen_along(how, tokens)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PROMPT, Opinion, Reply, Stage, shape
 
-from stepspec.engines.protocol import Drafting
+from stepspec.engines.protocol import Drafting, Sampling
 from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.loop.limits import Demands
 from stepspec.loop.policy import Policy
@@ -136,6 +136,20 @@ async def test_sampled_salvage_leaves_the_next_token_to_a_target_that_does_not_s
     assert play.steps == [("salvaged", "One two eight.\n\n", 5, 2, "delimiter")]
     assert stage.target.calls[1].prompt == PROMPT + "One two"
     assert play.result.counts.regenerated == 3
+
+
+@pytest.mark.parametrize("samples", [True, False])
+async def test_a_biased_request_takes_no_token_that_the_target_would_not_write(samples: bool) -> None:
+    """Neither the token after a salvaged part nor the end of the thinking, if the pass did not sample them."""
+    opinions = [Opinion("One two seven", rating=BAD), TWO + END] + ([] if samples else [END])
+    replies = [" eight.\n\n" if samples else " six.\n\n", ANSWER]
+    stage = Stage(score(salvage=KEEP), ["One two three four.\n\n", TWO, END], opinions, replies)
+    stage.request.sampling = Sampling(logit_bias=((0, -1.0),))
+    stage.target.abilities -= frozenset() if samples else {"samples"}
+    play = await stage.play()
+    first, second = play.result.steps
+    assert (first.text, second.text) == ("One two seven eight.\n\n" if samples else "One two six.\n\n", TWO)
+    assert play.result.counts.regenerated == (1 + 3 if samples else 3)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
@@ -571,6 +585,12 @@ async def test_the_rest_of_a_rejected_step_is_a_hint_for_its_replacement(
     stage = Stage(score(salvage=salvage), draft_replies, [opinion, END], [written, ANSWER], temperature=temperature)
     await stage.play()
     assert [call.hint for call in stage.target.calls if call.verb == "generate"] == [hint, ""]
+
+
+def test_samplings_made_of_lists_and_sets_are_equal_to_those_of_tuples() -> None:
+    loose: Any = {"logit_bias": [[5, -1.0]], "allowed": {1, 2}}
+    strict = Sampling(logit_bias=((5, -1.0),), allowed=frozenset({1, 2}))
+    assert (Sampling(**loose), hash(Sampling(**loose))) == (strict, hash(strict))
 
 
 async def test_draft_and_target_never_sample_with_the_same_seed() -> None:

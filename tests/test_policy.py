@@ -273,3 +273,13 @@ def test_a_policy_does_not_change_after_loading() -> None:
     with pytest.raises(ValueError, match="frozen"):
         policy.family = "draft"
     assert isinstance(policy, Policy)
+
+
+def test_a_table_or_a_key_without_effect_is_refused() -> None:
+    head = {"version": 1, "summary": "x"}
+    for wrong, message in [
+        ({"family": "target", "first_target_steps": 3}, "first_target_steps has no effect in family 'target'"),
+        ({"family": "route", "judging": "cascade"}, "judging has no effect in family 'route'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Policy.model_validate(head | wrong)

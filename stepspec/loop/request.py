@@ -48,7 +48,6 @@ DRAFT_SEED = 0x5EED
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one: all others are less likely."""
 
-
 Shared = Callable[[Sequence[Probe]], Awaitable[Verification | None]]
 """Returns what a pass over a whole chain says about one of its steps, with probes after it."""
 
@@ -396,6 +395,8 @@ class Request:
         self._close_step(judged.verdict)
         if chosen not in self.ends or chosen == judged.next_id:  # the draft may have ended it too
             return
+        if self._is_edited and not self._samples:  # then it need not be what the target would write
+            return
         if self.transcript.thinking and not self.only_target and self.ledger.remaining > 0:
             self.ledger.generated(1)
             self.ledger.wrote("forced", 1)
@@ -422,9 +423,13 @@ class Request:
     @property
     def is_own_text(self) -> bool:
         """Whether the target's choices in a pass over a text are what it would write there."""
+        return self._samples or (self.sampling.temperature == 0 and not self._is_edited)
+
+    @property
+    def _is_edited(self) -> bool:
+        """Whether the sampling changes logits."""
         sampling = self.sampling
-        edited = sampling.repetition_penalty != 1 or sampling.logit_bias or sampling.allowed is not None
-        return self._samples or (sampling.temperature == 0 and not edited)
+        return sampling.repetition_penalty != 1 or bool(sampling.logit_bias) or sampling.allowed is not None
 
     def target_has(self, ids: Sequence[int]) -> bool:
         """Whether the target has these tokens, as far as its vocabulary is known. A draft may have further ones."""

@@ -156,7 +156,7 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
     deadline; see `judge`. Of an answer after the thinking, the target's own beginning is committed.
     """
     shared = SharedPass(chain, request.read) if len(chain.steps) > 1 or chain.answer else None
-    seconds, accepted, number, judged = chain.seconds, request.ledger.counts.accepted, 0, None
+    seconds, accepted, number, judged = chain.seconds, request.ledger.num_accepted, 0, None
     for number, proposal in enumerate(chain.steps):
         judged = await request.judge_one(proposal, shared and partial(shared.read, number))
         if judged is not None:
@@ -173,7 +173,7 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
         _keep_answer(request, chain.answer, shared.answer_choices)
     else:
         request.ledger.abandoned(chain.num_after(number))
-    request.pace.ended(request.ledger.counts.accepted - accepted, seconds)
+    request.pace.ended(request.ledger.num_accepted - accepted, seconds)
 
 
 def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) -> None:

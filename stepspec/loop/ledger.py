@@ -162,6 +162,11 @@ class Ledger:
         self._counts["committed"] = num_tokens
 
     @property
+    def num_accepted(self) -> int:
+        """Accepted tokens so far."""
+        return self._counts["accepted"]
+
+    @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
         return self._max_tokens - self._num_committed

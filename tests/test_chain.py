@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from scripted import PROMPT, Opinion, Stage
+from scripted import PROMPT, Opinion, Reply, Stage
 
 from stepspec.api.session import Pair, StepSpec, load_pair
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
@@ -195,10 +195,12 @@ def test_a_change_for_the_worse_costs_a_few_chains() -> None:
 
 
 async def test_the_target_writes_while_speculation_does_not_pay() -> None:
-    stage = Stage(chains(1, score={"max_overhead": 0.05}), [], [], [ONE, TWO, END, ANSWER])
+    """Its speed is known once it has written more than the first step, whose call reads the prompt."""
+    slow = Reply(TWO, delay_s=0.1)
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], [ONE, slow, ANSWER])
     stage.request.pace = StepPace(0.05)
     play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == ["target", "target"], "its speed is not known before it has written"
+    assert [origin for origin, *_ in play.steps] == ["target", "target", "draft"]
 
 
 def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:

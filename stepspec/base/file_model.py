@@ -29,6 +29,17 @@ Version = Annotated[Literal[1], BeforeValidator(_whole_number)]
 M = TypeVar("M", bound=FileModel)
 
 
+def number_or_auto(value: object, most: int) -> object:
+    """Return a setting that is "auto" or a whole number from 1 to `most`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value == "auto" or (type(value) is int and 1 <= value <= most):
+        return value
+    raise ValueError(f'it must be "auto" or a whole number from 1 to {most}')
+
+
 def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
     """Load a TOML file into a model. Return the model with the file's text.
 

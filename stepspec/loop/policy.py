@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError, field_validator, model_validator
 
-from stepspec.base.file_model import FileModel, Version, load_toml
+from stepspec.base.file_model import FileModel, Version, load_toml, number_or_auto
 from stepspec.base.file_problems import first_problem
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
@@ -58,9 +58,7 @@ class TokenTable(FileModel):
     @field_validator("num_tokens", mode="before")
     @classmethod
     def _number_or_auto(cls, value: object) -> object:
-        if value == "auto" or (type(value) is int and 1 <= value <= MAX_DRAFTED):
-            return value
-        raise ValueError(f'it must be "auto" or a whole number from 1 to {MAX_DRAFTED}')
+        return number_or_auto(value, MAX_DRAFTED)
 
     @property
     def drafting(self) -> Drafting:

@@ -161,10 +161,10 @@ class Request:
         await self._write_step("forced")
         self._close_step()
 
-    async def propose(self, count: int = 1) -> list[Proposal]:
+    async def propose(self, count: int) -> list[Proposal]:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
         target then continues alone."""
-        if count == 1 or self.sampling.temperature == 0:  # else all are equal
+        if self.sampling.temperature == 0:  # all are equal
             found = [await self.propose_one()]
         else:
             with self.ledger.waiting("draft"):
@@ -362,7 +362,8 @@ class Request:
 
     async def read(self, ids: Sequence[int], probes: Sequence[Probe], *, scores: bool = True) -> Verification:
         """Return the target's pass over ids after the text, see `Verify`."""
-        sampling = self.sampling if self._samples else None
+        is_argmax = self.sampling.temperature == 0 and not self._is_edited
+        sampling = self.sampling if self._samples and not is_argmax else None
         call, since = Verify(self.transcript.buffer, ids, probes, scores, sampling), time.perf_counter()
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
@@ -587,7 +588,7 @@ class Request:
             return
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), WritingWatch()
+        num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
         call = Generate(self.transcript.buffer, self.sampling, stop, self.policy.token.drafting, hint)
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
             while not self.answer.stopped:
@@ -618,6 +619,9 @@ class Request:
         steps = self.transcript.steps
         self.only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
 
+    def _writing_watch(self) -> "WritingWatch":
+        return WritingWatch(None if self.ledger.cached is None else time.perf_counter())
+
     # Writing without speculation on steps
 
     async def write_rest(self) -> None:
@@ -640,7 +644,7 @@ class Request:
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
-        self._writing_since, self._proposed, watch = time.time_ns(), False, WritingWatch()
+        self._writing_since, self._proposed, watch = time.time_ns(), False, self._writing_watch()
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
@@ -662,25 +666,30 @@ class Request:
 
 
 class WritingWatch:
-    """Times what the target writes in a call after its first chunk, which waits for the prompt to be read."""
+    """Times what the target writes in a call after its first chunk, which waits for the prompt to be read.
 
-    def __init__(self) -> None:
-        self._started: float | None = None
-        self._last = 0.0
-        self._num_tokens = 0
+    Where a call has a single chunk, as from a server that is asked for a whole step, all of it is timed.
+
+    Args:
+        began: when the call began; None for the first call of a request, which reads all of the prompt.
+    """
+
+    def __init__(self, began: float | None) -> None:
+        self._began = began
+        self._chunks: list[tuple[float, int]] = []
 
     def got(self, num_tokens: int) -> None:
         """Note a chunk."""
-        self._last = time.perf_counter()
-        if self._started is None:
-            self._started = self._last
-        else:
-            self._num_tokens += num_tokens
+        self._chunks.append((time.perf_counter(), num_tokens))
 
     def tell(self, pace: StepPace) -> None:
         """Pass on what was timed."""
-        if self._started is not None and self._num_tokens:
-            pace.wrote(self._num_tokens, self._last - self._started)
+        timed, since = self._chunks[1:], self._chunks[0][0] if self._chunks else None
+        if len(self._chunks) == 1:
+            timed, since = self._chunks, self._began
+        num_tokens = sum(count for _, count in timed)
+        if since is not None and num_tokens:
+            pace.wrote(num_tokens, self._chunks[-1][0] - since)
 
 
 def num_written(chunk: Chunk) -> int:

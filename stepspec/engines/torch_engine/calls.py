@@ -192,11 +192,12 @@ def read_verification(logits: torch.Tensor, call: Scoring, *, partial: bool = Fa
     """
     count = len(call.continuation) if call.scores else 0
     logprobs = logits.float().log_softmax(-1)
-    choices = logprobs.argmax(-1)
-    if call.sampling is not None:
+    if call.sampling is None:
+        chosen = logprobs.argmax(-1).tolist()
+    else:
         first = call.prompt_length + len(call.continuation) - count
-        choices[: count + 1] = _sampled(logits[: count + 1], call.sampling, first, partial=partial)
-    chosen = choices.tolist()
+        own_choices = _sampled(logits[: count + 1], call.sampling, first, partial=partial)
+        chosen = torch.cat([own_choices, logprobs[count + 1 :].argmax(-1)]).tolist()
     own: tuple[float, ...] | None = None
     if call.scores:
         ids = torch.tensor(call.continuation, dtype=torch.long, device=logprobs.device)

@@ -184,9 +184,8 @@ class Rounds:
         with self._watch.time("verify", [row.metrics for row in alive]):
             detailed = any(row.details is not None for row in alive)
             if num_tokens or target.uses_graphs:  # else captured passes would be of twice as many kinds
-                device_draft = draft._replace(
-                    counts=(), passes=0
-                )  # they vary by round; captured passes must not see them
+                # Both vary by round, and a captured pass must not see them.
+                device_draft = draft._replace(counts=(), passes=0)
                 outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
             else:
                 outcome, hidden = write_next(target, positions, last, how, detailed)

@@ -269,10 +269,8 @@ class CausalModel:
         self.cache.reserve(max(slots) + 1, max(start + len(row) for start, row in zip(starts, ids, strict=True)))
         rows, places, columns, first = list[RaggedRow](), list[Tensor](), list[int](), 0
         for index, (slot, start, row) in enumerate(zip(slots, starts, ids, strict=True)):
-            branching = (
-                None if branches is None or not any(each.length for each in branches[index]) else branches[index]
-            )
-            shape = None if branching is None else _branch_columns([len(row)], [branching], len(row))
+            own = [] if branches is None else branches[index]
+            shape = _branch_columns([len(row)], [own], len(row)) if any(each.length for each in own) else None
             cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
             position_ids, mask = self._places(begin, cells, start + len(row), shape, hides=len(row) > 1)
             rows.append(RaggedRow(slot, start, len(row), mask))

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from stepspec.base.file_model import number_or_auto
 from stepspec.loop.chain import judge_chain, propose_chain
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.pace import MAX_DEPTH, Depth
@@ -32,9 +33,7 @@ class ScoreTable(FamilyTable):
     @field_validator("depth", mode="before")
     @classmethod
     def _number_or_auto(cls, value: object) -> object:
-        if value == "auto" or (type(value) is int and 1 <= value <= MAX_DEPTH):
-            return value
-        raise ValueError(f'it must be "auto" or a whole number from 1 to {MAX_DEPTH}')
+        return number_or_auto(value, MAX_DEPTH)
 
     @model_validator(mode="after")
     def _chains_of_one_candidate(self) -> "ScoreTable":

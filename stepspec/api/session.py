@@ -97,8 +97,8 @@ class Pair:
     @property
     def hash(self) -> str:
         """A short hash of both models' weights, or of their names if the weights are not local."""
-        described = [engine.describe() if engine else {} for engine in (self.target, self.draft)]
-        parts = [engine.get("weights") or engine.get("name") for engine in described]
+        described = [None if engine is None else engine.describe() for engine in (self.target, self.draft)]
+        parts = [each and (each.get("weights") or each["name"]) for each in described]
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @cached_property
@@ -160,11 +160,10 @@ def choose_models(target: str | None, draft: str | None, pair: str | None = None
         return Models(target, draft)
     if draft is not None:
         raise UsageError("A draft was named without a target. Name both with --target and --draft, or neither.")
-    name = EMBEDDED_NAME if pair is None else pair
+    name, mark, options = (pair or EMBEDDED_NAME).partition("?")
     folder = find_pair(name)
-    return Models(
-        f"torch:{folder / 'target'}", f"torch:{folder / 'draft'}", (f"{name} target", f"{name} draft"), folder
-    )
+    target, draft = (f"torch:{folder / role}{mark}{options}" for role in ("target", "draft"))
+    return Models(target, draft, (f"{name} target", f"{name} draft"), folder)
 
 
 def load_pair(
@@ -180,7 +179,8 @@ def load_pair(
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
     A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
-    The target loads first, because the draft may have to fit into the remaining memory.
+    Options follow after a question mark, as in `torch:FOLDER?dtype=bfloat16&threads=2`; those of a pair count for both
+    models. The target loads first, because the draft may have to fit into the remaining memory.
 
     Args:
         target: spec string of the target.

@@ -18,6 +18,7 @@ Table = type[BaseModel]
 KINDS = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text in quotes",

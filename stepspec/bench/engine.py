@@ -263,7 +263,7 @@ class Subject:
     engine: TorchEngine
     network: PreTrainedModel
     assistant: PreTrainedModel | None
-    draft: dict[str, str | None] | None = None
+    draft: Mapping[str, str | int | None] | None = None
     """Description of the draft for the results, from `TorchEngine.describe`."""
     synthetic: bool = False
     """Whether the weights are random, so that the text is meaningless."""

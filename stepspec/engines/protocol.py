@@ -470,8 +470,8 @@ class Engine(Protocol):
         """
         ...
 
-    def describe(self) -> dict[str, str | None]:
-        """Describe the model for results: `name`, `weights` (a hash), `dtype`, `device`."""
+    def describe(self) -> Mapping[str, str | int | None]:
+        """Describe the model for results: `name`, `weights` (a hash), `dtype`, `device`, `threads` (on a CPU)."""
         ...
 
     def metrics(self) -> Metrics:

@@ -59,6 +59,8 @@ class EngineRecord(Record):
     weights: str | None
     dtype: str | None
     device: str | None
+    threads: int | None = None
+    """CPU threads; None if unknown or on another device."""
     speculation: str | None = "none"
     """How the engine drafts tokens on its own, independent of the policy; None if unknown."""
     forgets: bool = True

@@ -4,7 +4,7 @@ The draft and the target each keep their own append-only ids. If the target acce
 draft's original ids are reused. All other committed text is encoded once with the draft's tokenizer, at the next call.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -160,7 +160,7 @@ class TranslatedDraft:
         """
         raise UsageError(f"{self.name} has another vocabulary than the target, so it cannot judge the target's tokens.")
 
-    def describe(self) -> dict[str, str | None]:
+    def describe(self) -> Mapping[str, str | int | None]:
         """See `Engine.describe`."""
         return self._draft.describe()
 

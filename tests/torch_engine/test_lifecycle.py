@@ -253,7 +253,7 @@ async def test_drafted_by_replaces_the_engine(network: PreTrainedModel) -> None:
         assert list(chunk.ids) == slow_greedy(network, PROMPT, 20)
         assert chunk.accepted > 0
         assert len(by_draft.ids) == 20, "the draft's own engine does not continue"
-        expected = {"name": "target", "weights": "abc", "dtype": "float32", "device": "cpu"}
+        expected = {"name": "target", "weights": "abc", "dtype": "float32", "device": "cpu", "threads": 1}
         assert pair.describe() == expected
     finally:
         await pair.aclose()

@@ -1,6 +1,7 @@
 """Loading rejects models that the torch engine cannot serve, with a message that says why."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ from stepspec.engines.hugging_face import load_tokenizer, template_problem, weig
 from stepspec.engines.torch_engine import model
 from stepspec.engines.torch_engine.engine import TorchEngine
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, UsageError
 
 SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 TRAINED = {"initializer_range": 0.3}  # large weights, so that attention matters as in a trained model
@@ -325,17 +326,32 @@ def test_a_folder_that_does_not_exist_is_rejected(tmp_path: Path) -> None:
         TorchEngine.load(str(tmp_path / "nothing here"), device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("dtype=fp16", "dtype 'fp16' is unknown. Known: 'float32'"),
+        ("threads=0", "threads must be at least 1"),
+        ("threads=two", "threads must be a whole number"),
+        ("thread=2", "Did you mean 'threads'?"),
+    ],
+)
+def test_bad_options_of_a_model_are_sentences(options: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(problem)):
+        TorchEngine.load(f"{tmp_path}?{options}")
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("config", [llama_config(), LlamaConfig(**GROUPED, tie_word_embeddings=True)])
 async def test_a_model_folder_is_loaded_and_described(config: LlamaConfig, tmp_path: Path) -> None:
     save_model(tmp_path, config)
-    engine = TorchEngine.load(str(tmp_path), device="cpu")
+    engine = TorchEngine.load(f"{tmp_path}?dtype=bfloat16&threads=2", device="cpu")
     try:
         assert engine.describe() == {
             "name": tmp_path.name,
             "weights": weights_hash(str(tmp_path)),
-            "dtype": "float32",
+            "dtype": "bfloat16",
             "device": "cpu",
+            "threads": 2,
         }
         assert engine.max_context == config.max_position_embeddings
         assert engine.tokenizer.decode([3, 5]) == engine.tokenizer.piece(3) + engine.tokenizer.piece(5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stepspec.engines.torch_engine import threads
-from stepspec.engines.torch_engine.threads import SMALL_MODEL, run_in_thread, use_threads_for
+from stepspec.engines.torch_engine.threads import SMALL_MODEL, default_threads, run_in_thread, use_threads
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def three_threads() -> Iterator[None]:
 
 def _threads_of(num_parameters: int) -> int:
     def work() -> int:
-        use_threads_for(num_parameters)
+        use_threads(default_threads(num_parameters))
         return torch.get_num_threads()
 
     return run_in_thread(work)

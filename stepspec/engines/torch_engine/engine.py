@@ -13,10 +13,15 @@ import weakref
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
+from urllib.parse import parse_qsl
 
 import torch
+from pydantic import Field, ValidationError
 from transformers import PreTrainedModel
 
+from stepspec.base.file_model import FileModel
+from stepspec.base.file_problems import first_problem
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
 from stepspec.engines.metrics import Metrics
@@ -41,13 +46,37 @@ from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
-from stepspec.engines.torch_engine.threads import run_in_thread, use_threads_for
-from stepspec.errors import EngineError, ModelError
+from stepspec.engines.torch_engine.threads import default_threads, run_in_thread, use_threads
+from stepspec.errors import EngineError, ModelError, UsageError
 
 MAX_SLOTS = 64
 
 EXIT_S = 10.0
 """Longest wait for the engine's thread when the program exits, in seconds."""
+
+
+class Options(FileModel):
+    """Options of a model in its spec string, such as `torch:FOLDER?dtype=bfloat16&threads=2`."""
+
+    device: str | None = None
+    """A torch device, such as `cuda:1`."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Data type of the weights."""
+    threads: int | None = Field(default=None, ge=1, le=1024)
+    """Threads of a model on a CPU."""
+
+    @classmethod
+    def parsed(cls, query: str) -> "Options":
+        """Parse the part of a spec string after the question mark.
+
+        Raises:
+            UsageError: an option is unknown or has an invalid value.
+        """
+        try:
+            return cls.model_validate_strings(dict(parse_qsl(query, keep_blank_values=True)))
+        except ValidationError as error:
+            raise UsageError(f"Options of the torch engine: {first_problem(error, cls)}") from error
+
 
 Task = Call | Callable[[Scheduler], None]
 """Input of the engine's thread: a call to serve, or a function to run between two turns."""
@@ -70,6 +99,7 @@ class TorchEngine:
         weights: str | None = None,
         heads: MedusaHeads | None = None,
         budget: int | None = None,
+        threads: int | None = None,
     ) -> None:
         """Start the engine's thread.
 
@@ -80,6 +110,7 @@ class TorchEngine:
             weights: hash of the model's weights, for results.
             heads: Medusa heads of the model.
             budget: bytes of device memory for the caches; None uses most of the free memory.
+            threads: CPU threads of the model and its drafter; see `default_threads` for None.
 
         Raises:
             ModelError: the budget is too small.
@@ -90,6 +121,7 @@ class TorchEngine:
         self._drafter = drafter
         self._heads = heads
         self._weights = weights
+        self._threads = threads or default_threads(model.num_parameters)
         self._grammars = Grammars(tokenizer, model.vocab_size)
         self._make_room(budget)
         self._metrics = Metrics()
@@ -102,31 +134,35 @@ class TorchEngine:
 
     @classmethod
     def load(
-        cls, name: str, device: str | None = None, dtype: torch.dtype | None = None, title: str | None = None
+        cls, spec: str, device: str | None = None, dtype: torch.dtype | None = None, title: str | None = None
     ) -> "TorchEngine":
         """Load a model and start an engine for it.
 
         Args:
-            name: hub name or folder.
+            spec: hub name or folder. After a question mark, it may have `Options`, which count before the arguments.
             device: a torch device; the default is CUDA if there is a GPU, else the CPU.
             dtype: of the weights; the default is float32 on a CPU, else bfloat16.
             title: the model's name in results; the default is the hub name or the folder's name.
 
         Raises:
+            UsageError: an option is unknown or has an invalid value.
             ModelError: the model cannot be loaded, or the engine does not support it.
         """
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        name, _, query = spec.partition("?")
+        options = Options.parsed(query)
+        device = options.device or device or ("cuda" if torch.cuda.is_available() else "cpu")
+        chosen = dtype if options.dtype is None else getattr(torch, options.dtype)
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
 
         def load() -> tuple[CausalModel, HuggingFaceTokenizer, MedusaHeads | None]:
-            network = load_network(name, device, dtype)
+            network = load_network(name, device, chosen)
             tokenizer = load_tokenizer(name, network.config)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
             model = CausalModel(network, title, vocabulary)
             return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
 
         model, tokenizer, heads = run_in_thread(load)
-        return cls(model, tokenizer, weights=weights_hash(name), heads=heads)
+        return cls(model, tokenizer, weights=weights_hash(name), heads=heads, threads=options.threads)
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
         """Return an engine for the same model with `draft`'s model as its token-level drafter.
@@ -147,7 +183,7 @@ class TorchEngine:
         if (free := free_bytes(self._model.device)) is not None:
             budget = int(TARGET_SHARE * free)
             draft._make_room(int(DRAFT_SHARE * free))
-        return TorchEngine(self._model, self.tokenizer, drafter, self._weights, self._heads, budget)
+        return TorchEngine(self._model, self.tokenizer, drafter, self._weights, self._heads, budget, self._threads)
 
     def _make_room(self, budget: int | None) -> None:
         """Choose the number and the size of slots by the free memory. Call it before the first call."""
@@ -160,10 +196,16 @@ class TorchEngine:
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
         self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots)
 
-    def describe(self) -> dict[str, str | None]:
-        """Return how results describe the model: `name`, `weights` (a hash), `dtype`, `device`."""
-        dtype = str(self._model.network.dtype).removeprefix("torch.")
-        return {"name": self.name, "weights": self._weights, "dtype": dtype, "device": str(self._model.device)}
+    def describe(self) -> dict[str, str | int | None]:
+        """See `Engine.describe`."""
+        device = self._model.device
+        return {
+            "name": self.name,
+            "weights": self._weights,
+            "dtype": str(self._model.network.dtype).removeprefix("torch."),
+            "device": str(device),
+            "threads": self._threads if device.type == "cpu" else None,
+        }
 
     def networks(self) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         """Return target and draft with transformers' own layers and attention, sharing the weights, for comparison."""
@@ -296,7 +338,7 @@ class TorchEngine:
     @torch.inference_mode()
     def _work(self) -> None:
         if self._model.device.type == "cpu":
-            use_threads_for(self._model.num_parameters)
+            use_threads(self._threads)
         first = self._tasks.get()  # `_make_room` may still change the slots until the first task arrives
         scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()

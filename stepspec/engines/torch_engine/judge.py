@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
 from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
 from stepspec.engines.torch_engine.slots import common_prefix
-from stepspec.engines.torch_engine.threads import use_threads_for
+from stepspec.engines.torch_engine.threads import default_threads, use_threads
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class TorchJudge:
 
     def _begin(self) -> None:
         if self._device.type == "cpu":
-            use_threads_for(self._num_parameters)
+            use_threads(default_threads(self._num_parameters))
 
     @torch.inference_mode()
     def _reward(self, ids: tuple[int, ...]) -> float:

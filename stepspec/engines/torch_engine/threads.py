@@ -30,16 +30,20 @@ def one_thread() -> Generator[None]:
             torch.set_num_threads(threads)
 
 
-def use_threads_for(num_parameters: int) -> None:
-    """Set the number of CPU threads for models that run in the calling thread, which nothing else should use.
+def default_threads(num_parameters: int) -> int:
+    """Return the number of CPU threads for a model.
 
     A small model gets one. A larger one gets PyTorch's number, but leaves a core to the draft and the event loop: with
     a busy neighbor on the last core, every product of several threads waits for the one that shares its core.
     """
+    return 1 if num_parameters < SMALL_MODEL else max(1, min(torch.get_num_threads(), _num_cores() - 1))
+
+
+def use_threads(count: int) -> None:
+    """Set the number of CPU threads of models that run in the calling thread, which nothing else should use."""
     with _lock:
         default = torch.get_num_threads()
-        wanted = 1 if num_parameters < SMALL_MODEL else max(1, min(default, _num_cores() - 1))
-        torch.set_num_threads(wanted)
+        torch.set_num_threads(count)
         # The call above also changes the default of all threads that start later. A thread of its own changes it back.
         run_in_thread(lambda: torch.set_num_threads(default))
 

@@ -31,8 +31,15 @@ def models_in_words(engines: Mapping[str, EngineRecord | None]) -> str:
     return ", ".join(_model_in_words(role, engine) for role, engine in engines.items() if engine is not None)
 
 
+def device_in_words(engine: EngineRecord) -> str | None:
+    """Return where a model ran; None if unknown."""
+    if engine.device is None or engine.threads is None:
+        return engine.device and f"on {engine.device}"
+    return f"on {engine.device} with {count(engine.threads, 'thread')}"
+
+
 def _model_in_words(role: str, engine: EngineRecord) -> str:
-    parts = [role, engine.name, engine.dtype, engine.device and f"on {engine.device}"]
+    parts = [role, engine.name, engine.dtype, device_in_words(engine)]
     if engine.speculation is None:
         parts.append("(its own token-level speculation is unknown)")
     elif engine.speculation != "none":

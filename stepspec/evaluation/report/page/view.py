@@ -8,7 +8,7 @@ from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.conditions import commit_in_words, hardware_in_words
+from stepspec.evaluation.report.conditions import commit_in_words, device_in_words, hardware_in_words
 from stepspec.evaluation.report.embedding import Embedded
 from stepspec.evaluation.report.figures import (
     ACCURACY,
@@ -245,7 +245,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
     }
     for role, engine in run.engines.items():
         if engine is not None:
-            parts = [engine.name, engine.dtype, engine.device and f"on {engine.device}"]
+            parts = [engine.name, engine.dtype, device_in_words(engine)]
             conditions[role] = ", ".join(part for part in parts if part)
             conditions[f"{role}'s weights"] = engine.weights or "not known"
     return conditions | {

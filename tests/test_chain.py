@@ -9,6 +9,7 @@ from scripted import PROMPT, Opinion, Reply, Stage
 
 from stepspec.api.session import Pair, StepSpec, load_pair
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
+from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.pace import MAX_DEPTH, StepPace
@@ -137,6 +138,59 @@ async def test_a_sampled_answer_is_kept_only_if_the_target_samples_its_choices()
     other = Stage(policy, [ONE, END], [ONE + END], [ANSWER], temperature=0.6)
     other.target.abilities -= {"samples"}
     assert (await other.play()).result.counts.forced == 5
+
+
+PROMPT_READ = ""
+AHEAD = {"depth": 1, "look_ahead": True, "draft_answer": True}
+
+
+async def test_the_draft_writes_on_while_the_target_judges() -> None:
+    policy = chains(score=AHEAD)
+    stage = Stage(policy, [ONE, TWO, END, ANSWER], [PROMPT_READ, Opinion(ONE, delay_s=0.05), TWO, END + ANSWER], [])
+    play = await stage.play()
+    assert [origin for origin, *_ in play.steps] == ["draft", "draft"]
+    assert play.result.answer == "So 9."
+    assert [call.prompt for call in stage.draft.calls] == [
+        PROMPT,
+        PROMPT + ONE,
+        PROMPT + ONE + TWO,
+        PROMPT + ONE + TWO + END,
+    ]
+    assert [call.continuation for call in stage.target.calls] == ["", ONE, TWO, END + ANSWER]
+    assert play.counted == {
+        "accepted": 4 + 5 + 1 + 5,
+        "drafted": 15,
+        "committed": 15,
+        "steps": 2,
+        "steps_judged": 2,
+        "steps_accepted": 2,
+        "target_passes": 4,
+    }
+
+
+@pytest.mark.parametrize("following", [Reply(THREE), Reply(delay_s=60), Reply("Six seven", hangs=True, chunk_size=1)])
+async def test_what_follows_a_rejected_step_is_stopped_and_counted(following: Reply) -> None:
+    policy = chains(score={"look_ahead": True})
+    opinions = [PROMPT_READ, Opinion(OTHER, delay_s=0.05), END]
+    stage = Stage(policy, [TWO, following, END], opinions, [OTHER, ANSWER])
+    play = await stage.play()
+    assert [text for _, text, *_ in play.steps] == [OTHER]
+    assert play.result.counts.cancelled == {THREE: 4, "": 0, "Six seven": 2}[following.text]
+    assert play.result.counts.rejected == 5
+    assert stage.draft.num_open == 0
+
+
+async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
+    stage = Stage(chains(score={"look_ahead": True}), [ONE, TWO], [PROMPT_READ, ONE + END], [ANSWER])
+    play = await stage.play()
+    assert play.result.counts.cancelled == 5
+    assert play.result.answer == "So 9."
+
+
+async def test_a_target_that_fails_to_read_ahead_may_still_write() -> None:
+    broken = Opinion(fails=EngineError("broken"))
+    stage = Stage(chains(score={"look_ahead": True}), [ONE, END], [broken, ONE, END], [ANSWER])
+    assert (await stage.play()).result.counts.steps_accepted == 1
 
 
 @pytest.mark.parametrize(

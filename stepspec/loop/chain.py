@@ -1,13 +1,16 @@
 """Chains of draft steps, and the one pass of the target that reads all steps of a chain."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from types import TracebackType
 
 from stepspec.engines.protocol import Probe, Stop, Verification
 from stepspec.errors import ContextError
+from stepspec.loop.ledger import ahead
 from stepspec.loop.pace import Depth
 from stepspec.loop.request import Judged, Request
 from stepspec.loop.step import Proposal, StepJudged, StepProposed
@@ -29,6 +32,13 @@ class Chain:
     steps: Sequence[Proposal] = ()
     answer: Sequence[int] = ()
     seconds: float = 0.0
+    goes_on: bool = False
+    """Whether the draft can write another step after it."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of all steps."""
+        return [id for step in self.steps for id in step.ids]
 
     def next_id(self, number: int) -> int | None:
         """Return the first id after a step, its own tag included; None if there is none."""
@@ -98,55 +108,179 @@ class SharedPass:
         return () if seen is None or seen.choices is None else (*seen.choices, seen.next_choice)[self._ends[-1] + 1 :]
 
 
-async def propose_chain(request: Request, depth: Depth, *, answer: bool) -> Chain:
-    """Return steps of the draft, each after the last one, at most `depth`. Empty if the draft failed or was too
-    slow; the target then continues alone.
+@dataclass(frozen=True)
+class Proposing:
+    """What the draft may propose before the target has judged it.
+
+    Attributes:
+        depth: most steps of a chain.
+        answer: whether the draft goes on with the answer after a step that ends the thinking.
+        ahead: whether it writes the next chain while the target judges one.
+    """
+
+    depth: Depth = 1
+    answer: bool = False
+    ahead: bool = False
+
+    def fitted(self, request: Request) -> "Proposing":
+        """Return what is possible for a request. A recording wants the costs of every step."""
+        single = request.judged_steps is not None or "choices" not in request.target.abilities
+        return Proposing() if single else self
+
+
+class Front:
+    """Where the draft writes on: after the text, and steps that are not committed yet.
+
+    The first of these steps may be committed meanwhile.
+    """
+
+    def __init__(self, request: Request, last: Chain | None = None) -> None:
+        """`last`: a chain after the text, if the draft writes on after it."""
+        self._transcript, self._start = request.transcript, len(request.transcript.buffer)
+        self._ids: list[int] = []
+        self.num_steps = len(request.transcript.steps)
+        """Number of steps before it, committed or not."""
+        self.text = request.transcript.last_text
+        """Text of the step before it."""
+        self.follows = False
+        """Whether there is a step before it that was not committed."""
+        for step in last.steps if last else ():
+            self.add(step)
+
+    def add(self, step: Proposal) -> None:
+        """Move on after a step of the draft."""
+        self._ids.extend(step.ids)
+        self.num_steps, self.text, self.follows = self.num_steps + 1, step.text, True
+
+    @property
+    def uncommitted(self) -> list[int]:
+        """The ids that are not committed yet."""
+        return self._ids[len(self._transcript.buffer) - self._start :]
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the text has all of them and nothing after them."""
+        return len(self._transcript.buffer) == self._start + len(self._ids)
+
+
+async def propose_chain(request: Request, table: Proposing, front: Front) -> Chain:
+    """Return steps of the draft, each after the last one. Empty if the draft failed or was too slow; the target then
+    continues alone.
 
     A chain ends early with a step that cannot be followed: an unfinished, empty, repeated or aborted one, one that
     ends the thinking, and one that calls a tool.
 
     Args:
-        depth: most steps.
-        answer: whether the draft goes on with the answer after a step that ends the thinking.
+        request: the request.
+        table: what the draft may propose.
+        front: where the draft writes on; it moves along.
     """
-    if request.judged_steps is not None or "choices" not in request.target.abilities:
-        depth, answer = 1, False  # a recording wants the costs of every step
-    started, most = time.perf_counter(), request.pace.depth() if depth == "auto" else depth
-    chain, ids, before = list[Proposal](), list[int](), request.transcript.last_text
-    in_context = request.target.max_context - len(request.transcript.buffer)
-    while len(chain) < most and (not chain or min(request.limits.room, in_context) > len(ids)):
-        proposal = await request.propose_one(after=ids, index=len(request.transcript.steps) + len(chain))
-        if proposal is None:
-            break
-        if chain and not request.target_has(proposal.ids):
-            request.ledger.abandoned(len(proposal.ids))
-            break
-        request.pace.drafted(len(proposal.ids), proposal.seconds)
-        chain.append(proposal)
-        ids.extend(proposal.ids)
-        request.emit([StepProposed(len(request.transcript.steps) + len(chain) - 1, proposal.text, len(proposal.ids))])
-        if proposal.end != "delimiter" or request.is_hopeless(proposal, before):
-            break
-        before = proposal.text
-    written: Sequence[int] = ()
-    if answer and chain and request.think_end is not None and chain[-1].tag == request.think_end:
-        written = await _draft_answer(request, ids, min(request.limits.room, in_context))
-    return Chain(chain, written, time.perf_counter() - started)
+    started = time.perf_counter()
+    most = request.pace.depth(ahead=table.ahead) if table.depth == "auto" else table.depth
+    chain, answer, goes_on = list[Proposal](), list[int](), True
+    try:
+        while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):
+            proposal = await request.propose_one(after=front.uncommitted, index=front.num_steps)
+            if proposal is None:
+                break
+            if front.follows and not request.target_has(proposal.ids):
+                request.ledger.abandoned(len(proposal.ids))
+                break
+            request.pace.drafted(len(proposal.ids), proposal.seconds)
+            goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
+            chain.append(proposal)
+            front.add(proposal)
+        if table.answer and chain and request.think_end is not None and chain[-1].tag == request.think_end:
+            await _draft_answer(request, front.uncommitted, answer)
+    except asyncio.CancelledError:
+        request.ledger.abandoned(sum(len(step.ids) for step in chain))
+        raise
+    return Chain(chain, answer, time.perf_counter() - started, bool(chain) and goes_on)
 
 
-async def _draft_answer(request: Request, after: Sequence[int], room: int) -> Sequence[int]:
-    """Return the draft's answer after the end of the thinking, as far as it may be kept; empty if there is none."""
-    demands, ids = request.demands, list[int]()
+async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) -> None:
+    """Let the draft write the answer after the end of the thinking. `ids` receives it, as far as it may be kept."""
+    demands, room = request.demands, request.room_after(after)
     follows = request.is_own_text and not demands.separate_answer and demands.call_opener is None
-    if not follows or room <= len(after):
-        return ()
-    stop = Stop(min(room - len(after), MAX_ANSWER), token_ids=request.answer_ends)
-    found = await request.drafted(stop, ids, after)
-    request.ledger.proposed(len(ids))
-    if found is None or found.aborted or not request.target_has(ids):
-        request.ledger.abandoned(len(ids))
-        return ()
-    return ids
+    if not follows or not room:
+        return
+    found, num_kept = None, 0
+    try:
+        found = await request.drafted(Stop(min(room, MAX_ANSWER), token_ids=request.answer_ends), ids, after)
+        if found is not None and not found.aborted and request.target_has(ids):
+            num_kept = len(ids)
+    finally:
+        request.ledger.proposed(len(ids))
+        request.ledger.abandoned(len(ids) - num_kept)
+        del ids[num_kept:]
+
+
+class NextChain:
+    """The chain that the draft writes while the target judges the one before it."""
+
+    def __init__(self, request: Request, table: Proposing, last: Chain) -> None:
+        self._request, self._last = request, Front(request, last)
+        self._task = asyncio.create_task(ahead(propose_chain, request, table, Front(request, last)))
+
+    async def take(self) -> Chain | None:
+        """Wait for the chain and return it. None if the text has gone on otherwise; then it is dropped."""
+        if not self._last.is_committed:
+            await self.drop()
+            return None
+        since = time.perf_counter()
+        with self._request.ledger.waiting("draft"):
+            chain = await self._task
+        return replace(chain, seconds=time.perf_counter() - since)
+
+    async def drop(self) -> None:
+        """Stop the draft, and count what it has written in vain."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            chain = self._task.result()
+            self._request.ledger.abandoned(len(chain.ids) + len(chain.answer))
+
+
+class Chains:
+    """The chains of one request. On exit, what the draft writes ahead is dropped and counted."""
+
+    def __init__(self, request: Request, table: Proposing) -> None:
+        self._request, self._table = request, table.fitted(request)
+        self._next: NextChain | None = None
+
+    async def __aenter__(self) -> "Chains":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._request.stop_reading()
+        await self._drop()
+
+    async def judged(self) -> AsyncGenerator[Judged, None]:
+        """Let the draft propose a chain, and yield its steps as they are judged; see `judge_chain`."""
+        chain, table = await self._take(), self._table
+        if table.ahead and chain.goes_on and self._request.room_after(chain.ids):
+            self._next = NextChain(self._request, table, chain)
+        async for judged in judge_chain(self._request, chain):
+            if not judged.accepted:
+                await self._drop()
+            yield judged
+
+    async def _take(self) -> Chain:
+        following, self._next = self._next, None
+        chain = None if following is None else await following.take()
+        if chain is not None:
+            return chain
+        if self._table.ahead:
+            self._request.read_ahead()
+        return await propose_chain(self._request, self._table, Front(self._request))
+
+    async def _drop(self) -> None:
+        following, self._next = self._next, None
+        if following is not None:
+            await following.drop()
 
 
 async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, None]:
@@ -157,6 +291,8 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
     """
     shared = SharedPass(chain, request.read) if len(chain.steps) > 1 or chain.answer else None
     seconds, accepted, number, judged = chain.seconds, request.ledger.num_accepted, 0, None
+    for index, proposal in enumerate(chain.steps, len(request.transcript.steps)):
+        request.emit([StepProposed(index, proposal.text, len(proposal.ids))])
     for number, proposal in enumerate(chain.steps):
         judged = await request.judge_one(proposal, shared and partial(shared.read, number))
         if judged is not None:

@@ -114,24 +114,26 @@ class StepPace:
             return None
         return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * self._step_tokens.value)
 
-    def depth(self) -> int:
-        """Return how many steps the next chain should have."""
+    def depth(self, *, ahead: bool = False) -> int:
+        """Return how many steps the next chain should have. `ahead`: whether the draft writes it while the target
+        judges the one before it."""
         if self._num_passes < FIRST_PASSES:
             return 1
         best = 1
         for depth in range(2, MAX_DEPTH + 1):
-            if self._speed(depth) > MARGIN * self._speed(best):
+            if self._speed(depth, ahead=ahead) > MARGIN * self._speed(best, ahead=ahead):
                 best = depth
         return best
 
-    def _speed(self, depth: int) -> float:
+    def _speed(self, depth: int, *, ahead: bool) -> float:
         """Return the expected steps a second of chains."""
         share = self._accepted.value
         all_stand = share**depth
         committed = sum(share**number for number in range(1, depth + 1)) + 1 - all_stand
         base_s, token_s = self._pass_s()
-        step_s = self._draft_s.value + token_s * self._step_tokens.value
-        seconds = depth * step_s + base_s + (1 - all_stand) * self._write_s.value
+        draft_s, pass_s = depth * self._draft_s.value, base_s + depth * token_s * self._step_tokens.value
+        waited_s = draft_s - all_stand * min(draft_s, pass_s) if ahead else draft_s
+        seconds = waited_s + pass_s + (1 - all_stand) * self._write_s.value
         return committed / seconds if seconds else 0.0
 
     def _pass_s(self) -> tuple[float, float]:

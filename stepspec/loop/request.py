@@ -121,6 +121,7 @@ class Request:
         self.only_target = False
         self._writing_since: int | None = None
         self._proposed = False
+        self._prompt_read: asyncio.Task[Verification] | None = None
 
     @property
     def num_written(self) -> int:
@@ -190,10 +191,13 @@ class Request:
         since, ids = time.time_ns(), list[int]()
         index = len(self.transcript.steps) if index is None else index
         stop = self.transcript.rest_of_step(self.limits.room - len(after))
-        proposal = await self.drafted(stop, ids, after, sibling)
-        self.ledger.proposed(len(ids))
+        proposal = None
+        try:
+            proposal = await self.drafted(stop, ids, after, sibling)
+        finally:  # the draft may be stopped
+            self.ledger.proposed(len(ids))
+            self.ledger.abandoned(0 if proposal else len(ids))
         if proposal is None:
-            self.ledger.abandoned(len(ids))
             return None
         self._proposed = True
         self.spans.drafted(since, index, len(proposal.ids))
@@ -230,6 +234,10 @@ class Request:
         self.ledger.waited("draft", chunk.queue_s)
         seconds = time.perf_counter() - since
         return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted, seconds=seconds)
+
+    def room_after(self, ids: Sequence[int]) -> int:
+        """Return how many tokens may follow uncommitted ids."""
+        return max(0, min(self.limits.room, self.target.max_context - len(self.transcript.buffer)) - len(ids))
 
     def _draft_sampling(self, sibling: int) -> Sampling:
         """Return the draft's sampling, with other random numbers for each step at the same place."""
@@ -364,9 +372,11 @@ class Request:
         """Return the target's pass over ids after the text, see `Verify`."""
         is_argmax = self.sampling.temperature == 0 and not self._is_edited
         sampling = self.sampling if self._samples and not is_argmax else None
-        call, since = Verify(self.transcript.buffer, ids, probes, scores, sampling), time.perf_counter()
+        call = Verify(self.transcript.buffer, ids, probes, scores, sampling)
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
+                await self._prompt_is_read()
+                since = time.perf_counter()
                 verification = await self.target.verify(call)
         num_asked = sum(len(probe.ids) for probe in probes)
         num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
@@ -375,6 +385,26 @@ class Request:
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
         return verification
+
+    def read_ahead(self) -> None:
+        """Let the target read the prompt while the draft writes."""
+        if self.ledger.cached is None and self._prompt_read is None:
+            call = Verify(self.transcript.buffer, (), scores=False)
+            self._prompt_read = asyncio.create_task(ahead(self.target.verify, call))
+
+    async def _prompt_is_read(self) -> None:
+        """Wait until the target has read the prompt, if it does that ahead. A failure shows in its next call."""
+        if self._prompt_read is not None:
+            with suppress(EngineError, ContextError):
+                found = await self._prompt_read
+                self.ledger.found_cached(found.cached)
+                self.ledger.add(target_passes=found.passes)
+            self._prompt_read = None
+
+    def stop_reading(self) -> None:
+        """Stop what `read_ahead` has begun."""
+        if self._prompt_read is not None:
+            self._prompt_read.cancel()
 
     # Committing
 
@@ -588,6 +618,8 @@ class Request:
             return
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
+        with self.ledger.time("target"):
+            await self._prompt_is_read()
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
         call = Generate(self.transcript.buffer, self.sampling, stop, self.policy.token.drafting, hint)
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
@@ -644,6 +676,8 @@ class Request:
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
+        with self.ledger.time(writer):
+            await self._prompt_is_read()
         self._writing_since, self._proposed, watch = time.time_ns(), False, self._writing_watch()
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import Field, field_validator, model_validator
 
 from stepspec.base.file_model import number_or_auto
-from stepspec.loop.chain import judge_chain, propose_chain
+from stepspec.loop.chain import Chains, Proposing
 from stepspec.loop.family import FamilyTable
 from stepspec.loop.pace import MAX_DEPTH, Depth
 from stepspec.loop.request import Request
@@ -23,6 +23,9 @@ class ScoreTable(FamilyTable):
     draft_answer: bool = False
     """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
     written itself."""
+    look_ahead: bool = False
+    """Whether the draft writes the next steps while the target judges, and the target reads the prompt while the draft
+    writes the first ones."""
     max_overhead: float | None = Field(default=None, ge=0)
     """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
     it, the target writes the steps until the draft may try again. None for no limit."""
@@ -39,7 +42,7 @@ class ScoreTable(FamilyTable):
     def _chains_of_one_candidate(self) -> "ScoreTable":
         if self.depth != 1 and self.candidates > 1:
             raise ValueError("depth and candidates cannot both be above 1")
-        for name in ("draft_answer", "max_overhead"):
+        for name in ("draft_answer", "look_ahead", "max_overhead"):
             if getattr(self, name) and self.candidates > 1:
                 raise ValueError(f"{name} is for one candidate a step")
         return self
@@ -47,7 +50,7 @@ class ScoreTable(FamilyTable):
     @property
     def waste_rate(self) -> int:
         """See `FamilyTable.waste_rate`."""
-        return max(self.candidates, MAX_DEPTH if self.depth == "auto" else self.depth)
+        return max(self.candidates, (1 + self.look_ahead) * (MAX_DEPTH if self.depth == "auto" else self.depth))
 
 
 async def score(request: Request, table: ScoreTable) -> None:
@@ -60,15 +63,13 @@ async def score(request: Request, table: ScoreTable) -> None:
     thinking, and it writes the answer.
     """
     works = True
-    while works and await request.speculates():
-        if table.candidates > 1:
-            judged = request.judge(await request.propose(table.candidates))
-        else:
-            judged = judge_chain(request, await propose_chain(request, table.depth, answer=table.draft_answer))
-        works = False
-        async for step in judged:
-            works = True
-            if step.accepted:
-                request.accept(step)
-            else:
-                await request.replace(step)
+    async with Chains(request, Proposing(table.depth, table.draft_answer, table.look_ahead)) as chains:
+        while works and await request.speculates():
+            works = False
+            several = table.candidates > 1
+            async for step in request.judge(await request.propose(table.candidates)) if several else chains.judged():
+                works = True
+                if step.accepted:
+                    request.accept(step)
+                else:
+                    await request.replace(step)

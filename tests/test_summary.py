@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scripted_runs import Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
+from stepspec.bench.certification import read_population
 from stepspec.bench.ideal import ideals
 from stepspec.cli.reporting import report_runs
 from stepspec.errors import UsageError
@@ -289,3 +290,10 @@ def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:
     (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UsageError, match="under an exact token-level policy"):
         ideals(tmp_path / "run")
+
+
+def test_a_population_of_outcomes_is_read_from_a_run(tmp_path: Path) -> None:
+    play(tmp_path / "run", Script(answer_right), make_problems(4))
+    found = read_population(tmp_path / "run")
+    assert found.target.shape == (4, 1)
+    assert found.losses.tolist() == [[0.0] * 4] * len(found.policies)

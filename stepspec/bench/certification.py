@@ -98,7 +98,7 @@ def read_population(folder: Path) -> Population:
     def scores(name: str) -> list[list[float]]:
         return [[right[name][problem, repeat] for repeat in range(run.num_repeats)] for problem in finished]
 
-    return Population(np.array(scores(BASELINE)), np.array([scores(name) for name in others]))
+    return Population(np.array(scores(BASELINE), np.float64), np.array([scores(name) for name in others], np.float64))
 
 
 def tilted(population: Population, accuracy: float | None, losses: Floats) -> Floats:

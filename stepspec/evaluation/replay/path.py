@@ -7,7 +7,7 @@ the draft. If none is faster than the target, the path holds the fastest one alo
 
 import asyncio
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import cast
@@ -50,10 +50,9 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
     Raises:
         UsageError: the policy has no threshold, or no recorded step has a score.
     """
-    by_judge = _thresholds(policy, replayable("the policy", policy, recordings))
+    tried = thresholds_of(policy, replayable("the policy", policy, recordings), ACCEPTED)
     settings: dict[str, tuple[Policy, Mapping[str, float], float | None]] = {}
-    for place, min_logprob in product(range(len(ACCEPTED)), _min_logprobs(policy)):
-        thresholds = {name: values[place] for name, values in by_judge.items()}
+    for (place, thresholds), min_logprob in product(enumerate(tried), _min_logprobs(policy)):
         try:
             changed = changed_policy(policy, thresholds, min_logprob)
         except ValueError:  # a threshold below its judge's reject_below
@@ -118,8 +117,15 @@ def _min_logprobs(policy: Policy) -> list[float | None]:
     return [*sorted({policy.salvage.min_logprob, *MIN_LOGPROBS}, reverse=True)]
 
 
-def _thresholds(policy: Policy, recordings: Sequence[Recording]) -> Mapping[str, Sequence[float]]:
-    """Return for each judge with a threshold the thresholds that accept the shares `ACCEPTED` of its scores."""
+def thresholds_of(
+    policy: Policy, recordings: Sequence[Recording], shares: Sequence[float]
+) -> Sequence[Mapping[str, float]]:
+    """Return for each share the thresholds with which the judges of a policy accept that share of the recorded steps.
+    Must not be called from an event loop.
+
+    Raises:
+        UsageError: the policy has no threshold, or no recorded step has a score.
+    """
     judges = [judge for judge in policy.judges if isinstance(judge, ThresholdJudge)]
     if not judges:
         raise UsageError("The policy has no judge with a threshold, so there is nothing to calibrate.")
@@ -129,13 +135,12 @@ def _thresholds(policy: Policy, recordings: Sequence[Recording]) -> Mapping[str,
             raise UsageError(
                 f"No recorded step has a score of the judge {judge.name}. The draft proposes none that is judged."
             )
-    return {judge.name: list(_quantiles(scores[judge.name])) for judge in judges}
+    return [{judge.name: _quantile(scores[judge.name], 1 - share) for judge in judges} for share in shares]
 
 
-def _quantiles(scores: Sequence[float]) -> Iterator[float]:
-    for share in ACCEPTED:
-        quantile = float(np.quantile(scores, 1 - share, method="lower"))
-        yield math.floor(quantile * 1e4) / 1e4  # down, so that a score equal to the quantile is accepted
+def _quantile(scores: Sequence[float], share: float) -> float:
+    quantile = float(np.quantile(scores, share, method="lower"))
+    return math.floor(quantile * 1e4) / 1e4  # down, so that a score equal to the quantile is accepted
 
 
 async def _scores(judges: Sequence[Judge], recordings: Sequence[Recording]) -> Mapping[str, list[float]]:

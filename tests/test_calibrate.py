@@ -18,6 +18,7 @@ from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watch
 from stepspec.evaluation.calibrate.calibrating import calibration_split
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
 from stepspec.evaluation.policy_files import policy_text
+from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.running import load_benchmark
 from stepspec.evaluation.runs import iter_rows
@@ -230,13 +231,13 @@ def test_losses_of_repeats_are_averaged_by_problem() -> None:
 
 
 def test_thresholds_by_temperature() -> None:
-    table = load_policy("stepspec")[0].model_dump() | {
+    table = changed_policy(load_policy("stepspec")[0], {"likelihood.min": -3.0}, -1.0).model_dump() | {
         "temperatures": [{"at_most": 0.3, "thresholds": {"likelihood.min": -2.0}, "min_logprob": -4.0}]
     }
     policy = Policy.model_validate(table)
     cold, warm = policy.at(0.0), policy.at(0.6)
     assert (cold.judges[0].model_dump()["threshold"], cold.salvage and cold.salvage.min_logprob) == (-2.0, -4.0)
-    assert (warm.judges[0].model_dump()["threshold"], warm.salvage and warm.salvage.min_logprob) == (-3.05, -1.0)
+    assert (warm.judges[0].model_dump()["threshold"], warm.salvage and warm.salvage.min_logprob) == (-3.0, -1.0)
     for wrong, message in [
         ([{"at_most": 0.3, "thresholds": {"rating.short": 5.0}}], "no such judge"),
         ([{"at_most": 0.3, "thresholds": {"likelihood.min": 1.0}}], "threshold must be at most 0"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import tomlkit
 from typer.testing import CliRunner, Result
 
 from stepspec.bench import replays
@@ -14,7 +15,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.replay import HardwareCosts, Recordings, front, read_recordings, replay
 from stepspec.evaluation.replay.fitting import fit_judge, judged_by
-from stepspec.evaluation.replay.path import make_path
+from stepspec.evaluation.replay.path import changed_policy, make_path
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
@@ -30,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recorded run of the embedded pair under `stepspec` and a bolder policy."""
     folder = tmp_path_factory.mktemp("runs")
     bold = folder / "bold.toml"
-    bold.write_text(load_policy("stepspec")[1].replace("threshold = -3.05", "threshold = -8.0"))
+    bold.write_text(tomlkit.dumps(changed(judges=[likelihood(-8.0)]).model_dump(mode="json", exclude_none=True)))
     policies = ["--policy", "stepspec", "--policy", bold]
     arguments = ["eval", "gsm-mini", "--limit", NUM_PROBLEMS, "--temperature", 0.6, "--record", *policies]
     done = invoke(*arguments, "--output", folder / "run")
@@ -52,8 +53,9 @@ def rows(run: Path) -> Mapping[str, list[ResultRow]]:
 
 
 def changed(**settings: object) -> Policy:
-    """Return the policy `stepspec` with another judge or other tables."""
-    return Policy.model_validate(load_policy("stepspec")[0].model_dump() | settings)
+    """Return the policy `stepspec` without certificates, with another judge or other tables."""
+    plain = changed_policy(load_policy("stepspec")[0], {"likelihood.min": -3.0}, -1.0)
+    return Policy.model_validate(plain.model_dump() | settings)
 
 
 def likelihood(threshold: float, **settings: object) -> dict[str, object]:

@@ -13,10 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
+from stepspec.bench.certification import certification_block
+from stepspec.bench.learned import learned_block
 from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
+from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.report import (
@@ -27,6 +31,7 @@ from stepspec.evaluation.report import (
     readme_block,
     with_block,
 )
+from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.loop import policy
 from stepspec.loop.families import FAMILIES, FamilyTables
@@ -48,6 +53,8 @@ METHODS: Mapping[str, str] = {
     "embedded-gsm-mini": "mini/weights/figures.json",
 }
 """The figures of the pair, by run of the published methods under `evals/results/presets`."""
+LEARNED = ("embedded-t0", "smol-t06")
+"""Calibrations whose recorded steps compare a learned judge with its signals."""
 
 
 def generated(root: Path) -> dict[Path, str]:
@@ -69,6 +76,14 @@ def generated(root: Path) -> dict[Path, str]:
         ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
+        ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
+        ("docs/results.md", "accuracy", "gsm8k-certified", accuracy_block(read_results(results / "smol" / "certified"))),
+        ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
+        *(("docs/results.md", "replays", name, replays_block(results / "replays" / f"{name}.json")) for name in PAIRS),
+        *(
+            ("docs/results.md", "learned", name, learned_block(results / "learned" / f"{name}.json"))
+            for name in LEARNED
+        ),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),

@@ -1,6 +1,7 @@
 """Calls share passes without affecting each other: the output of a row depends only on its own seed and text."""
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import pytest
@@ -19,7 +20,19 @@ from tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from stepspec.engines.protocol import Chunk, DrafterName, Drafting, Sampling, TokenBuffer, Verify
+from stepspec.engines.protocol import (
+    Chunk,
+    DrafterName,
+    Drafting,
+    Generate,
+    Probe,
+    Sampling,
+    Stop,
+    TokenBuffer,
+    Verification,
+    Verify,
+    collect,
+)
 from stepspec.engines.torch_engine.drafters.medusa import MedusaHeads
 from stepspec.engines.torch_engine.engine import MAX_SLOTS, TorchEngine
 
@@ -79,6 +92,35 @@ async def test_with_every_drafter_a_row_emits_the_same_alone_and_among_others(
         together = await asyncio.gather(*(call.run(engine) for call in calls))
     assert [(each.ids, each.end) for each in alone] == [(each.ids, each.end) for each in together]
     assert sum(each.accepted for each in together) > 0
+
+
+@pytest.mark.parametrize("drafting", [Drafting(), Drafting("draft-model", 3)])
+async def test_steps_are_judged_in_the_passes_of_calls_that_generate(
+    network: PreTrainedModel, drafting: Drafting
+) -> None:
+    steps = [
+        Verify(TokenBuffer(random_ids(10, seed=n)), random_ids(4 + 3 * n, seed=50 + n), [Probe((1, 2), (3, 4))] * n)
+        for n in range(4)
+    ]
+    text = Generate(TokenBuffer(random_ids(12)), Sampling(0.8), Stop(150), drafting)
+    async with serving(make_model(network), make_model(noisy_copy(network, 0.2))) as engine:
+        alone = [await engine.verify(each) for each in steps]
+        ids = (await collect(engine.generate(text))).ids
+        await engine.forget()
+        before = engine.metrics().passes["read"]
+        together: list[Verification] = []
+        written: list[int] = []
+        async with aclosing(engine.generate(replace(text, prompt=TokenBuffer(random_ids(12))))) as chunks:
+            async for chunk in chunks:
+                written += chunk.ids
+                if len(together) < len(steps):
+                    together = await asyncio.gather(*(engine.verify(each) for each in steps))
+        assert engine.metrics().passes["read"] - before <= 2, "the text's prompt, and passes that measure"
+    assert tuple(written) == ids
+    for one, other in zip(alone, together, strict=True):
+        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
+        assert [*other.probe_logprobs] == [pytest.approx(each, abs=1e-4) for each in one.probe_logprobs]
+        assert (other.choices, other.next_choice) == (one.choices, one.next_choice)
 
 
 async def test_equal_calls_give_equal_text_and_other_seeds_give_other_text(network: PreTrainedModel) -> None:

@@ -10,6 +10,8 @@ come back in one copy.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.graphs import bucket, captured, graph_inputs
-from stepspec.engines.torch_engine.model import CausalModel, Positions
+from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
 from stepspec.engines.torch_engine.pace import Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
 from stepspec.engines.torch_engine.sampling import ACCEPT, RESAMPLE, Samplers, uniform
@@ -55,12 +57,30 @@ def verify_and_accept(
         tokens; columns 1 to n + 1 are these tokens and the one that follows. The hidden states gave that last one.
         A detailed outcome is float64 with 3 * (K + 1) further columns, the details of each token.
     """
+    hidden = target.read(positions, torch.cat([last[:, None], draft.tokens], 1))
+    return accept(target, hidden, positions.starts, counts, draft, how, decide, detailed)
+
+
+def accept(
+    target: CausalModel,
+    hidden: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    draft: Draft,
+    how: Samplers,
+    decide: Decide,
+    detailed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Accept or reject drafted tokens by the hidden states [B, K + 1, W] of a pass over them.
+
+    `starts` are the positions of the last tokens, [B]. The other arguments and what it returns are
+    `verify_and_accept`'s.
+    """
     tokens = draft.tokens
-    hidden = target.read(positions, torch.cat([last[:, None], tokens], 1))
     seen, partial = sampling.seen_along(how, tokens), target.vocabulary is not None
     own = target.logits(hidden)  # [B, K + 1, V]
     logits = sampling.edited(own, how, seen, partial=partial)
-    num_kept, following = decide(logits, draft, counts, positions.starts + 1, how)
+    num_kept, following = decide(logits, draft, counts, starts + 1, how)
     index = num_kept[:, None]
     emitted = torch.cat([tokens, tokens.new_zeros(len(tokens), 1)], 1).scatter(1, index, following[:, None])
     row_hidden = hidden.gather(1, index[..., None].expand(-1, 1, hidden.shape[-1]))[:, 0]
@@ -112,6 +132,27 @@ def write_next(
     return outcome, hidden[:, 0]
 
 
+@dataclass
+class Reading:
+    """Rows to read in a pass: chunks of prompts and steps.
+
+    Attributes:
+        slots: their slots.
+        starts: positions of their first ids.
+        ids: the rows.
+        keep: the columns of each row whose logits are wanted.
+        branches: the branches at the end of each row.
+        hidden: their hidden states after the pass, one row after the other, [1, N, W].
+    """
+
+    slots: Sequence[int]
+    starts: Sequence[int]
+    ids: Sequence[list[int]]
+    keep: Sequence[Sequence[int]]
+    branches: Sequence[Sequence[Branch]]
+    hidden: Tensor | None = None
+
+
 class Rounds:
     """Runs the rounds of one target."""
 
@@ -155,8 +196,16 @@ class Rounds:
             for each in (self._metrics, row.metrics):
                 each.generated += 1
 
-    def run(self, rows: Sequence[BatchRow], drafter: Drafter | None = None) -> None:
-        """Advance every row by at least one token, and by up to one more than the number it drafts."""
+    def may_share(self, rows: Sequence[BatchRow], drafter: Drafter | None) -> bool:
+        """Whether the rows' next pass may read other rows too. Some passes do not, to measure what they cost."""
+        pacer = self._pacer(rows, drafter)
+        return self._target.reads_ragged and (pacer is None or pacer.knows_costs(bucket(len(rows))))
+
+    def run(self, rows: Sequence[BatchRow], drafter: Drafter | None = None, beside: Reading | None = None) -> None:
+        """Advance every row by at least one token, and by up to one more than the number it drafts.
+
+        `beside` is read in the same pass; see `may_share`.
+        """
         target, alive, rows = self._target, rows, self._padded(rows)
         how = self._samplers(rows)
         pacer = self._pacer(alive, drafter)
@@ -183,7 +232,9 @@ class Rounds:
         positions, (last, counts) = graph_inputs(target, table, num_tokens + 1)
         with self._watch.time("verify", [row.metrics for row in alive]):
             detailed = any(row.details is not None for row in alive)
-            if num_tokens or target.uses_graphs:  # else captured passes would be of twice as many kinds
+            if beside is not None:
+                outcome, hidden = self._read_beside(rows, draft, positions.starts, counts, how, beside, detailed)
+            elif num_tokens or target.uses_graphs:  # else captured passes would be of twice as many kinds
                 # Both vary by round, and a captured pass must not see them.
                 device_draft = draft._replace(counts=(), passes=0)
                 outcome, hidden = self._verify(target, positions, last, counts, device_draft, how, decide, detailed)
@@ -201,6 +252,7 @@ class Rounds:
                 catch_up_s=catching_up.seconds,
                 draft_s=drafting.seconds,
                 verify_s=self._clock() - started - catching_up.seconds - drafting.seconds,
+                shared=beside is not None,
             )
             pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):
@@ -217,6 +269,29 @@ class Rounds:
                 each.passes["draft"] += draft.passes
         if drafter is not None:
             drafter.observe(alive, hidden)
+
+    def _read_beside(
+        self,
+        rows: Sequence[BatchRow],
+        draft: Draft,
+        starts: Tensor,
+        counts: Tensor,
+        how: Samplers,
+        beside: Reading,
+        detailed: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Verify drafted tokens in a pass that reads other rows too. Returns what `verify_and_accept` does."""
+        tokens = draft.tokens.tolist()
+        own = [[row.last, *ids[:count]] for row, ids, count in zip(rows, tokens, draft.counts, strict=True)]
+        lengths = [len(each) for each in (*own, *beside.ids)]
+        slots = [*(row.slot.index for row in rows), *beside.slots]
+        branches = [*([] for _ in rows), *beside.branches]
+        hidden = self._target.read_ragged(slots, [*starts.tolist(), *beside.starts], [*own, *beside.ids], branches)
+        beside.hidden = hidden[:, sum(lengths[: len(rows)]) :]
+        firsts = torch.tensor([0, *accumulate(lengths[: len(rows) - 1])])
+        width = torch.arange(draft.tokens.shape[1] + 1)
+        places = firsts[:, None] + torch.minimum(width, counts[:, None])  # [B, K + 1]
+        return accept(self._target, hidden[0, places], starts, counts, draft, how, decide, detailed)
 
     def _padded(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
         """Return the rows, padded with the filler to a power of two if there is a filler."""

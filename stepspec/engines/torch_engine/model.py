@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -265,9 +266,47 @@ class CausalModel:
         branches: Sequence[Sequence[Branch]] | None,
     ) -> tuple[Tensor, ...]:
         """See `extend`. `starts` are the lengths of the slots."""
+        hidden = self.read_ragged(slots, starts, ids, branches)
+        for slot, start, row in zip(slots, starts, ids, strict=True):
+            self.cache.lengths[slot] = start + len(row)
+        return self.kept_logits(hidden, [len(row) for row in ids], keep)
+
+    def kept_logits(
+        self, hidden: Tensor, lengths: Sequence[int], keep: Sequence[Sequence[int]] | None
+    ) -> tuple[Tensor, ...]:
+        """Return the logits of some columns of each row, [C, V], from hidden states of `read_ragged`, [1, N, W].
+
+        Args:
+            hidden: of the rows, one row after the other.
+            lengths: of the rows.
+            keep: see `extend`.
+        """
+        firsts = [0, *accumulate(lengths)]
+        columns = [range(length) for length in lengths] if keep is None else keep
+        flat = [first + column for first, row in zip(firsts, columns, strict=False) for column in row]
+        return self.logits(hidden[:, flat]).flatten(0, 1).split([len(row) for row in columns])
+
+    def read_ragged(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        ids: Sequence[Sequence[int]],
+        branches: Sequence[Sequence[Branch]] | None = None,
+    ) -> Tensor:
+        """Read rows of different lengths without padding, without changing `cache.lengths`. Requires `reads_ragged`.
+
+        Args:
+            slots: one slot per row.
+            starts: positions of the rows' first ids.
+            ids: the rows.
+            branches: see `extend`.
+
+        Returns:
+            Hidden states of all rows, one row after the other, [1, N, W].
+        """
         assert isinstance(self._body, FusedBody)
         self.cache.reserve(max(slots) + 1, max(start + len(row) for start, row in zip(starts, ids, strict=True)))
-        rows, places, columns, first = list[RaggedRow](), list[Tensor](), list[int](), 0
+        rows, places = list[RaggedRow](), list[Tensor]()
         for index, (slot, start, row) in enumerate(zip(slots, starts, ids, strict=True)):
             own = [] if branches is None else branches[index]
             shape = _branch_columns([len(row)], [own], len(row)) if any(each.length for each in own) else None
@@ -275,14 +314,8 @@ class CausalModel:
             position_ids, mask = self._places(begin, cells, start + len(row), shape, hides=len(row) > 1)
             rows.append(RaggedRow(slot, start, len(row), mask))
             places.append(position_ids)
-            columns += [first + column for column in (range(len(row)) if keep is None else keep[index])]
-            first += len(row)
         flat = torch.tensor([[id for row in ids for id in row]])
-        hidden = self._body.ragged(flat, torch.cat(places, 1), rows, self.cache)
-        for slot, start, row in zip(slots, starts, ids, strict=True):
-            self.cache.lengths[slot] = start + len(row)
-        kept = [len(row) if keep is None else len(keep[index]) for index, row in enumerate(ids)]
-        return self.logits(hidden[:, columns]).flatten(0, 1).split(kept)
+        return self._body.ragged(flat, torch.cat(places, 1), rows, self.cache)
 
     def cache_length(self, slot: int) -> int:
         """Return the number of positions that the slot holds; 0 if it was never used."""

@@ -71,6 +71,7 @@ class Round:
     catch_up_s: float  # the drafter reads what was written while it was not called
     draft_s: float
     verify_s: float  # all other time
+    shared: bool = False  # the pass read other rows too, so that its time says nothing about the round
 
 
 class Costs:
@@ -171,7 +172,7 @@ class Pacer:
         self._seen = Share(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
         self._found = Share(1.0, 1.0)
         self._rows: weakref.WeakKeyDictionary[BatchRow, Share] = weakref.WeakKeyDictionary()
-        self._rest, self._early_rest, self._run = 0.0, FIRST_REST, 0
+        self._rest, self._early_rest, self._run, self._shared = 0.0, FIRST_REST, 0, 0
         self._trial = False
 
     def acceptance(self, row: BatchRow) -> float:
@@ -198,6 +199,12 @@ class Pacer:
         self._rest -= 1
         return TRIAL_TOKENS if self._trial else 0
 
+    def knows_costs(self, load: int) -> bool:
+        """Whether the next round of that load need not be timed. One in `LONGEST_RUN` is."""
+        costs = self._costs[load]
+        self._shared = (self._shared + 1) % LONGEST_RUN
+        return bool(self._shared) and not (costs.lacks_rounds or costs.lacks_drafts)
+
     def worth_verifying(self, rows: Sequence[BatchRow], counts: Sequence[int], load: int) -> int:
         """Return how many of the drafted tokens to verify; all of them in a trial.
 
@@ -216,7 +223,8 @@ class Pacer:
     def note(self, rows: Sequence[BatchRow], load: int, done: Round) -> None:
         """Add the results of a round with that load."""
         costs = self._costs[load]
-        costs.note(done)
+        if not done.shared:
+            costs.note(done)
         self._learn(rows, done)
         if self._trial and done.num_asked and not costs.lacks_drafts:
             self._rest = costs.loss_s(done) / (TRIAL_SHARE * costs.plain_s)

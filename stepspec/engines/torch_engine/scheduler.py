@@ -5,7 +5,7 @@ time. Chunks of several calls share a pass, both prompts and steps to be judged.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import DrafterName, Drafting, Sampling, Stop, TokenBuffer
 from stepspec.engines.stops import StopWatch
 from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
-from stepspec.engines.torch_engine.decode import Rounds
+from stepspec.engines.torch_engine.decode import Reading, Rounds
 from stepspec.engines.torch_engine.drafters import Drafter, Drafters
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
@@ -67,8 +67,13 @@ class Scheduler:
         """Advance every call that can advance."""
         self._drop_cancelled()
         self._admit()
-        self._read()
-        self._decode()
+        readers = self._next_readers()
+        sharing = self._sharing() if readers else None
+        if sharing is None:
+            self._read(readers)
+            self._decode()
+        else:
+            self._decode(sharing, readers)
 
     def forget(self) -> None:
         """Drop cached data of calls that have ended, and what was learned from them about drafters."""
@@ -110,11 +115,14 @@ class Scheduler:
                 call.pending = unread if call.starts and len(unread) > 1 else unread[:-1]
             self._reading.append(call)
 
-    def _read(self) -> None:
+    def _read(self, calls: Sequence[Call]) -> None:
         """Run one pass over the next chunks to read. Fully read calls start to generate or get their result."""
-        calls = self._next_readers()
         if calls:
             self._run_or_fail(calls, self._read_chunks)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Let fully read calls generate."""
         for call in [call for call in self._reading if isinstance(call, Generation) and not call.pending]:
             self._reading.remove(call)
             self._running.append(call)
@@ -140,26 +148,36 @@ class Scheduler:
         return PREFILL_CHUNK if num_prompt > PREFILL_CHUNK else len(call.pending)
 
     def _read_chunks(self, calls: Sequence[Call]) -> None:
+        reading = self._chunks(calls)
+        with self._watch.time("read", [call.metrics for call in calls]):
+            logits = self._model.extend(reading.slots, reading.ids, keep=reading.keep, branches=reading.branches)
+        self._metrics.passes["read"] += 1
+        self._have_read(calls, reading.ids, logits)
+
+    def _chunks(self, calls: Sequence[Call]) -> Reading:
+        """Return the next chunks of calls."""
         chunks = [call.pending[: self._chunk_size(call)] for call in calls]
         last = [len(chunk) == len(call.pending) for call, chunk in zip(calls, chunks, strict=True)]
-        keep = [
-            [len(chunk) - 1 - call.num_beyond + column for column in call.keep] if end else []
-            for call, chunk, end in zip(calls, chunks, last, strict=True)
-        ]
         for call in calls:
             self._model.rollback(slot_of(call).index, call.num_read)
-        with self._watch.time("read", [call.metrics for call in calls]):
-            logits = self._model.extend(
-                [slot_of(call).index for call in calls],
-                chunks,
-                keep=keep,
-                branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
-            )
+        return Reading(
+            slots=[slot_of(call).index for call in calls],
+            starts=[self._model.cache_length(slot_of(call).index) for call in calls],
+            ids=chunks,
+            keep=[
+                [len(chunk) - 1 - call.num_beyond + column for column in call.keep] if end else []
+                for call, chunk, end in zip(calls, chunks, last, strict=True)
+            ],
+            branches=[call.branches if end else [] for call, end in zip(calls, last, strict=True)],
+        )
+
+    def _have_read(self, calls: Sequence[Call], chunks: Sequence[list[int]], logits: Sequence[torch.Tensor]) -> None:
+        """Go on after a pass over chunks. `logits` are those of the columns in `Call.keep`, [C, V] for each call."""
+        last = [len(chunk) == len(call.pending) for call, chunk in zip(calls, chunks, strict=True)]
         read = [(call, rows) for call, rows, end in zip(calls, logits, last, strict=True) if end]
         starting = [(call.row, rows) for call, rows in read if isinstance(call, Generation) and call.starts]
         if starting:
             self._rounds.start([row for row, _ in starting], torch.cat([rows for _, rows in starting]))
-        self._metrics.passes["read"] += 1
         for call, chunk in zip(calls, chunks, strict=True):
             if isinstance(call, Generation):
                 slot_of(call).ids.extend(chunk)  # for calls on the same text that begin before this one ends
@@ -170,14 +188,28 @@ class Scheduler:
                 call.settle(rows, partial=self._model.vocabulary is not None)
                 self._leave(call)
 
-    def _decode(self) -> None:
-        """Run a round for every generating call. Calls with the same drafter share passes."""
+    def _groups(self) -> Mapping[DrafterName, Sequence[Generation]]:
+        """Return the generating calls by drafter. Calls with the same drafter share passes."""
         groups: dict[DrafterName, list[Generation]] = {}
         for call in self._running:
             if call.row.end is None:
                 groups.setdefault(call.row.drafting.drafter, []).append(call)
-        for name, calls in groups.items():
-            self._run_or_fail(calls, partial(self._run_round, self._drafters.get(name)))
+        return groups
+
+    def _sharing(self) -> DrafterName | None:
+        """Return the drafter whose calls generate in a pass that also reads; None if there should be two passes."""
+        for name, calls in self._groups().items():
+            if self._rounds.may_share([call.row for call in calls], self._drafters.get(name)):
+                return name
+        return None
+
+    def _decode(self, sharing: DrafterName | None = None, readers: Sequence[Call] = ()) -> None:
+        """Run a round for every generating call. The round of the drafter `sharing` also reads chunks of `readers`."""
+        for name, calls in self._groups().items():
+            drafter = self._drafters.get(name)
+            if name != sharing or not self._read_beside(drafter, calls, readers):
+                self._run_or_fail(calls, partial(self._run_round, drafter))
+        self._begin()
         now = time.perf_counter()
         flush = now - self._flushed_at > FLUSH_S
         if flush:
@@ -195,6 +227,25 @@ class Scheduler:
     def _run_round(self, drafter: Drafter | None, calls: Sequence[Generation]) -> None:
         self._slots.pack([call.row.slot for call in calls])
         self._rounds.run([call.row for call in calls], drafter)
+
+    def _read_beside(self, drafter: Drafter | None, calls: Sequence[Generation], readers: Sequence[Call]) -> bool:
+        """Run a round whose pass also reads chunks. If it fails, read them alone and return False."""
+        self._slots.pack([call.row.slot for call in calls])
+        try:
+            reading = self._chunks(readers)
+            self._rounds.run([call.row for call in calls], drafter, reading)
+            assert reading.hidden is not None
+            lengths = [len(chunk) for chunk in reading.ids]
+            for call, start, length in zip(readers, reading.starts, lengths, strict=True):
+                self._model.cache.lengths[slot_of(call).index] = start + length
+            logits = self._model.kept_logits(reading.hidden, lengths, reading.keep)
+            self._have_read(readers, reading.ids, logits)
+        except Exception:
+            unread = [call for call in readers if call in self._reading and call.pending]
+            if unread:
+                self._run_or_fail(unread, self._read_chunks)
+            return False
+        return True
 
     def _run_or_fail(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
         """Run `work` for all calls. If it fails, run it for each call alone, so that only the faulty calls fail."""

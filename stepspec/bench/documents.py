@@ -65,7 +65,9 @@ def generated(root: Path) -> dict[Path, str]:
     """
     results = root / "evals" / "results"
     gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
-    gsm8k, gsm8k_accuracy = (read_results(results / "smol" / name) for name in ("gsm8k", "gsm8k-accuracy"))
+    gsm8k, gsm8k_accuracy, certified = (
+        read_results(results / "smol" / name) for name in ("gsm8k", "gsm8k-accuracy", "gsm8k-certified")
+    )
     blocks = (
         ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
         ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k], gsm8k_accuracy)),
@@ -77,7 +79,7 @@ def generated(root: Path) -> dict[Path, str]:
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
-        ("docs/results.md", "accuracy", "gsm8k-certified", accuracy_block(read_results(results / "smol" / "certified"))),
+        ("docs/results.md", "accuracy", "gsm8k-certified", accuracy_block(certified)),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
         *(("docs/results.md", "replays", name, replays_block(results / "replays" / f"{name}.json")) for name in PAIRS),
         *(

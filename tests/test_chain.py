@@ -12,9 +12,10 @@ from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
+from stepspec.loop.limits import Demands, Limits
 from stepspec.loop.pace import MAX_DEPTH, StepPace
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Proposal
+from stepspec.loop.step import Done, Proposal
 
 pytestmark = pytest.mark.anyio
 
@@ -185,6 +186,29 @@ async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
     play = await stage.play()
     assert play.result.counts.cancelled == 5
     assert play.result.answer == "So 9."
+
+
+@pytest.mark.parametrize(
+    ("first", "written"), [(Reply(ONE), []), (Reply(fails=EngineError("gone")), [Reply(hangs=True)])]
+)
+async def test_a_deadline_while_the_target_reads_ahead_ends_the_thinking(first: Reply, written: list[Reply]) -> None:
+    reading = Opinion(delay_s=60)
+    stage = Stage(chains(score={"look_ahead": True}), [first, TWO], [reading], [*written, ANSWER])
+    stage.request.demands = Demands(deadline_s=0.1)
+    stage.request.limits = Limits(stage.request.demands, stage.request.ledger, stage.request.transcript)
+    events = [event async for event in stage.events()]
+    assert isinstance(events[-1], Done)
+    assert events[-1].result.answer == "So 9."
+    assert stage.target.num_open == stage.draft.num_open == 0
+
+
+async def test_a_draft_that_fails_is_not_asked_again_ahead() -> None:
+    policy = chains(score={"depth": 2, "look_ahead": True})
+    gone = Reply(fails=EngineError("gone"))
+    stage = Stage(policy, [ONE, gone, gone], [PROMPT_READ, ONE], [END + ANSWER])
+    play = await stage.play()
+    assert len(stage.draft.calls) == 3, "a chain of two, and another one"
+    assert play.result.counts.steps_accepted == 1
 
 
 async def test_a_target_that_fails_to_read_ahead_may_still_write() -> None:

@@ -35,6 +35,9 @@ class Point:
     """A policy with the judge, by replay: its speedup over the target and the range of its accuracy."""
 
     share: float
+    """Share of the steps that the threshold was chosen to accept. More are accepted where many scores are equal."""
+    accepted: float | None
+    """Share of the judged steps that are accepted; None if none is judged."""
     speedup: float
     accuracy: tuple[float, float]
     on_front: bool
@@ -107,12 +110,12 @@ def _with_judge(recordings: Recordings, signals: Sequence[str]) -> Policy:
 
 
 def _point(share: float, found: Replayed, best: Sequence[str]) -> Point:
-    return Point(share, found.speedup, found.accuracy, found.name in best)
+    return Point(share, found.step_acceptance, found.speedup, found.accuracy, found.name in best)
 
 
 def learned_block(file: Path) -> str:
     """Return a Markdown table of what `--json` wrote. Points on the front are bold."""
-    head = ("signals", "area", *(f"{share:.0%} accepted" for share in SHARES))
+    head = ("signals", "area", *(f"{share:.0%} of the steps" for share in SHARES))
     rows = [
         [each["signals"], _area_in_words(each), *(_point_in_words(point) for point in each["points"])]
         for each in json.loads(file.read_text("utf-8"))["judges"]
@@ -129,7 +132,7 @@ def _area_in_words(found: Mapping[str, object]) -> str:
 
 def _point_in_words(point: Mapping[str, object]) -> str:
     low, high = point["accuracy"]  # type: ignore[misc]
-    text = f"{point['speedup']:.2f}×, {low:.1%} to {high:.1%}"
+    text = f"{point['speedup']:.2f}×, {low:.1%} to {high:.1%} ({point['accepted']:.0%} accepted)"
     return f"**{text}**" if point["on_front"] else text
 
 

@@ -113,6 +113,8 @@ def calibrate_policy(
     lowest = spec.sampling.temperature if temperature is None else temperature
     if at_most is not None and at_most < lowest:
         raise UsageError(f"--at-most must be at least the temperature of the calibration, {lowest:g}, got {at_most:g}.")
+    if policy_file.exists() and Path(policy).exists() and policy_file.samefile(policy):
+        raise UsageError("--policy-file must be another file than --policy, so that a stopped calibration can resume.")
     wanted, text = load_policy(policy)
     check_policy(wanted)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-calibrate")
@@ -142,7 +144,8 @@ def calibrate_policy(
     given = {"--target": target, "--draft": draft, "--pair": pair}
     models = [word for option, value in given.items() if value is not None for word in (option, value)]
     print(f"Policy written to {policy_file}; the runs are in {folder}.")
-    if seconds is not None and any(each.status == "unknown" for each in results.path):
+    open_ = [each for each in results.path if each.status in ("unknown", "not tested")]
+    if seconds is not None and open_ and open_[0].num_problems < results.num_for_test:
         words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if output is None else [])]
         print(f"The budget ended the test. To go on: {shlex.join(words)}")
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")

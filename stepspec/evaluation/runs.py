@@ -62,7 +62,9 @@ def read_run(folder: Path) -> RunRecord:
     """
     run = _read_record(folder / "run.json", RunRecord)
     if run is None:
-        raise UsageError(f"{folder} holds no run: there is no run.json.")
+        inside = [each.parent.name for each in sorted(folder.glob("*/run.json"))]
+        hint = f" There are runs in it: {', '.join(inside[:5])}." if inside else ""
+        raise UsageError(f"{folder} holds no run: there is no run.json.{hint}")
     return run
 
 

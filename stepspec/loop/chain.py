@@ -181,6 +181,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
     try:
         while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):
             proposal = await request.propose_one(after=front.uncommitted, index=front.num_steps)
+            goes_on = False
             if proposal is None:
                 break
             if front.follows and not request.target_has(proposal.ids):
@@ -254,8 +255,6 @@ class Chains:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._request.stop_reading()
         await self._drop()
 
     async def judged(self) -> AsyncGenerator[Judged, None]:
@@ -263,10 +262,14 @@ class Chains:
         chain, table = await self._take(), self._table
         if table.ahead and chain.goes_on and self._request.room_after(chain.ids):
             self._next = NextChain(self._request, table, chain)
+        num_accepted = 0
         async for judged in judge_chain(self._request, chain):
+            num_accepted += judged.accepted
             if not judged.accepted:
                 await self._drop()
             yield judged
+        if num_accepted < len(chain.steps):
+            await self._drop()
 
     async def _take(self) -> Chain:
         following, self._next = self._next, None

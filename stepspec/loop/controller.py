@@ -51,6 +51,8 @@ async def _work(request: Request) -> None:
             committed = "".join(step.text for step in request.transcript.steps)
             committed += request.answer.text if request.think_end is not None else request.transcript.open_text
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
+        finally:
+            request.stop_reading()
         request.emit(request.answer.finish())
         _check_json(request)
         request.emit([Done(_result(request))])

@@ -394,12 +394,23 @@ class Request:
 
     async def _prompt_is_read(self) -> None:
         """Wait until the target has read the prompt, if it does that ahead. A failure shows in its next call."""
-        if self._prompt_read is not None:
+        task, self._prompt_read = self._prompt_read, None
+        if task is None:
+            return
+        try:
             with suppress(EngineError, ContextError):
-                found = await self._prompt_read
+                found = await task
                 self.ledger.found_cached(found.cached)
                 self.ledger.add(target_passes=found.passes)
-            self._prompt_read = None
+        finally:
+            task.cancel()
+
+    async def _wait_for_prompt(self, writer: Literal["draft", "target"]) -> None:
+        """Wait until the target has read the prompt, or until the deadline."""
+        if self._prompt_read is not None:
+            with self.ledger.time(writer), suppress(TimeoutError):
+                async with asyncio.timeout_at(self.limits.deadline):
+                    await self._prompt_is_read()
 
     def stop_reading(self) -> None:
         """Stop what `read_ahead` has begun."""
@@ -618,8 +629,7 @@ class Request:
             return
         room = self.limits.room if num_tokens is None else min(self.limits.room, num_tokens)
         stop = self.transcript.rest_of_step(room)
-        with self.ledger.time("target"):
-            await self._prompt_is_read()
+        await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
         call = Generate(self.transcript.buffer, self.sampling, stop, self.policy.token.drafting, hint)
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
@@ -676,8 +686,7 @@ class Request:
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
-        with self.ledger.time(writer):
-            await self._prompt_is_read()
+        await self._wait_for_prompt(writer)
         self._writing_since, self._proposed, watch = time.time_ns(), False, self._writing_watch()
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:

@@ -49,7 +49,7 @@ class RequestLog:
             if ignored := about.get("ignored"):
                 chat += f" ignored {', '.join(map(repr, ignored))}"
             if note := about.get("note"):
-                chat += " (unlike the training data)"
+                chat += " (with a note)"
                 if not self._noted:
                     self._noted = True
                     logger.warning("%s", note)

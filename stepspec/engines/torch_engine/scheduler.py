@@ -229,11 +229,14 @@ class Scheduler:
         self._rounds.run([call.row for call in calls], drafter)
 
     def _read_beside(self, drafter: Drafter | None, calls: Sequence[Generation], readers: Sequence[Call]) -> bool:
-        """Run a round whose pass also reads chunks. If it fails, read them alone and return False."""
+        """Run a round whose pass also reads chunks. If the round fails, return False; chunks that are not read then
+        have a pass of their own."""
         self._slots.pack([call.row.slot for call in calls])
+        ran = False
         try:
             reading = self._chunks(readers)
             self._rounds.run([call.row for call in calls], drafter, reading)
+            ran = True
             assert reading.hidden is not None
             lengths = [len(chunk) for chunk in reading.ids]
             for call, start, length in zip(readers, reading.starts, lengths, strict=True):
@@ -244,8 +247,7 @@ class Scheduler:
             unread = [call for call in readers if call in self._reading and call.pending]
             if unread:
                 self._run_or_fail(unread, self._read_chunks)
-            return False
-        return True
+        return ran
 
     def _run_or_fail(self, calls: Sequence[C], work: Callable[[Sequence[C]], None]) -> None:
         """Run `work` for all calls. If it fails, run it for each call alone, so that only the faulty calls fail."""

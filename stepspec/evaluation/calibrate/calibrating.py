@@ -68,7 +68,7 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
         found = prompts.with_golds({})
     else:
         found = load_problems(benchmark, data, plan.max_problems)
-    order = list(found.problems)
+    order = list({each.question: each for each in reversed(found.problems)}.values())[::-1]
     random.Random(plan.seed).shuffle(order)
     sampling = benchmark.sampling
     identity = Identity(
@@ -92,7 +92,8 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     check_policy(given)
     fit_policy(given, pair)
     policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
-    return Task(pair, policy, policy_text, name, benchmark, order, identity)
+    num_repeated = len(found.problems) - len(order)
+    return Task(pair, policy, policy_text, name, benchmark, order, identity, num_repeated)
 
 
 async def calibrate(
@@ -127,6 +128,8 @@ async def calibrate(
         identity=task.identity,
         engines=engines | judge_records(task.pair.judges),
         num_recorded=outcome.plan.num_recorded,
+        num_for_test=len(task.problems) - outcome.plan.num_recorded,
+        num_repeated=task.num_repeated,
         num_refused=outcome.num_refused,
         path=list(outcome.tested),
         chosen=outcome.plan.path[outcome.chosen].name,

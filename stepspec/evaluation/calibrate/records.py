@@ -102,6 +102,10 @@ class Calibrated(Conditions):
     identity: Identity
     engines: dict[str, EngineRecord | None]
     num_recorded: int
+    num_for_test: int = 0
+    """Problems that were left for the test; 0 in files from before this field existed."""
+    num_repeated: int = 0
+    """Problems that were left out because their question is that of another one."""
     num_refused: int
     """Prompts left out because the target's answer to them cannot be found in its text."""
     path: list[Tested]

@@ -23,6 +23,7 @@ from stepspec.evaluation.records import BASELINE, RunRecord, Summary
 from stepspec.evaluation.replay import read_recordings
 from stepspec.evaluation.replay.path import Setting, bold, changed_policy, make_path
 from stepspec.evaluation.replay.recordings import is_recorded
+from stepspec.evaluation.report.cells import count
 from stepspec.evaluation.running import (
     EvalProblem,
     Keeping,
@@ -59,6 +60,8 @@ class Task:
     problems: Sequence[EvalProblem]
     """In the order of the calibration."""
     identity: Identity
+    num_repeated: int = 0
+    """Problems that are left out, because another one has the same question."""
 
     @property
     def agreement(self) -> bool:
@@ -184,8 +187,8 @@ class Calibration:
             left_s = self._budget.seconds * (1 - TIMED_SHARE) - self._budget.spent
             rest = min(rest, max(self._sizes.chunk, int(left_s / problem_s)))
         self._watcher.say(
-            f"Testing up to {len(path)} settings, each on up to {rest:,} problems. The first one takes at most about "
-            f"{max(1, round(rest * problem_s / 60)):,} minutes."
+            f"Testing up to {count(len(path), 'setting')}, each on up to {rest:,} problems. The first one takes at "
+            f"most about {count(max(1, round(rest * problem_s / 60)), 'minute')}."
         )
         return Planned(
             identity=self._task.identity,
@@ -370,7 +373,8 @@ def _is_refused(reference: str) -> bool:
 
 @dataclass(frozen=True)
 class _Outcomes:
-    """What the requests of two policies came to. A request that ended in an error counts as not right."""
+    """What the requests of two policies came to. A request that ended in an error counts as not right, but
+    as right under the target."""
 
     scores: Mapping[tuple[str, str], Mapping[int, float]]
     """By problem and policy, 1 for each right answer by repeat."""
@@ -382,7 +386,8 @@ class _Outcomes:
         scores: dict[tuple[str, str], dict[int, float]] = {}
         steps: dict[str, tuple[int, int]] = dict.fromkeys(policies, (0, 0))
         for failure in iter_failures(folder):
-            scores.setdefault((failure.problem, failure.policy), {})[failure.repeat] = 0.0
+            failed = float(failure.policy == BASELINE)  # a failure never speaks for the policy
+            scores.setdefault((failure.problem, failure.policy), {})[failure.repeat] = failed
         for row in iter_rows(folder):
             scores.setdefault((row.problem, row.policy), {})[row.repeat] = float(row.status == "correct")
             if row.policy in steps:

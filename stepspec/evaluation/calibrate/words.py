@@ -14,7 +14,7 @@ def sentences(results: Calibrated) -> list[str]:
     identity = results.identity
     where = f"{identity.benchmark} at temperature {identity.temperature:g}"
     chosen = next(each for each in results.path if each.setting.name == results.chosen)
-    limit = f"{100 * identity.max_loss:g} points"
+    limit = _amount(identity.max_loss)
     what = "of right answers" if identity.measure == "accuracy" else "of agreement with the target's own answers"
     said: list[str] = []
     if results.certified:
@@ -39,17 +39,26 @@ def sentences(results: Calibrated) -> list[str]:
             token = joined(times(results.speed.vs_token, results.speed.vs_token_ci))
             speed += f" and {token} as fast as token-level speculation"
         said.append(f"{speed} ({results.speed.num_problems} problems, one request at a time).")
+        if results.speed.vs_target < 1:
+            said.append("It is slower than the target alone here: use the policy 'token' or 'target' instead.")
+    if chosen.target_accuracy in (0.0, 1.0):
+        always = "all" if chosen.target_accuracy else "none"
+        said.append(f"The target solves {always} of these problems, so they say little about others.")
+    if results.num_repeated:
+        said.append(f"{results.num_repeated:,} problems are left out: another one has the same question.")
     if results.num_refused:
         said.append(f"{results.num_refused:,} prompts are left out: the target's answer to them cannot be found.")
     return said
 
 
 def _why(setting: Tested, limit: str) -> str:
+    if setting.status == "not tested":
+        return "It was not tested, because the budget had ended. Resume the calibration with a larger one."
     if setting.status == "loses more":
         return f"It is known to lose more than {limit}."
     bound = f"The upper bound of its loss is {_points(setting.loss_upper)}."
     if setting.num_needed is None or setting.num_needed > MOST_NEEDED:
-        return f"{bound} It seems to lose more than the limit, so more problems would not help."
+        return f"{bound} On these problems it loses as much as the limit or more, so it is not known how many would do."
     needed = max(setting.num_needed, setting.num_problems + 1)
     return f"{bound} About {needed:,} problems would show it, if they are like these."
 
@@ -57,6 +66,11 @@ def _why(setting: Tested, limit: str) -> str:
 def _drafts_as_predicted(setting: Tested) -> bool:
     predicted = setting.setting.predicted_acceptance
     return not predicted or (setting.step_acceptance or 0.0) >= FEW * predicted
+
+
+def _amount(share: float) -> str:
+    points = f"{100 * share:g}"
+    return f"{points} point" if points == "1" else f"{points} points"
 
 
 def _points(share: float | None) -> str:

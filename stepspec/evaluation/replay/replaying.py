@@ -46,8 +46,8 @@ class Replayed:
     step_acceptance: float | None
     """Accepted steps over judged ones; None if none was judged."""
     accuracy: tuple[float, float]
-    """An estimated range of the share of right answers. Both ends are equal, and no estimate, if all texts are the
-    same."""
+    """An estimated range of the share of right answers, see `_accuracy`. If all texts are the same, both ends are the
+    share itself."""
     surprise: float | None
     """Mean over requests of the negative log-probabilities, under the target and in nats, of the draft's tokens that
     are kept although the target would have chosen others. It measures how far a policy departs from the target; None if

@@ -117,9 +117,11 @@ async def _notes_are_right(file: Path) -> None:
     pair = load_pair(notes=False)
     try:
         spec = StepSpec(policy=str(file), pair=pair)
-        assert (await spec.generate(question, max_tokens=8)).note is None
-        warm = await spec.generate(question, max_tokens=8, sampling=Sampling(0.6))
+        assert (await spec.generate(question, max_tokens=640)).note is None
+        warm = await spec.generate(question, max_tokens=640, sampling=Sampling(0.6))
         assert warm.note == "The policy's certificate does not hold here: temperature is 0.6, not 0."
+        short = await spec.generate(question, max_tokens=8, max_thinking_tokens=4)
+        assert "max thinking tokens is set, and max tokens is 8, not 640." in (short.note or "")
         swapped = StepSpec(policy=str(file), pair=Pair(pair.draft, pair.draft, one_vocabulary=True))  # pyright: ignore
         other = await swapped.generate(question, max_tokens=8)
         assert "the target is another model" in (other.note or "")
@@ -188,7 +190,8 @@ def test_agreement_needs_no_right_answers(tmp_path: Path) -> None:
 
 def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
     data = tmp_path / "few.jsonl"
-    data.write_text('{"question": "What is 1 plus 1?", "answer": "2"}\n' * 5)
+    lines = [f'{{"question": "What is 1 plus {n}?", "answer": "{1 + n}"}}\n' for n in range(5)]
+    data.write_text("".join(lines + lines[:2]))  # repeated questions do not count
     folder = ["--output", tmp_path / "run", "--policy-file", tmp_path / "p.toml"]
     for arguments, message in [
         ([data, *folder], "A calibration needs at least 150 problems, got 5."),

@@ -196,6 +196,7 @@ class _Task:
                 self.pair.models,
                 temperature=temperature,
                 top_p=sampling.top_p,
+                max_tokens=setting.max_tokens or self.benchmark.max_tokens,
                 template_sha256=self.pair.template_sha256,
                 prompt_version=wording_version(self.benchmark),
             )

@@ -63,13 +63,15 @@ class Certificate(FileModel):
 
         Args:
             models: hash of each model's weights by role, or its name.
-            request: what is known of the requests: `temperature`, `top_p`, other settings of their sampling that are
-                not the default, and `template_sha256` and `prompt_version`. None means not known.
+            request: what is known of the requests: `temperature`, `top_p`, `max_tokens` (a larger limit is covered),
+                other settings of their sampling and limits that are not the default, and `template_sha256` and
+                `prompt_version`. None means not known.
         """
         found = [f"the {role} is another model" for role, hash in self.models.items() if models.get(role) != hash]
         for name, value in request.items():
             certified = getattr(self, name, None)
-            if value is None or value == certified:
+            longer = name == "max_tokens" and isinstance(value, int) and value > self.max_tokens
+            if value is None or value == certified or longer:
                 continue
             if name in CONTENT_HASHES:
                 found.append(f"the {CONTENT_HASHES[name]} is another one")

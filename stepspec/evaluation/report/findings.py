@@ -163,7 +163,7 @@ def _certificates(run: RunRecord) -> Iterable[str]:
     for name, policy in run.policies.items():
         certificate = certificate_in(policy.text, run.temperature)
         if certificate is not None:
-            known = {"temperature": run.temperature, "top_p": run.top_p, "prompt_version": run.prompt_version}
+            known = {name: getattr(run, name) for name in ("temperature", "top_p", "max_tokens", "prompt_version")}
             for note in certificate.notes(models, **known):
                 yield f"{name}: {note}"
 

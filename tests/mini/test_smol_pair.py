@@ -33,6 +33,7 @@ QUESTIONS = (
     "Tell me about volcanoes.",
 )
 NUM_NEW = 60
+POLICY = Path(__file__).parents[2] / "evals" / "policies" / "smol" / "stepspec.toml"
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +105,8 @@ async def test_the_draft_vocabulary_changes_no_text_and_the_target_writes_tokens
 
 async def test_the_pair_is_found_by_name_and_answers(pair: Path) -> None:
     loaded = load_pair(pair="smol")
-    async with StepSpec(pair=loaded) as spec:
-        result = await spec.generate(QUESTIONS[0], max_tokens=200)
+    async with StepSpec(pair=loaded, policy=str(POLICY)) as spec:
+        result = await spec.generate(QUESTIONS[0])
     assert "\\boxed{7}" in result.answer
     assert result.note is None
     await loaded.aclose()

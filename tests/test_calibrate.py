@@ -22,6 +22,7 @@ from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.running import load_benchmark
 from stepspec.evaluation.runs import iter_rows
+from stepspec.loop.certificate import certificate_in
 from stepspec.loop.policy import Policy, load_policy
 
 SMALL = Sizes(recorded=4, least_recorded=4, chunk=8, timed=2, timed_chunk=2)
@@ -109,6 +110,11 @@ def test_a_certificate_for_another_sampling_or_pair_is_named(
 ) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(found[2])
+    certificate = certificate_in(found[2], 0.0)
+    assert certificate is not None
+    assert certificate.notes(certificate.models, max_tokens=2 * certificate.max_tokens) == []
+    (note,) = certificate.notes(certificate.models, max_tokens=8)
+    assert f"max tokens is 8, not {certificate.max_tokens}" in note
     asyncio.run(_notes_are_right(file))
 
 
@@ -120,8 +126,6 @@ async def _notes_are_right(file: Path) -> None:
         assert (await spec.generate(question, max_tokens=640)).note is None
         warm = await spec.generate(question, max_tokens=640, sampling=Sampling(0.6))
         assert warm.note == "The policy's certificate does not hold here: temperature is 0.6, not 0."
-        short = await spec.generate(question, max_tokens=8, max_thinking_tokens=4)
-        assert "max thinking tokens is set, and max tokens is 8, not 640." in (short.note or "")
         swapped = StepSpec(policy=str(file), pair=Pair(pair.draft, pair.draft, one_vocabulary=True))  # pyright: ignore
         other = await swapped.generate(question, max_tokens=8)
         assert "the target is another model" in (other.note or "")

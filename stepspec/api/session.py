@@ -548,12 +548,7 @@ class StepSpec:
                 for each in fields(Sampling)
                 if getattr(sampling, each.name) != getattr(usual, each.name)
             }
-            demands = request.demands
-            unusual |= {
-                name: "set" for name in ("max_thinking_tokens", "deadline_s") if getattr(demands, name) is not None
-            }
             known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
-            known["max_tokens"] = request.ledger.max_tokens
             notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note

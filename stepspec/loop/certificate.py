@@ -63,7 +63,7 @@ class Certificate(FileModel):
 
         Args:
             models: hash of each model's weights by role, or its name.
-            request: what is known of the requests: `temperature`, `top_p`, `max_tokens` (a larger limit is covered),
+            request: what is known of the requests: `temperature`, `top_p`, `max_tokens` (larger ones are covered),
                 other settings of their sampling and limits that are not the default, and `template_sha256` and
                 `prompt_version`. None means not known.
         """

@@ -37,8 +37,7 @@ class Ledger:
 
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens`: limit on committed tokens. Rejected and discarded tokens do not count."""
-        self.max_tokens = max_tokens
-        """Limit on committed tokens."""
+        self._max_tokens = max_tokens
         self._started = self._since = time.perf_counter()
         self._role: Role | None = None
         self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0, "controller": 0.0}
@@ -170,7 +169,7 @@ class Ledger:
     @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
-        return self.max_tokens - self._num_committed
+        return self._max_tokens - self._num_committed
 
     @property
     def _num_committed(self) -> int:

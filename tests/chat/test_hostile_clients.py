@@ -231,12 +231,12 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
     service.wait_for(
-        rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb' \(unlike the"
+        rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb' \(with a note"
     )
     note = answer["metrics"]["stepspec"]["note"]
     assert "embedded pair" in note
     service.post(chat_body("How many pears?", max_tokens=5))
-    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s 5 tokens policy stepspec \(unlike the")
+    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s 5 tokens policy stepspec \(with a note")
     assert sum(note in line for line in service.lines) == 1, "the service says once what the pair knows"
     assert sum("unknown" in line for line in service.lines) == 1
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)

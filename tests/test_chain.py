@@ -132,6 +132,18 @@ async def test_the_draft_s_answer_is_kept_as_far_as_the_target_would_write_it() 
     assert (counts.accepted, counts.rejected, counts.forced) == (4 + 1 + 2, 3, 1 + 2)
 
 
+async def test_the_answer_is_drafted_after_a_chain_that_could_go_on() -> None:
+    """The draft's next token says whether its thinking has ended."""
+    policy = chains(score={"depth": 1, "draft_answer": True})
+    replies = [ONE, TWO, TWO, END, ANSWER]  # of the second one, a single token is written
+    stage = Stage(policy, replies, [ONE, TWO + END + ANSWER], [])
+    play = await stage.play()
+    assert play.result.answer == "So 9."
+    counts = play.result.counts
+    assert (counts.accepted, counts.cancelled, counts.forced) == (4 + 5 + 1 + 5, 1, 0)
+    assert counts.target_passes == 2
+
+
 async def test_a_sampled_answer_is_kept_only_if_the_target_samples_its_choices() -> None:
     policy = chains(score={"depth": 3, "draft_answer": True})
     sampled = Stage(policy, [ONE, END, ANSWER], [ONE + END + ANSWER], [], temperature=0.6)

@@ -191,12 +191,32 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
             goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
+        if table.answer and chain and goes_on and not table.ahead:
+            tag = await _draft_tag(request, front.uncommitted)
+            if tag is not None:
+                goes_on = False
+                chain.append(tag)
+                front.add(tag)
         if table.answer and chain and request.think_end is not None and chain[-1].tag == request.think_end:
             await _draft_answer(request, front.uncommitted, answer)
     except asyncio.CancelledError:
         request.ledger.abandoned(sum(len(step.ids) for step in chain))
         raise
     return Chain(chain, answer, time.perf_counter() - started, bool(chain) and goes_on)
+
+
+async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
+    """Return the tag that ends the thinking, if the draft writes it next, as a step without text."""
+    if request.think_end is None or not request.room_after(after):
+        return None
+    ids, found = list[int](), None
+    try:
+        found = await request.drafted(Stop(1, token_ids=request.ends), ids, after)
+        found = found if found is not None and found.tag == request.think_end else None
+    finally:
+        request.ledger.proposed(len(ids))
+        request.ledger.abandoned(0 if found else len(ids))
+    return found
 
 
 async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) -> None:

@@ -197,12 +197,15 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
     lines = [f'{{"question": "What is 1 plus {n}?", "answer": "{1 + n}"}}\n' for n in range(5)]
     data.write_text("".join(lines + lines[:2]))  # repeated questions do not count
     folder = ["--output", tmp_path / "run", "--policy-file", tmp_path / "p.toml"]
+    policy = tmp_path / "mine.toml"
+    policy.write_text(load_policy("stepspec")[1])
     for arguments, message in [
         ([data, *folder], "A calibration needs at least 150 problems, got 5."),
         (["gsm-mini", "--max-loss", "0", *folder], "--max-loss must be above 0"),
         (["gsm-mini", "--confidence", "1", *folder], "--confidence must be above 0.5"),
         (["gsm-mini", "--budget", "soon", *folder], "--budget takes a time"),
         (["gsm-mini", "--grader", "number", *folder], "--grader is for a FILE"),
+        (["gsm-mini", "--policy", policy, "--policy-file", policy, "--force"], "must be another file than --policy"),
         (["gsm-mini", "--temperature", "0.6", "--at-most", "0.3", *folder], "--at-most must be at least the temp"),
         (["gsm-mini", "--policy", "token", *folder], "A calibration needs a policy of family 'score'"),
     ]:

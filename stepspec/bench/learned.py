@@ -20,6 +20,7 @@ from stepspec.evaluation.replay.fitting import fit_judge, judged_by
 from stepspec.evaluation.replay.path import changed_policy, thresholds_of
 from stepspec.evaluation.replay.recordings import Key
 from stepspec.evaluation.replay.replaying import Replayed, front
+from stepspec.evaluation.report.cells import UNKNOWN
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop.judges.learned import SIGNALS
 from stepspec.loop.policy import Policy
@@ -116,24 +117,23 @@ def _point(share: float, found: Replayed, best: Sequence[str]) -> Point:
 def learned_block(file: Path) -> str:
     """Return a Markdown table of what `--json` wrote. Points on the front are bold."""
     head = ("signals", "area", *(f"{share:.0%} of the steps" for share in SHARES))
-    rows = [
-        [each["signals"], _area_in_words(each), *(_point_in_words(point) for point in each["points"])]
+    found = [
+        Compared(**(each | {"points": [Point(**point) for point in each["points"]]}))
         for each in json.loads(file.read_text("utf-8"))["judges"]
     ]
-    return markdown_table(head, rows)
+    return markdown_table(head, [[each.signals, _area_in_words(each), *map(_in_words, each.points)] for each in found])
 
 
-def _area_in_words(found: Mapping[str, object]) -> str:
-    if found["area"] is None:
-        return "–"
-    low, high = found["area_interval"]  # type: ignore[misc]
-    return f"{found['area']:.3f} [{low:.3f}, {high:.3f}]"
+def _area_in_words(found: Compared) -> str:
+    if found.area is None or found.area_interval is None:
+        return UNKNOWN
+    return "{:.3f} [{:.3f}, {:.3f}]".format(found.area, *found.area_interval)
 
 
-def _point_in_words(point: Mapping[str, object]) -> str:
-    low, high = point["accuracy"]  # type: ignore[misc]
-    text = f"{point['speedup']:.2f}×, {low:.1%} to {high:.1%} ({point['accepted']:.0%} accepted)"
-    return f"**{text}**" if point["on_front"] else text
+def _in_words(point: Point) -> str:
+    accepted = UNKNOWN if point.accepted is None else f"{point.accepted:.0%}"
+    text = "{:.2f}×, {:.1%} to {:.1%} ({} accepted)".format(point.speedup, *point.accuracy, accepted)
+    return f"**{text}**" if point.on_front else text
 
 
 def main() -> int:

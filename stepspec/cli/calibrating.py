@@ -144,8 +144,8 @@ def calibrate_policy(
     given = {"--target": target, "--draft": draft, "--pair": pair}
     models = [word for option, value in given.items() if value is not None for word in (option, value)]
     print(f"Policy written to {policy_file}; the runs are in {folder}.")
-    open_ = [each for each in results.path if each.status in ("unknown", "not tested")]
-    if seconds is not None and open_ and open_[0].num_problems < results.num_for_test:
+    undecided = [each for each in results.path if each.status in ("unknown", "not tested")]
+    if seconds is not None and undecided and undecided[0].num_problems < results.num_for_test:
         words = ["stepspec", *sys.argv[1:], *(["--output", str(folder)] if output is None else [])]
         print(f"The budget ended the test. To go on: {shlex.join(words)}")
     print(f"Next: {shlex.join(['stepspec', 'run', 'YOUR QUESTION', *models, '--policy', str(policy_file)])}")

@@ -69,8 +69,7 @@ def _drafts_as_predicted(setting: Tested) -> bool:
 
 
 def _amount(share: float) -> str:
-    points = f"{100 * share:g}"
-    return f"{points} point" if points == "1" else f"{points} points"
+    return "1 point" if share == 0.01 else f"{100 * share:g} points"
 
 
 def _points(share: float | None) -> str:

@@ -117,7 +117,7 @@ def _policy(run: RunRecord) -> str:
     shipped, record = list_data_files("policies")[HEADLINED].read_text("utf-8"), run.policies.get(HEADLINED)
     if record is None or tomllib.loads(record.text) == tomllib.loads(shipped):
         return f"the policy `{HEADLINED}`"
-    return f"a policy `{HEADLINED}` adapted to the pair"
+    return f"a policy `{HEADLINED}` with other thresholds than the shipped ones"
 
 
 def _at_temperature(run: RunRecord, summary: Summary) -> str:

@@ -285,12 +285,18 @@ def test_a_change_for_the_worse_costs_a_few_chains() -> None:
 
 
 async def test_the_target_writes_while_speculation_does_not_pay() -> None:
-    """Its speed is known once it has written more than the first step, whose call reads the prompt."""
-    slow = Reply(TWO, delay_s=0.1)
-    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], [ONE, slow, ANSWER])
+    """Its speed is known some chunks after the first one, which waits for the prompt. It finishes its open step, and
+    goes on after a chain that took longer than it would have."""
+    writes = [Reply(4 * (ONE + TWO), chunk_size=9), END, ANSWER]
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE], [THREE], writes)
     stage.request.pace = StepPace(0.05)
     play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == ["target", "target", "draft"]
+    assert [origin for origin, *_ in play.steps] == 6 * ["target"] + ["draft"]
+    writes = [Reply(3 * (TWO + ONE) + ONE[:-2], chunk_size=10), ONE[-2:], END, ANSWER]
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE], [THREE], writes)
+    stage.request.pace = StepPace(0.05)
+    play = await stage.play()
+    assert [origin for origin, *_ in play.steps] == 7 * ["target"] + ["draft"]
 
 
 def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:

@@ -38,7 +38,8 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
 
 async def _work(request: Request) -> None:
     """Emit all events of a request."""
-    with request.spans.request(), request.ledger.time("controller"):  # excludes nested timers: the engines' time
+    controller = request.ledger.time("controller")  # excludes nested timers: the engines' time
+    with request.spans.request(), request.pace.load.request(), controller:
         request.limits.start()
         try:
             if request.think_end is not None or request.demands.json_schema is None:
@@ -53,6 +54,7 @@ async def _work(request: Request) -> None:
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         finally:
             request.stop_reading()
+            request.tell_committed()
         request.emit(request.answer.finish())
         _check_json(request)
         request.emit([Done(_result(request))])

@@ -5,6 +5,8 @@ Both are chosen from measured acceptance and costs. Requests of one session shar
 
 from typing import Literal
 
+from stepspec.loop.load import LoadChoice
+
 Depth = int | Literal["auto"]
 MAX_DEPTH = 8
 """Most steps that one pass judges."""
@@ -46,7 +48,8 @@ class StepPace:
     target's own.
 
     The balance is what speculation has saved less what it has cost, in seconds. It grows with the target's own work by
-    `max_overhead` of it. While it is below 0, the target writes the steps.
+    `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them while that gives the
+    requests of a session a higher throughput, see `LoadChoice`.
 
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
@@ -59,6 +62,7 @@ class StepPace:
         self._token_s, self._step_tokens = Mean(), Mean()
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
         self._num_passes = 0
+        self.load = LoadChoice()
         self.forget()
 
     def forget(self) -> None:
@@ -106,6 +110,10 @@ class StepPace:
     def pauses(self) -> bool:
         """Whether the target should write the next step. It writes the first one, to know its speed."""
         return self._max_overhead is not None and (self._balance_s < 0 or not self._token_s.weight)
+
+    def speculates(self) -> bool:
+        """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
+        return not self.pauses and (self._max_overhead is None or self.load.speculates())
 
     @property
     def patience_s(self) -> float | None:

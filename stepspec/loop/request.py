@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target sample with other random numbers."""
 
+TOLD_TOKENS = 16
+"""Tokens of the target after which their time counts, before its call ends."""
+
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one: all others are less likely."""
 
@@ -119,6 +122,7 @@ class Request:
         self._draft_refused = False
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
+        self._num_told = 0
         self._writing_since: int | None = None
         self._proposed = False
         self._prompt_read: asyncio.Task[Verification] | None = None
@@ -152,15 +156,26 @@ class Request:
         while self.transcript.thinking and self.draft is not None and self.limits.allow_thinking():
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
                 return False
-            if len(self.transcript.steps) >= self.policy.first_target_steps and not self.pace.pauses:
+            if len(self.transcript.steps) < self.policy.first_target_steps:
+                await self.write_step()
+            elif self.pace.speculates():
                 return True
-            await self.write_step()
+            else:
+                await self.write_on()
         return False
 
     async def write_step(self) -> None:
         """Let the target write the next step, and commit it."""
         await self._write_step("forced")
         self._close_step()
+
+    async def write_on(self) -> None:
+        """Let the target write steps in one call until speculation pays again, and commit them."""
+        stop, num_before = Stop(self.limits.room, token_ids=self.ends), len(self.transcript.steps)
+        await self._write(stop, self.limits.deadline, until=self.pace.speculates)
+        if self.transcript.open_ids:
+            await self.write_step()
+        self.only_target = any(self.demands.opens_call(step.text) for step in self.transcript.steps[num_before:])
 
     async def propose(self, count: int) -> list[Proposal]:
         """Return different steps of the draft, written side by side. Empty if the draft failed or was too slow; the
@@ -660,6 +675,12 @@ class Request:
         self._writing_since, self._proposed = None, False
         steps = self.transcript.steps
         self.only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
+        self.tell_committed()
+
+    def tell_committed(self) -> None:
+        """Tell the session how much was committed since the last time."""
+        self.pace.load.committed(self.num_written - self._num_told)
+        self._num_told = self.num_written
 
     def _writing_watch(self) -> "WritingWatch":
         return WritingWatch(None if self.ledger.cached is None else time.perf_counter())
@@ -681,7 +702,14 @@ class Request:
             await self._write(stop, limits.deadline if self.think_end is None else None, self.demands.json_schema)
             limits.allow_thinking()
 
-    async def _write(self, stop: Stop, deadline: float | None, json_schema: str | None = None) -> None:
+    async def _write(
+        self,
+        stop: Stop,
+        deadline: float | None,
+        json_schema: str | None = None,
+        until: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Let a single writer write. `until` is asked after every chunk; the writer may then leave a step open."""
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
@@ -704,6 +732,11 @@ class Request:
                     self.ledger.wrote("forced", len(chunk.ids))
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
+                self.tell_committed()
+                watch.tell(self.pace, TOLD_TOKENS)
+                if chunk.end is None and self.transcript.thinking and until():
+                    watch.tell(self.pace)
+                    return
         watch.tell(self.pace)
         self.emit(self.transcript.finish(writer))
 
@@ -725,14 +758,16 @@ class WritingWatch:
         """Note a chunk."""
         self._chunks.append((time.perf_counter(), num_tokens))
 
-    def tell(self, pace: StepPace) -> None:
-        """Pass on what was timed."""
+    def tell(self, pace: StepPace, least: int = 1) -> None:
+        """Pass on what was timed since the last time, if it is at least `least` tokens."""
         timed, since = self._chunks[1:], self._chunks[0][0] if self._chunks else None
         if len(self._chunks) == 1:
             timed, since = self._chunks, self._began
         num_tokens = sum(count for _, count in timed)
-        if since is not None and num_tokens:
+        if since is not None and num_tokens >= least:
             pace.wrote(num_tokens, self._chunks[-1][0] - since)
+            del self._chunks[:-1]
+            self._began = None
 
 
 def num_written(chunk: Chunk) -> int:

@@ -20,6 +20,8 @@ HASH_VERSION = 1
 CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt around the question"}
 NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures"})
 """Keys of a policy that say nothing about what it does, or belong to other temperatures."""
+SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "look_ahead", "max_overhead"})}
+"""Keys of tables that say when a text is written, and not which text is accepted."""
 
 
 class Certificate(FileModel):
@@ -99,9 +101,13 @@ def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]
         settings: the policy as plain values, without defaults, so that a certificate outlives new settings.
         certificate: the fields of the certificate as plain values; `sha256` is not used.
     """
+    kept = {key: value for key, value in settings.items() if key not in NOT_COVERED}
+    for name, keys in SPEED_ONLY.items():
+        table = {key: value for key, value in kept.pop(name, {}).items() if key not in keys}
+        kept |= {name: table} if table else {}
     covered = {
         "version": HASH_VERSION,
-        "settings": {key: value for key, value in settings.items() if key not in NOT_COVERED},
+        "settings": kept,
         "certificate": {key: value for key, value in certificate.items() if key != "sha256" and value is not None},
     }
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()

@@ -115,12 +115,13 @@ class StepPace:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
         return not self.pauses and (self._max_overhead is None or self.load.speculates())
 
-    @property
-    def patience_s(self) -> float | None:
-        """Seconds after which a draft that is still writing a step is too slow to be of use; None for no limit."""
-        if self._max_overhead is None or not self._token_s.weight or not self._step_tokens.weight:
+    def patience_s(self, longest_step: int) -> float | None:
+        """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
+        limit. Before the first step, it is taken to have `longest_step` tokens."""
+        if self._max_overhead is None or not self._token_s.weight:
             return None
-        return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * self._step_tokens.value)
+        num_tokens = self._step_tokens.value if self._step_tokens.weight else longest_step
+        return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * num_tokens)
 
     def depth(self, *, ahead: bool = False) -> int:
         """Return how many steps the next chain should have. `ahead`: whether the draft writes it while the target

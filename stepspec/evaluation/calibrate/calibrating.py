@@ -91,6 +91,8 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
     check_policy(given)
     fit_policy(given, pair)
+    # The losses are those of speculation on every step, at whatever speed.
+    given = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": None})})
     policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     num_repeated = len(found.problems) - len(order)
     return Task(pair, policy, policy_text, name, benchmark, order, identity, num_repeated)

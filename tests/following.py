@@ -33,19 +33,25 @@ class FollowingEngine(ScriptedEngine):
     def _reply_to(self, call: Call) -> Reply:
         head, _, written = call.prompt.partition("<|assistant|>")
         request = json.loads(head.partition("\n")[0])
-        thought, ended, _ = written.removeprefix("<think>").partition("</think>")
+        thought, ended, said = written.removeprefix("<think>").partition("</think>")
         if written.startswith("<think>") and not ended:
             text = "".join([*THOUGHTS, "</think>"])[len(thought) :]
             if call.stop is not None and self._think_end not in call.stop.token_ids:
                 text += f"{answer(request, call.json_schema)}<|end|>"
         else:
             text = f"{answer(request, call.json_schema)}<|end|>"
-            text = text.removeprefix(written)  # for a model without separate thinking
+            text = text.removeprefix(said if ended else written)  # a model without separate thinking only says
         return Reply(text, hangs=self.hangs, delay_s=self.delay_s, chunk_size=self.chunk_size)
 
     def _opinion_on(self, call: Call) -> Opinion:
-        end = "</think>" if "<think>" in call.prompt else "<|end|>"
-        return Opinion(call.continuation or end, hangs=self.hangs, delay_s=self.delay_s)
+        head, _, written = call.prompt.partition("<|assistant|>")
+        text = f"{answer(json.loads(head.partition(chr(10))[0]), None)}<|end|>"
+        if written.startswith("<think>"):
+            text = "".join(["<think>", *THOUGHTS, "</think>", text])
+        text = text.removeprefix(written)
+        if not text.startswith(call.continuation):
+            text = call.continuation
+        return Opinion(text, hangs=self.hangs, delay_s=self.delay_s)
 
 
 def answer(asked: Mapping[str, Any], schema: str | None) -> str:

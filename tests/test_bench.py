@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.api.session import load_pair
+from stepspec.bench.overhead import Overheads
 from stepspec.bench.readme import main as report_main
 from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.evaluation.generators.gsm_mini import load_split
@@ -111,6 +112,24 @@ def test_the_controller_is_timed_apart_from_the_transport_of_requests(tmp_path: 
     for each in (short, long):
         assert all(each[figure] > 0 for figure in ("ms", "memory_bytes", "transport_ms"))
     assert long["transport_bytes"] > short["transport_bytes"], "a server receives the whole prompt"
+
+
+def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
+    """Nothing of a draft that never answers is in the text. Times of so few problems show nothing."""
+    file, of_drafts = tmp_path / "overhead.json", ("--kind", "random", "--kind", "stalling")
+    done = bench("overhead", *of_drafts, "--limit", "3", "--concurrency", "2", "--json", file)
+    assert done.returncode in (0, 1), done.stderr
+    found = Overheads.model_validate_json(file.read_bytes())
+    assert done.returncode == (not found.holds)
+    random, stalling = found.results
+    assert (random.kind, stalling.kind) == ("random", "stalling")
+    assert stalling.from_draft == 0
+    assert random.from_draft < 0.5
+    assert stalling.ratio_ci[0] <= stalling.ratio <= stalling.ratio_ci[1]
+    assert "stalling" in done.stdout
+    refused = bench("overhead", "--kind", "stalled")
+    assert refused.returncode == 2
+    assert "Did you mean 'stalling'?" in refused.stderr
 
 
 def test_the_wire_benchmark_needs_two_servers() -> None:

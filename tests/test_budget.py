@@ -67,7 +67,7 @@ async def test_waste_is_bounded_and_reported(pair: Pair) -> None:
     policy = strict()
     result = await StepSpec(policy=policy, pair=pair).generate(QUESTION)
     assert 0 < result.usage.wasted_tokens <= result.counts.committed + 2 * policy.step.max_step_tokens
-    assert result.usage.wasted_tokens == result.counts.rejected
+    assert result.usage.wasted_tokens == result.counts.rejected + result.counts.cancelled
 
 
 @pytest.mark.parametrize(

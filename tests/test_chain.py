@@ -267,7 +267,7 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
             tokens, chains = tokens + committed, chains + 1
         seconds += 1.0
         most = max(most, seconds - 1.05 * tokens / 10)
-    assert most <= 1.0 + 1e-9, "the cost of one chain"
+    assert most <= 2.0 + 1e-9, "the first second, and the chain in which it ends"
     assert chains / 3000 >= least
     assert chains, "the draft may try again"
 
@@ -284,17 +284,24 @@ def test_a_change_for_the_worse_costs_a_few_chains() -> None:
     assert wasted <= 12
 
 
+def paused() -> StepPace:
+    """Return a pace that lets the target write until its speed is known, and then allows almost any overhead."""
+    pace = StepPace(1000.0)
+    pace.ended(0, 2.0)
+    assert pace.pauses
+    return pace
+
+
 async def test_the_target_writes_while_speculation_does_not_pay() -> None:
-    """Its speed is known some chunks after the first one, which waits for the prompt. It finishes its open step, and
-    goes on after a chain that took longer than it would have."""
-    writes = [Reply(4 * (ONE + TWO), chunk_size=9), END, ANSWER]
-    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE], [THREE], writes)
-    stage.request.pace = StepPace(0.05)
+    """Its speed is known some chunks after the first one, which waits for the prompt. It finishes its open step."""
+    writes = [Reply(4 * (ONE + TWO), chunk_size=9), ANSWER]
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
+    stage.request.pace = paused()
     play = await stage.play()
     assert [origin for origin, *_ in play.steps] == 6 * ["target"] + ["draft"]
-    writes = [Reply(3 * (TWO + ONE) + ONE[:-2], chunk_size=10), ONE[-2:], END, ANSWER]
-    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE], [THREE], writes)
-    stage.request.pace = StepPace(0.05)
+    writes = [Reply(3 * (TWO + ONE) + ONE[:-2], chunk_size=10), ONE[-2:], ANSWER]
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
+    stage.request.pace = paused()
     play = await stage.play()
     assert [origin for origin, *_ in play.steps] == 7 * ["target"] + ["draft"]
 

@@ -17,7 +17,8 @@ from stepspec.evaluation.records import ResultRow, RunRecord, Summary
 QUESTION = (
     "Some friends met. Ann has 12 apples. Ben has 5 more apples than Ann. How many apples do Ann and Ben have together?"
 )
-POLICIES = ["target", "token", "specreason", "stepspec"]
+POLICIES = ["target", "token", "specreason", "steady"]
+NAMED = [part for name in ("specreason", str(Path(__file__).with_name("steady.toml"))) for part in ("--policy", name)]
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -57,7 +58,7 @@ def assert_same(rows: list[ResultRow], complete: list[ResultRow]) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "undisturbed"
-    done = stepspec("eval", "gsm-mini", "--limit", "5", "--output", folder)
+    done = stepspec("eval", "gsm-mini", "--limit", "5", *NAMED, "--output", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -82,13 +83,13 @@ def test_token_level_speculation_writes_what_the_target_writes(undisturbed: Path
 
 def test_a_finished_run_is_resumed_without_running_anything_again(undisturbed: Path):
     before = (undisturbed / "rows.jsonl").read_bytes()
-    done = stepspec("eval", "gsm-mini", "--limit", "5", "--output", undisturbed)
+    done = stepspec("eval", "gsm-mini", "--limit", "5", *NAMED, "--output", undisturbed)
     assert done.returncode == 0, done.stderr
     assert (undisturbed / "rows.jsonl").read_bytes() == before
 
 
 def test_another_run_is_not_written_into_a_folder(undisturbed: Path):
-    refused = stepspec("eval", "gsm-mini", "--limit", "6", "--output", undisturbed)
+    refused = stepspec("eval", "gsm-mini", "--limit", "6", *NAMED, "--output", undisturbed)
     assert refused.returncode == 2
     assert "Traceback" not in refused.stderr
 
@@ -96,7 +97,7 @@ def test_another_run_is_not_written_into_a_folder(undisturbed: Path):
 def killed_and_resumed(folder: Path, limit: int, num_kills: int, seed: int) -> list[ResultRow]:
     """Kill the evaluation at random moments after its first new row, then let it finish."""
     moments = random.Random(seed)
-    arguments = ("eval", "gsm-mini", "--limit", str(limit), "--output", folder)
+    arguments = ("eval", "gsm-mini", "--limit", str(limit), *NAMED, "--output", folder)
     for _ in range(num_kills):
         process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         size = (folder / "rows.jsonl").stat().st_size if (folder / "rows.jsonl").exists() else 0
@@ -120,7 +121,7 @@ def test_a_killed_evaluation_resumes_to_the_same_rows(undisturbed: Path, tmp_pat
 
 @pytest.mark.soak
 def test_an_evaluation_killed_ten_times_resumes_to_the_same_rows(tmp_path: Path):
-    done = stepspec("eval", "gsm-mini", "--limit", "40", "--output", tmp_path / "whole")
+    done = stepspec("eval", "gsm-mini", "--limit", "40", *NAMED, "--output", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
     rows = killed_and_resumed(tmp_path / "killed", limit=40, num_kills=10, seed=1)
     assert_same(rows, rows_of(tmp_path / "whole"))
@@ -147,7 +148,7 @@ def test_an_interrupted_evaluation_keeps_its_rows_and_says_how_to_resume(tmp_pat
 
 
 def test_concurrent_requests_give_the_same_texts_as_single_ones(undisturbed: Path, tmp_path: Path):
-    done = stepspec("eval", "gsm-mini", "--limit", "5", "--concurrency", "3", "--output", tmp_path / "c3")
+    done = stepspec("eval", "gsm-mini", "--limit", "5", *NAMED, "--concurrency", "3", "--output", tmp_path / "c3")
     assert done.returncode == 0, done.stderr
     together, alone = rows_of(tmp_path / "c3"), rows_of(undisturbed)
     assert {row.key: (row.output_sha256, row.tokens) for row in together} == {
@@ -204,7 +205,8 @@ def test_an_unwritable_output_folder_is_refused(tmp_path: Path):
 
 def test_a_full_disk_keeps_the_finished_rows(undisturbed: Path, tmp_path: Path):
     """A limit on the file size stands in for a full disk: the system refuses the write in the same way."""
-    script = f"ulimit -f 8; exec {' '.join(command('eval', 'gsm-mini', '--limit', '5', '--output', tmp_path / 'run'))}"
+    arguments = command("eval", "gsm-mini", "--limit", "5", *NAMED, "--output", tmp_path / "run")
+    script = f"ulimit -f 8; exec {' '.join(arguments)}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -300,6 +300,52 @@ def _interval(found: tuple[float, float] | None) -> str:
     return f"[{found[0]:.3f}, {found[1]:.3f}]" if found else ""
 
 
+@app.command("overhead")
+def bench_overhead(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    policy: Annotated[str, typer.Option(help="A step-level policy.")] = "stepspec",
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What the draft does; repeat it for several. Default: all."),
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1 and 16.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 300,
+    benchmark: Annotated[str, typer.Option(help="gsm-mini or gsm-plain.")] = "gsm-mini",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what a policy costs with a draft that is of no use."""
+    from stepspec.bench.overhead import KINDS, Overheads, overhead, overheads_table, own_target
+    from stepspec.bench.same_texts import PROBLEMS
+    from stepspec.loop.policy import load_policy
+
+    kinds = [each for each in KINDS if not kind or each in kind]
+    for what, names, known in (("draft", kind or (), KINDS), ("benchmark", (benchmark,), [*PROBLEMS])):
+        for name in names:
+            if name not in known:
+                raise UsageError(unknown_name(what, name, known))
+    loaded = load_policy(policy)[0]
+    questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
+    conditions, results = _conditions(), list[Any]()
+    models = load_pair(target, draft, pair=pair, notes=False)
+    ways = loaded, own_target(loaded)
+    with asyncio.Runner() as runner, make_meter() as meter:
+        for number, each in ((number, each) for number in concurrency or (1, 16) for each in kinds):
+            meter.begin(f"{each}, concurrency {number}")
+            results.append(runner.run(overhead(models, ways, each, questions, number, temperature, meter.show)))
+        runner.run(models.aclose())
+    found = Overheads.model_validate(
+        {**conditions, "policy": policy, "benchmark": benchmark, "temperature": temperature, "results": results}
+    )
+    _finish([overheads_table(found)], found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
 @app.command("wire")
 def bench_wire(
     target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],

@@ -20,6 +20,9 @@ MARGIN = 1.02
 """How much faster a longer chain must be expected to be."""
 MOST_SAVED = 10.0
 """Savings that count as credit, in times of a chain. It bounds what a change for the worse can cost."""
+FREE_S = 1.0
+"""Seconds that speculation may take before the target's own speed is known. They do not count: the first passes of a
+model also allocate and compile."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 
@@ -62,6 +65,7 @@ class StepPace:
         self._token_s, self._step_tokens = Mean(), Mean()
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
         self._num_passes = 0
+        self._free_s = 0.0  # of chains before the target's speed was known
         self.load = LoadChoice()
         self.forget()
 
@@ -99,7 +103,10 @@ class StepPace:
     def ended(self, num_committed: int, seconds: float) -> None:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
         self._chain_s.note(seconds)
-        self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
+        if self._token_s.weight:
+            self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
+        else:
+            self._free_s += seconds
 
     def _settle(self, seconds: float) -> None:
         self._balance_s = min(self._balance_s + seconds, MOST_SAVED * self._chain_s.value)
@@ -108,8 +115,10 @@ class StepPace:
 
     @property
     def pauses(self) -> bool:
-        """Whether the target should write the next step. It writes the first one, to know its speed."""
-        return self._max_overhead is not None and (self._balance_s < 0 or not self._token_s.weight)
+        """Whether the target should write the next step."""
+        if self._max_overhead is None:
+            return False
+        return self._balance_s < 0 if self._token_s.weight else self._free_s >= FREE_S
 
     def speculates(self) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
@@ -118,8 +127,10 @@ class StepPace:
     def patience_s(self, longest_step: int) -> float | None:
         """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
         limit. Before the first step, it is taken to have `longest_step` tokens."""
-        if self._max_overhead is None or not self._token_s.weight:
+        if self._max_overhead is None:
             return None
+        if not self._token_s.weight:
+            return FREE_S
         num_tokens = self._step_tokens.value if self._step_tokens.weight else longest_step
         return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * num_tokens)
 

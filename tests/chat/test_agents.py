@@ -88,7 +88,7 @@ async def test_the_final_answer_is_structured(strategy: Any) -> None:
 
 
 async def test_tokens_are_streamed_from_inside_an_agent() -> None:
-    agent: Any = create_agent(ChatStepSpec(pair=following_pair()), [double])
+    agent: Any = create_agent(ChatStepSpec(pair=following_pair(), policy="specreason"), [double])
     state = {"messages": [("user", "Please double 21.")]}
     chunks = [chunk async for chunk, _ in agent.astream(state, stream_mode="messages")]
     message_chunks = [chunk for chunk in chunks if isinstance(chunk, AIMessageChunk)]
@@ -143,7 +143,7 @@ async def test_the_model_sees_that_a_tool_name_is_unknown() -> None:
 
 async def test_the_runnable_is_a_node_of_a_custom_graph() -> None:
     graph: Any = StateGraph(MessagesState)
-    graph.add_node("think", StepSpecRunnable(pair=following_pair()))
+    graph.add_node("think", StepSpecRunnable(pair=following_pair(), policy="specreason"))
     graph.add_edge(START, "think")
     graph.add_edge("think", END)
     app = graph.compile()

@@ -155,7 +155,7 @@ async def test_a_call_can_override_settings() -> None:
 
 
 async def test_without_a_seed_every_call_uses_a_new_one() -> None:
-    chat = new_chat(temperature=1.0)
+    chat = new_chat(temperature=1.0, policy="token")
     for _ in range(2):
         await chat.ainvoke("How many?")
     seeds = [call.sampling.seed for call in calls(chat)]
@@ -178,7 +178,7 @@ async def test_engines_are_shared_between_chat_models() -> None:
 
 
 async def test_fields_are_configurable() -> None:
-    chat = new_chat(seed=1).configurable_fields(temperature=ConfigurableField(id="heat"))
+    chat = new_chat(seed=1, policy="token").configurable_fields(temperature=ConfigurableField(id="heat"))
     await chat.with_config(configurable={"heat": 0.9}).ainvoke("How many?")  # type: ignore[arg-type]
     assert calls(chat.default)[0].sampling.temperature == 0.9  # type: ignore[attr-defined]
 
@@ -189,7 +189,7 @@ async def test_a_policy_may_be_a_value_or_a_file(tmp_path: Path) -> None:
 
 
 async def test_the_cache_of_langchain_is_used() -> None:
-    chat = new_chat(cache=InMemoryCache())
+    chat = new_chat(cache=InMemoryCache(), policy="token")
     for _ in range(2):
         await chat.ainvoke("How many?")
     assert len(calls(chat)) == 1

@@ -81,7 +81,8 @@ def test_a_complete_response(client: openai.OpenAI) -> None:
 
 def test_a_streamed_response(client: openai.OpenAI) -> None:
     options = {"include_usage": True}
-    chunks = list(client.chat.completions.create(model="target", messages=ASK, stream=True, stream_options=options))  # type: ignore[call-overload]
+    request: Any = {"model": "target", "messages": ASK, "stream_options": options}
+    chunks = list(client.chat.completions.create(**request, stream=True, extra_body={"policy": "specreason"}))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
     assert [delta.model_extra["reasoning"] for delta in deltas if delta.model_extra] == list(THOUGHTS)
@@ -115,7 +116,7 @@ def test_a_tool_is_called(client: openai.OpenAI, choice: Any) -> None:
     chunks = list(client.chat.completions.create(**request, stream=True))
     first, *others = [delta for chunk in chunks for delta in chunk.choices[0].delta.tool_calls or []]
     assert (first.index, first.type, first.function.name) == (0, "function", "add")
-    assert {(delta.index, delta.id, delta.function.name) for delta in others} == {(0, None, None)}
+    assert {(delta.index, delta.id, delta.function.name) for delta in others} <= {(0, None, None)}
     assert "".join(delta.function.arguments for delta in (first, *others)) == call.function.arguments
 
 
@@ -235,7 +236,7 @@ def test_a_client_that_disconnects_frees_the_engines(stream: bool, delay_s: floa
 
 
 async def test_the_remote_api_answers_like_the_local_one(address: str) -> None:
-    local = StepSpec(policy="stepspec", pair=following_pair())
+    local = StepSpec(policy="specreason", pair=following_pair())
     requests: Sequence[tuple[Any, dict[str, Any]]] = [
         ("How many?", {}),
         ("How many?", {"prompt": "boxed", "max_tokens": 12}),
@@ -245,7 +246,7 @@ async def test_the_remote_api_answers_like_the_local_one(address: str) -> None:
         ("Please add 4.", {"tools": [ADD], "tool_choice": "add"}),
         ("It is 7.", {"json_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}),
     ]
-    async with RemoteStepSpec(address) as remote:
+    async with RemoteStepSpec(address, policy="specreason") as remote:
         for question, options in requests:
             assert untimed(await remote.generate(question, **options)) == untimed(
                 await local.generate(question, **options)
@@ -303,8 +304,8 @@ async def test_closing_the_remote_stream_frees_the_engines() -> None:
 
 
 async def test_the_chat_model_answers_the_same_remotely(address: str) -> None:
-    local = ChatStepSpec(pair=following_pair())
-    remote = ChatStepSpec(base_url=address)
+    local = ChatStepSpec(pair=following_pair(), policy="specreason")
+    remote = ChatStepSpec(base_url=address, policy="specreason")
     one, other = await local.ainvoke("How many?"), await remote.ainvoke("How many?")
     assert one.content_blocks == other.content_blocks
     assert one.usage_metadata == other.usage_metadata

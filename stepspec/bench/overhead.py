@@ -22,7 +22,7 @@ from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import Policy
 
 Kind = Literal["random", "wrong", "slow", "stalling"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: Sequence[Kind] = get_args(Kind)
 LIMIT = 1.05
 """Most seconds that a policy may take for a second of its own target."""
 MAX_TOKENS = 640

@@ -323,11 +323,11 @@ def bench_overhead(
     from stepspec.bench.same_texts import PROBLEMS
     from stepspec.loop.policy import load_policy
 
-    kinds = [each for each in KINDS if not kind or each in kind]
     for what, names, known in (("draft", kind or (), KINDS), ("benchmark", (benchmark,), [*PROBLEMS])):
         for name in names:
             if name not in known:
                 raise UsageError(unknown_name(what, name, known))
+    kinds = [each for each in KINDS if not kind or each in kind]
     loaded = load_policy(policy)[0]
     questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
     conditions, results = _conditions(), list[Any]()

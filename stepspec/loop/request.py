@@ -171,8 +171,8 @@ class Request:
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
-        stop, num_before = Stop(self.limits.room, token_ids=self.ends), len(self.transcript.steps)
-        await self._write(stop, self.limits.deadline, until=self.pace.speculates)
+        num_before = len(self.transcript.steps)
+        await self.write_rest(until=self.pace.speculates)
         if self.transcript.open_ids:
             await self.write_step()
         self.only_target = any(self.demands.opens_call(step.text) for step in self.transcript.steps[num_before:])
@@ -687,29 +687,30 @@ class Request:
 
     # Writing without speculation on steps
 
-    async def write_rest(self) -> None:
-        """Let a single writer finish the text: the draft if the policy names it alone, else the target."""
+    async def write_rest(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Let a single writer finish the text: the draft if the policy names it alone, else the target.
+
+        `until` is asked after every chunk of the thinking, and may stop the writer, in the middle of a step too.
+        """
         transcript, limits, ledger = self.transcript, self.limits, self.ledger
         if transcript.thinking and self.think_end is not None and self.demands.separate_answer:
-            if limits.allow_thinking():
-                await self._write(Stop(limits.room, token_ids=self.ends), limits.deadline)
+            stop = Stop(limits.room, token_ids=self.ends) if limits.allow_thinking() else None
+            if stop is not None and not await self._write(stop, limits.deadline, until):
+                return
             if not limits.allow_thinking() and ledger.remaining > 0:
                 ledger.generated(1)
                 ledger.wrote("forced", 1)
                 self.emit(transcript.end_thinking("target"))
         if not transcript.ended and ledger.remaining > 0 and limits.allow_thinking():
             stop = Stop(ledger.remaining, token_ids=self.answer_ends)
-            await self._write(stop, limits.deadline if self.think_end is None else None, self.demands.json_schema)
+            deadline = limits.deadline if self.think_end is None else None
+            await self._write(stop, deadline, until, self.demands.json_schema)
             limits.allow_thinking()
 
     async def _write(
-        self,
-        stop: Stop,
-        deadline: float | None,
-        json_schema: str | None = None,
-        until: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Let a single writer write. `until` is asked after every chunk; the writer may then leave a step open."""
+        self, stop: Stop, deadline: float | None, until: Callable[[], bool], json_schema: str | None = None
+    ) -> bool:
+        """Let a single writer write. Return False if `until` stopped it, which may leave a step open."""
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
@@ -736,9 +737,10 @@ class Request:
                 watch.tell(self.pace, TOLD_TOKENS)
                 if chunk.end is None and self.transcript.thinking and until():
                     watch.tell(self.pace)
-                    return
+                    return False
         watch.tell(self.pace)
         self.emit(self.transcript.finish(writer))
+        return True
 
 
 class WritingWatch:

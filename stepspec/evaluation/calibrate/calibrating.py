@@ -91,7 +91,7 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
     check_policy(given)
     fit_policy(given, pair)
-    # The losses are those of speculation on every step, at whatever speed.
+    # The losses are those of speculation on every step, however fast it is.
     given = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": None})})
     policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     num_repeated = len(found.problems) - len(order)

@@ -319,7 +319,7 @@ def bench_overhead(
     json_file: JsonOption = None,
 ) -> None:
     """Measure what a policy costs with a draft that is of no use."""
-    from stepspec.bench.overhead import KINDS, Overheads, overhead, overheads_table, own_target
+    from stepspec.bench.overhead import KINDS, Kind, Overheads, overhead, overheads_table, own_target
     from stepspec.bench.same_texts import PROBLEMS
     from stepspec.loop.policy import load_policy
 
@@ -327,7 +327,7 @@ def bench_overhead(
         for name in names:
             if name not in known:
                 raise UsageError(unknown_name(what, name, known))
-    kinds = [each for each in KINDS if not kind or each in kind]
+    kinds: Sequence[Kind] = [each for each in KINDS if not kind or each in kind]
     loaded = load_policy(policy)[0]
     questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
     conditions, results = _conditions(), list[Any]()

@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -334,9 +334,9 @@ def bench_overhead(
     models = load_pair(target, draft, pair=pair, notes=False)
     ways = loaded, own_target(loaded)
     with asyncio.Runner() as runner, make_meter() as meter:
-        for number, each in ((number, each) for number in concurrency or (1, 16) for each in kinds):
-            meter.begin(f"{each}, concurrency {number}")
-            results.append(runner.run(overhead(models, ways, each, questions, number, temperature, meter.show)))
+        for number, name in product(concurrency or (1, 16), kinds):
+            meter.begin(f"{name}, concurrency {number}")
+            results.append(runner.run(overhead(models, ways, name, questions, number, temperature, meter.show)))
         runner.run(models.aclose())
     found = Overheads.model_validate(
         {**conditions, "policy": policy, "benchmark": benchmark, "temperature": temperature, "results": results}

@@ -211,7 +211,7 @@ async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
         return None
     ids, found = list[int](), None
     try:
-        found = await request.drafted(Stop(1, token_ids=request.ends), ids, after)
+        found = await request.drafted(Stop(1, token_ids=request.ends), ids, after, coupled=True)
         found = found if found is not None and found.tag == request.think_end else None
     finally:
         request.ledger.proposed(len(ids))
@@ -227,7 +227,8 @@ async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) 
         return
     found, num_kept = None, 0
     try:
-        found = await request.drafted(Stop(min(room, MAX_ANSWER), token_ids=request.answer_ends), ids, after)
+        stop = Stop(min(room, MAX_ANSWER), token_ids=request.answer_ends)
+        found = await request.drafted(stop, ids, after, coupled=True)
         if found is not None and not found.aborted and request.target_has(ids):
             num_kept = len(ids)
     finally:

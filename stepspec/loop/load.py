@@ -77,12 +77,13 @@ class LoadChoice:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._num_running, self._changed_at, self._request_s = 0, clock(), 0.0
+        self._num_tokens = 0
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._speculating = True
         self._restart()
 
     def _restart(self) -> None:
-        """Begin the next epoch once every running request has asked, so that it does what the epoch is about."""
+        """Begin the next epoch once the running requests have asked, so that they do what the epoch is about."""
         self._num_asked, self._began_at = 0, -1.0
 
     @contextmanager
@@ -103,7 +104,7 @@ class LoadChoice:
 
     def committed(self, num_tokens: int) -> None:
         """Note that a request has committed tokens."""
-        self._num_tokens = self._num_tokens + num_tokens if self._began_at >= 0 else 0
+        self._num_tokens += num_tokens
 
     def speculates(self) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""

@@ -218,7 +218,9 @@ class Request:
         self.spans.drafted(since, index, len(proposal.ids))
         return proposal
 
-    async def drafted(self, stop: Stop, ids: list[int], after: Sequence[int] = (), sibling: int = 0) -> Proposal | None:
+    async def drafted(
+        self, stop: Stop, ids: list[int], after: Sequence[int] = (), sibling: int = 0, *, coupled: bool = False
+    ) -> Proposal | None:
         """Return a text of the draft, uncounted. None if the draft failed, was too slow, or is out of use.
 
         Args:
@@ -226,11 +228,12 @@ class Request:
             ids: receives the ids as they arrive.
             after: uncommitted ids before it.
             sibling: number of the step among those at the same place. Each has its own random seed.
+            coupled: whether the draft uses the target's own random numbers, with which it more often writes what the
+                target would. Only for texts of which the target's own choices are kept.
         """
         if self.draft is None or not (self.breaker.is_closed if sibling else self.breaker.allows()):
             return None
-        # With the target's own random numbers, the draft more often writes what the target would.
-        coupled = self.policy.step_level_exact and not sibling
+        coupled = coupled or (self.policy.step_level_exact and not sibling)
         sampling = self.sampling if coupled else self._draft_sampling(sibling)
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
         logprobs = self.policy.needs_draft_logprobs or recorded

@@ -24,6 +24,7 @@ from stepspec.evaluation.report.findings import speeds_that_do_not_count
 from stepspec.evaluation.report.source import settings_of
 from stepspec.evaluation.report.tables import markdown_table, readme_table, written
 from stepspec.evaluation.runs import find_runs, read_run, read_summary
+from stepspec.loop.policy import Policy
 
 HEADLINED = "stepspec"
 """The policy that the headline is about."""
@@ -117,6 +118,10 @@ def _policy(run: RunRecord) -> str:
     shipped, record = list_data_files("policies")[HEADLINED].read_text("utf-8"), run.policies.get(HEADLINED)
     if record is None or tomllib.loads(record.text) == tomllib.loads(shipped):
         return f"the policy `{HEADLINED}`"
+    certificate = Policy.model_validate(tomllib.loads(record.text)).at(run.temperature).certificate
+    models = {role: engine.weights for role, engine in run.engines.items() if engine is not None}
+    if certificate is not None and certificate.models == models:
+        return f"`{HEADLINED}` with thresholds certified for this pair"
     return f"a policy `{HEADLINED}` with other thresholds than the shipped ones"
 
 

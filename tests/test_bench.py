@@ -130,6 +130,9 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     refused = bench("overhead", "--kind", "stalled")
     assert refused.returncode == 2
     assert "Did you mean 'stalling'?" in refused.stderr
+    refused = bench("overhead", "--policy", "target")
+    assert refused.returncode == 2
+    assert "'target' does not speculate on steps." in refused.stderr
 
 
 def test_the_wire_benchmark_needs_two_servers() -> None:

@@ -329,6 +329,8 @@ def bench_overhead(
                 raise UsageError(unknown_name(what, name, known))
     kinds: Sequence[Kind] = [each for each in KINDS if not kind or each in kind]
     loaded = load_policy(policy)[0]
+    if not loaded.settings.judged:
+        raise UsageError(f"{policy!r} does not speculate on steps. Name a policy that does, such as stepspec.")
     questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
     conditions, results = _conditions(), list[Any]()
     models = load_pair(target, draft, pair=pair, notes=False)

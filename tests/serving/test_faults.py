@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from stepspec.mini import WEIGHTS
 
 pytestmark = [pytest.mark.anyio, needs_vllm]
 
+STEADY = str(Path(__file__).parents[1] / "steady.toml")
 NUM_REQUESTS = 200
 CONCURRENT = 8
 DEADLINE_S = 60.0
@@ -126,7 +128,7 @@ async def assert_right(
         assert result.answer
 
 
-@pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("engine", 0.4, 0.0), ("stepspec", 0.06, 0.2)])
+@pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("engine", 0.4, 0.0), (STEADY, 0.06, 0.2)])
 async def test_under_faults_every_answer_is_right_or_an_error(
     policy: str, target_share: float, draft_share: float, target_port: int, draft_port: int, checker: TorchEngine
 ) -> None:
@@ -175,7 +177,7 @@ async def test_a_failing_draft_is_skipped_until_it_recovers(target_port: int, dr
         now = 0.0
         breaker = Breaker(max_failures=3, recovery_s=10, clock=lambda: now)
         pair = Pair(target, RemoteEngine.load(draft.url + "?retries=0"), breaker=breaker)
-        spec = StepSpec(policy="stepspec", pair=pair)
+        spec = StepSpec(policy=STEADY, pair=pair)
         before = await spec.generate(question)
         alone = await StepSpec(policy="engine", pair=pair).generate(question)
         down = True

@@ -330,7 +330,10 @@ async def test_transformers_serve_is_called_with_text(tmp_path: Path, torch_engi
         await remote.aclose()
 
 
-@pytest.mark.parametrize("policy", ["engine", "specreason", "stepspec"])
+STEADY = str(Path(__file__).parents[1] / "steady.toml")
+
+
+@pytest.mark.parametrize("policy", ["engine", "specreason", STEADY], ids=["engine", "specreason", "steady"])
 async def test_remote_and_torch_pairs_give_the_same_answers(
     policy: str, target_port: int, draft_port: int, torch_engine: TorchEngine
 ) -> None:

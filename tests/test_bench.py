@@ -125,7 +125,8 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     assert (random.kind, stalling.kind) == ("random", "stalling")
     assert stalling.from_draft == 0
     assert random.from_draft < 0.5
-    assert stalling.ratio_ci[0] <= stalling.ratio <= stalling.ratio_ci[1]
+    assert stalling.ratio > 0
+    assert stalling.ratio_ci is None, "from a single block of problems"
     assert "stalling" in done.stdout
     refused = bench("overhead", "--kind", "stalled")
     assert refused.returncode == 2

@@ -17,7 +17,8 @@ from rich.table import Table
 from stepspec.api.session import Pair, StepSpec
 from stepspec.bench.speed import plain_table
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
-from stepspec.evaluation.records import Record
+from stepspec.evaluation.records import Conditions, Record
+from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import Policy
 
@@ -26,7 +27,6 @@ KINDS: Sequence[Kind] = get_args(Kind)
 LIMIT = 1.05
 """Most seconds that a policy may take for a second of its own target."""
 MAX_TOKENS = 640
-NUM_SAMPLES = 2000
 
 
 class HostileDraft:
@@ -75,26 +75,21 @@ class Overhead(Record):
     num_problems: int
     ratio: float
     """Seconds over those of the target, all requests together, the first one included."""
-    ratio_ci: tuple[float, float]
-    """Its 95% interval over blocks of problems."""
+    ratio_ci: tuple[float, float] | None
+    """Its 95% interval over blocks of problems; None if they are too few."""
     token_ratio: float
     """The same for the seconds a committed token."""
     from_draft: float
     """Share of the committed tokens that are the draft's."""
 
 
-class Overheads(Record):
+class Overheads(Conditions):
     """The overheads of a policy."""
 
-    version: int = 1
     policy: str
     benchmark: str
     temperature: float
     limit: float = LIMIT
-    versions: dict[str, str]
-    commit: str | None
-    hardware: dict[str, str | int | float]
-    started: str
     results: list[Overhead]
 
     @property
@@ -162,15 +157,13 @@ async def overhead(
             measured[number, way] = await run(ways[way], block)
         progress(None, min(len(questions), (number + 1) * size), len(questions))
     (seconds, tokens, accepted), (own_s, own_tokens, _) = measured.sum(axis=0)
-    picks = np.random.default_rng(0).integers(len(blocks), size=(NUM_SAMPLES, len(blocks)))
-    samples = measured[picks, :, 0].sum(axis=1)
-    low, high = np.quantile(samples[:, 0] / samples[:, 1], (0.025, 0.975))
+    ratio, interval = ratio_of_sums(measured[:, 0, 0], measured[:, 1, 0], np.random.default_rng(0))
     return Overhead(
         kind=kind,
         concurrency=concurrency,
         num_problems=len(questions),
-        ratio=seconds / own_s,
-        ratio_ci=(float(low), float(high)),
+        ratio=ratio,
+        ratio_ci=interval,
         token_ratio=seconds / tokens / (own_s / own_tokens),
         from_draft=accepted / tokens,
     )
@@ -183,13 +176,12 @@ def overheads_table(found: Overheads) -> Table:
     for name in ("draft", "concurrency", "problems", "seconds", "95% interval", "seconds a token", "from the draft"):
         table.add_column(name, justify="left" if name == "draft" else "right")
     for each in found.results:
-        low, high = each.ratio_ci
         table.add_row(
             each.kind,
             str(each.concurrency),
             str(each.num_problems),
             f"{each.ratio:.3f}",
-            f"[{low:.3f}, {high:.3f}]",
+            "" if each.ratio_ci is None else "[{:.3f}, {:.3f}]".format(*each.ratio_ci),
             f"{each.token_ratio:.3f}",
             f"{each.from_draft:.0%}",
         )

@@ -13,7 +13,7 @@ from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.pace import MAX_DEPTH, StepPace
+from stepspec.loop.pace import FREE_S, MAX_DEPTH, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Proposal
 
@@ -304,6 +304,22 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
     stage.request.pace = paused()
     play = await stage.play()
     assert [origin for origin, *_ in play.steps] == 7 * ["target"] + ["draft"]
+
+
+def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:
+    now = [0.0]
+    pace = StepPace(0.05, clock=lambda: now[0])
+    assert pace.speculates()
+    pace.tries()
+    assert not pace.speculates(), "the draft may hang"
+    pace.ended(0, 0.1)
+    assert pace.speculates()
+    pace.tries()
+    now[0] = FREE_S
+    assert pace.speculates(), "the request that tried it was cancelled"
+    pace.tries()
+    pace.drafted(10, 0.1)
+    assert pace.speculates()
 
 
 def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from scripted import ScriptedEngine, WordTokenizer
 
 from stepspec.api.session import Pair, StepSpec, fit_policy
-from stepspec.engines.protocol import DrafterName
+from stepspec.engines.protocol import EVERYTHING, Ability, DrafterName
 from stepspec.errors import UsageError
 from stepspec.evaluation.running import fit_policies, load_policies
 from stepspec.loop.policy import Policy, load_policy
@@ -132,3 +133,54 @@ def test_the_baseline_is_token_level_speculation_that_the_pair_really_does(model
     assert [name for name, kind in kinds.items() if kind == "token"] == (
         ["target"] if own == NGRAM else [name for name in policies if name in ("token", "lookup")]
     )
+
+
+# Judges by ability
+
+FALLBACKS = [
+    {"without": "label logprobs", "judges": [{"kind": "rating", "threshold": 7}]},
+    {"without": "cached scores", "judges": [{"kind": "yes-no", "threshold": 0.5}]},
+]
+
+
+def judged(**changes: Any) -> Policy:
+    """Return a policy with a certificate's kind of settings: thresholds by temperature, salvage and fallbacks."""
+    likelihood = {"kind": "likelihood", "threshold": -3.0}
+    table = {"version": 1, "summary": "a test", "family": "score", "judges": [likelihood], "fallbacks": FALLBACKS}
+    ranges = [{"at_most": 0.0, "thresholds": {"likelihood.min": -2.0}}]
+    return Policy.model_validate(table | {"salvage": {}, "temperatures": ranges} | changes)
+
+
+@pytest.mark.parametrize(
+    ("missing", "judges"),
+    [
+        (set[Ability](), ["likelihood.min"]),
+        ({"cached scores"}, ["yes-no"]),
+        ({"cached scores", "label logprobs"}, ["rating.short"]),
+        ({"cached scores", "scores"}, ["yes-no"]),
+    ],
+)
+def test_the_judges_follow_from_what_the_target_can_do(missing: set[Ability], judges: list[str]) -> None:
+    models = pair()
+    models.target.abilities = EVERYTHING - missing
+    policy, note = fit_policy(judged(), models)
+    assert [judge.name for judge in policy.judges] == judges
+    if not missing:
+        assert (policy, note) == (judged(), None)
+        return
+    assert (policy.salvage, policy.temperatures, policy.at(0).judges) == (None, (), policy.judges)
+    assert note is not None
+    assert f"{judges[0]} judges its steps" in note
+    fitted = fit_policies({"target": load_policy("target"), "mine": (judged(), "")}, models)
+    assert [judge.name for judge in fitted.policies["mine"][0].judges] == judges
+    assert note in fitted.notes
+
+
+def test_fallbacks_have_to_make_a_policy() -> None:
+    always = [{"without": "cached scores", "judges": [{"kind": "numbers"}]}]
+    with pytest.raises(ValidationError, match="only reject"):
+        judged(fallbacks=always)
+    with pytest.raises(ValidationError, match="without"):
+        judged(fallbacks=[FALLBACKS[0] | {"without": "magic"}])
+    with pytest.raises(ValidationError, match=r"\[score\] table has no effect|take none"):
+        Policy.model_validate({"version": 1, "summary": "a test", "family": "target", "fallbacks": FALLBACKS})

@@ -67,6 +67,7 @@ JUDGE_ENGINES: Mapping[str, tuple[str, str, str]] = {
 
 RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
+    "cached scores": "log-probabilities of proposed tokens without reading the whole prompt again",
     "choices": "its most likely tokens at the places of proposed ones",
     "label logprobs": "log-probabilities of a judge's answers",
     "logprobs": "log-probabilities of the tokens that it writes",
@@ -305,18 +306,24 @@ def fit_policy(policy: Policy, pair: Pair) -> tuple[Policy, str | None]:
     """Adapt a policy to the engines of a pair.
 
     Returns:
-        The policy with a drafter in place of "auto", and a note for the user if that is not the draft model.
+        The policy with a drafter in place of "auto" and with the judges that the target supports, and a note for the
+        user if that is not the draft model or if other judges replace those of the policy.
 
     Raises:
         UsageError: the engines do not support the policy; the message says what to change.
     """
-    note = None
+    notes: list[str | None] = []
+    policy, missing = policy.on(pair.target.abilities)
+    if missing is not None:
+        names = " and ".join(judge.name for judge in policy.judges)
+        notes.append(f"{pair.target.name} does not return {RETURNED.get(missing, missing)}: {names} judges its steps.")
     if policy.token.drafter == "auto":
         drafter, note = _best_drafter(pair)
+        notes.append(note)
         policy = policy.model_copy(update={"token": policy.token.model_copy(update={"drafter": drafter})})
     _check_judging(policy, pair)
     _check_drafting(policy, pair)
-    return policy, note
+    return policy, " ".join(filter(None, notes)) or None
 
 
 def _best_drafter(pair: Pair) -> tuple[DrafterName, str | None]:

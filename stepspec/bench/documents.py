@@ -43,6 +43,7 @@ TABLES: Mapping[str, type[FileModel]] = {
     "`[token]`": policy.TokenTable,
     "`[salvage]`": policy.SalvageTable,
     "`[[temperatures]]`": policy.TemperatureTable,
+    "`[[fallbacks]]`": policy.FallbackTable,
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }

@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import httpx
@@ -154,29 +154,36 @@ class Measured:
     """Returns the text for a question."""
     forget: Callable[[], None]
     """Makes the servers ignore cached prefixes of earlier questions, so that one procedure cannot help the other."""
-    traffic: Callable[[], Traffic]
+    traffic: Callable[[], Any]
+    """Returns what went over the wire so far: `requests`, `bytes_sent` and `bytes_received`."""
     servers: Sequence[Address]
     texts: list[str] = field(default_factory=list[str])
     seconds: list[float] = field(default_factory=list[float])
+    sent: list[Traffic] = field(default_factory=list[Traffic])
     looked_up: float = 0.0
     hits: float = 0.0
 
     def take(self, question: str) -> None:
         """Solve one problem and record its cost."""
         self.forget()
-        before = [prefix_counters(server) for server in self.servers]
+        before, old = [prefix_counters(server) for server in self.servers], self._sent()
         started = time.perf_counter()
         self.texts.append(self.solve(question))
         self.seconds.append(time.perf_counter() - started)
+        self.sent.append(Traffic(*(new - each for new, each in zip(astuple(self._sent()), astuple(old), strict=True))))
         for (queries, hits), (old_queries, old_hits) in zip(map(prefix_counters, self.servers), before, strict=True):
             self.looked_up += queries - old_queries
             self.hits += hits - old_hits
 
+    def _sent(self) -> Traffic:
+        now = self.traffic()
+        return Traffic(now.requests, now.bytes_sent, now.bytes_received)
+
 
 def compare(contenders: Sequence[Measured], questions: Sequence[str]) -> None:
-    """Measure both procedures on the same problems, alternating which goes first. The first question also warms up."""
+    """Measure procedures on the same problems, in alternating order. The first question also warms up."""
     for index, question in enumerate([questions[0], *questions]):
         for each in contenders if index % 2 else reversed(contenders):
             each.take(question)
     for each in contenders:
-        del each.texts[0], each.seconds[0]
+        del each.texts[0], each.seconds[0], each.sent[0]

@@ -175,19 +175,23 @@ class WireCost(Record):
     """Share of prompt tokens that the servers found in their prefix caches."""
     correct: float
     """Share of correctly answered problems."""
+    ratio: float
+    """Seconds of the published procedure over those of this one, both summed over the same problems."""
+    ratio_ci: tuple[float, float] | None
+    judges: list[str]
+    """Names of the judges that ran."""
 
 
 class WireCosts(Conditions):
     """The file that `stepspec bench wire --json` writes."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     target: str
     draft: str
+    benchmark: str
     problems: int
-    seconds_ratio: float
-    """Seconds of the published procedure over ours, both summed over the same problems."""
-    seconds_ratio_ci: tuple[float, float] | None
     results: list[WireCost]
+    """Of the published procedure, then of each policy."""
 
 
 @dataclass(frozen=True)
@@ -260,14 +264,16 @@ def chat_lines(costs: ChatCosts) -> list[str]:
 
 
 def wire_table(costs: WireCosts) -> Table:
-    """Return a terminal table of the cost of both procedures."""
+    """Return a terminal table of the costs of all procedures."""
     table = plain_table(f"{costs.problems} problems, one at a time; means of a problem", synthetic=False)
-    for name in ("", "seconds", "requests", "KiB sent", "KiB received", "prefix hits", "correct"):
+    for name in ("", "seconds", "times as fast", "", "requests", "KiB sent", "KiB received", "prefix hits", "correct"):
         table.add_column(name, justify="right" if name else "left")
     for each in costs.results:
         kib = (f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received))
         shares = (f"{share:.1%}" for share in (each.prefix_hits, each.correct))
-        table.add_row(each.name, f"{each.seconds:.3f}", f"{each.requests:.1f}", *kib, *shares)
+        interval = "" if each.ratio_ci is None else "[{:.2f}, {:.2f}]".format(*each.ratio_ci)
+        speeds = f"{each.seconds:.3f}", f"{each.ratio:.2f}", interval
+        table.add_row(each.name, *speeds, f"{each.requests:.1f}", *kib, *shares)
     return table
 
 

@@ -5,8 +5,9 @@ import dataclasses
 import importlib
 import random
 import sys
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -352,16 +353,22 @@ def bench_overhead(
 def bench_wire(
     target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],
     draft: Annotated[str, typer.Option(help="vLLM server of the draft.")],
-    limit: Annotated[int, typer.Option(min=1, help="Number of gsm-mini problems.")] = 50,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeat it for several. Default: specreason.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 50,
+    benchmark: Annotated[str, typer.Option(help="gsm-mini or gsm-plain.")] = "gsm-mini",
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum generated tokens for each problem.")] = 640,
     json_file: JsonOption = None,
 ) -> None:
-    """Compare SpecReason's published procedure with the policy `specreason` on the same two vLLM servers."""
-    from stepspec.evaluation.generators.gsm_mini import load_split
+    """Compare SpecReason's published procedure with policies on the same two vLLM servers."""
+    from stepspec.bench.same_texts import PROBLEMS
 
+    if benchmark not in PROBLEMS:
+        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
     with from_extra("remote", "stepspec bench wire"):
         published = importlib.import_module("stepspec.bench.published")
-    problems = list(islice(load_split("test"), limit))
+    problems = list(islice(PROBLEMS[benchmark]("test"), limit))
     conditions = _conditions()
     with asyncio.Runner() as runner:
         pair = load_pair(target, draft, notes=False)
@@ -370,60 +377,63 @@ def bench_wire(
             raise UsageError("Both models must be on servers. Write http://HOST:PORT/v1#NAME.")
         servers: list[Any] = [engine.address for engine in engines]
         procedure = published.PublishedProcedure(*servers, max_tokens)
-        spec = StepSpec(policy="specreason", pair=pair)
 
-        def ours(question: str) -> str:
+        def solve(spec: StepSpec, question: str) -> str:
             result = runner.run(spec.generate(question, max_tokens=max_tokens))
             return result.reasoning + result.answer
 
-        def our_traffic() -> Metrics:
-            return engines[0].metrics() + engines[1].metrics()
-
-        def ours_forget() -> None:
+        def forget() -> None:
             runner.run(pair.forget())
 
+        def traffic() -> Metrics:
+            return engines[0].metrics() + engines[1].metrics()
+
+        specs = {name: StepSpec(policy=name, pair=pair) for name in policy or ("specreason",)}
         measured = published.Measured
         contenders = [
-            measured("published procedure", procedure.solve, procedure.forget, lambda: procedure.traffic, servers),
-            measured("stepspec, the same policy", ours, ours_forget, our_traffic, servers),
+            measured("published procedure", procedure.solve, procedure.forget, lambda: procedure.traffic, servers)
         ]
+        for name, spec in specs.items():
+            contenders.append(measured(Path(name).stem, partial(solve, spec), forget, traffic, servers))
         published.compare(contenders, [each.question for each in problems])
         runner.run(pair.aclose())
-    answers = [str(each.answer) for each in problems]
-    described = {"target": servers[0].base, "draft": servers[1].base, "problems": len(problems)}
-    costs = _wire_costs(contenders, answers, {**conditions, **described})
-    _finish(
-        [wire_table(costs), f"The published procedure takes {costs.seconds_ratio:.2f} times as long as ours."],
-        costs,
-        json_file,
-    )
+    judges = [["rating"], *([judge.name for judge in spec.policy.judges] for spec in specs.values())]
+    results = _wire_costs(contenders, judges, [str(each.answer) for each in problems])
+    described = {"target": servers[0].base, "draft": servers[1].base, "benchmark": benchmark}
+    found = {**conditions, **described, "problems": len(problems), "results": results}
+    costs = WireCosts.model_validate(found)
+    _finish([wire_table(costs)], costs, json_file)
 
 
-def _wire_costs(contenders: Sequence[Any], answers: Sequence[str], described: Mapping[str, Any]) -> WireCosts:
+def _wire_costs(contenders: Sequence[Any], judges: Sequence[list[str]], answers: Sequence[str]) -> list[WireCost]:
     import numpy
 
-    from stepspec.evaluation.grade import grade_integer
+    from stepspec.evaluation.grade import Grading
     from stepspec.evaluation.stats import ratio_of_sums
 
     count, results = len(answers), list[WireCost]()
-    for each in contenders:
-        traffic, num_runs = each.traffic(), count + 1  # including the warm-up
-        correct = sum(grade_integer(text, gold)[0] == "correct" for text, gold in zip(each.texts, answers, strict=True))
+    with Grading("number") as grading:
+        correct = [
+            sum(grading.grade(text, gold).status == "correct" for text, gold in zip(each.texts, answers, strict=True))
+            for each in contenders
+        ]
+    for each, names, num_correct in zip(contenders, judges, correct, strict=True):
+        ratio, interval = ratio_of_sums(contenders[0].seconds, each.seconds, numpy.random.default_rng(0))
         results.append(
             WireCost(
                 name=each.name,
                 seconds=sum(each.seconds) / count,
-                requests=traffic.requests / num_runs,
-                bytes_sent=traffic.bytes_sent / num_runs,
-                bytes_received=traffic.bytes_received / num_runs,
+                requests=sum(sent.requests for sent in each.sent) / count,
+                bytes_sent=sum(sent.bytes_sent for sent in each.sent) / count,
+                bytes_received=sum(sent.bytes_received for sent in each.sent) / count,
                 prefix_hits=each.hits / each.looked_up if each.looked_up else 0.0,
-                correct=correct / count,
+                correct=num_correct / count,
+                ratio=ratio,
+                ratio_ci=interval,
+                judges=names,
             )
         )
-    ratio, interval = ratio_of_sums(contenders[0].seconds, contenders[1].seconds, numpy.random.default_rng(0))
-    return WireCosts.model_validate(
-        {**described, "seconds_ratio": ratio, "seconds_ratio_ci": interval, "results": results}
-    )
+    return results
 
 
 def _embedded_tokenizer() -> Any:

@@ -325,13 +325,23 @@ class Verify:
     with its random numbers; else the argmax tokens. Requires the ability `samples`, and no repetition penalty."""
 
 
-Ability = Literal["scores", "choices", "samples", "label logprobs", "logprobs", "entropies", "json schema", "forget"]
+Ability = Literal[
+    "scores",
+    "cached scores",
+    "choices",
+    "samples",
+    "label logprobs",
+    "logprobs",
+    "entropies",
+    "json schema",
+    "forget",
+]
 """Optional features of an engine.
 
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
-log-probs of labels. `samples`: it can sample the choices. `logprobs`: `generate` returns those of what it writes;
-`entropies`: and entropies and margins. `json schema`: `generate` supports a schema. `forget`: `forget` clears all
-caches.
+log-probs of labels. `cached scores`: for scores and choices it reads only what is not in its prefix cache. `samples`:
+it can sample the choices. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and
+margins. `json schema`: `generate` supports a schema. `forget`: `forget` clears all caches.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))

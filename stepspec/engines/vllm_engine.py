@@ -112,10 +112,10 @@ class VllmEngine:
     @property
     def abilities(self) -> frozenset[Ability]:
         """See `Engine.abilities`."""
-        choices: list[Ability] = ["choices"] if self._route == "prompt logprobs" else []
+        by_route: list[Ability] = ["choices"] if self._route == "prompt logprobs" else ["cached scores"]
         # Suffix decoding stores past outputs of all requests, which a cache salt does not separate.
         forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
-        return frozenset(["scores", "label logprobs", "logprobs", "json schema", *choices, *forgets])
+        return frozenset(["scores", "label logprobs", "logprobs", "json schema", *by_route, *forgets])
 
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":

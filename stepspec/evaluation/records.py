@@ -5,9 +5,9 @@ with `--traces`), `blocks.jsonl` (`Block`), `failures.jsonl` (`Failure`), `summa
 If several processes write parts of one run, file names include the part: `rows-2of4.jsonl`.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Strict
 
 from stepspec.loop.policy import PolicyKind
 
@@ -45,6 +45,9 @@ class PolicyRecord(Record):
     """Who writes under the policy, see `stepspec.loop.policy.Policy.kind`."""
     drafter: str | None = None
     """The drafter that ran, after the engines resolved "auto"; None in runs from before this field existed."""
+    judges: Annotated[tuple[str, ...], Strict(False)] = ()
+    """Names of the judges that ran, which may be those of a table `[[fallbacks]]`; empty in runs from before this field
+    existed."""
 
     @property
     def exact(self) -> bool:

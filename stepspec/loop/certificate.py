@@ -18,8 +18,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 HASH_VERSION = 1
 """Changes if a default of a policy's settings does, since defaults are not in the hash."""
 CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt around the question"}
-NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures"})
-"""Keys of a policy that say nothing about what it does, or belong to other temperatures."""
+NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures", "fallbacks"})
+"""Keys of a policy that say nothing about what it does, or belong to other temperatures or engines."""
 SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "look_ahead", "max_overhead"})}
 """Keys of tables that say when a text is written, and not which text is accepted."""
 

@@ -123,8 +123,9 @@ class Proposing:
     ahead: bool = False
 
     def fitted(self, request: Request) -> "Proposing":
-        """Return what is possible for a request. A recording wants the costs of every step."""
-        single = request.judged_steps is not None or "choices" not in request.target.abilities
+        """Return what is possible for a request. A recording wants the costs of every step, and a target that would
+        read its whole prompt for its choices is not asked for them."""
+        single = request.judged_steps is not None or not {"choices", "cached scores"} <= request.target.abilities
         return Proposing() if single else self
 
 
@@ -176,6 +177,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
         front: where the draft writes on; it moves along.
     """
     started = time.perf_counter()
+    request.pace.tries()
     most = request.pace.depth(ahead=table.ahead) if table.depth == "auto" else table.depth
     chain, answer, goes_on = list[Proposal](), list[int](), True
     try:

@@ -3,6 +3,9 @@
 Both are chosen from measured acceptance and costs. Requests of one session share what was measured.
 """
 
+import math
+import time
+from collections.abc import Callable
 from typing import Literal
 
 from stepspec.loop.load import LoadChoice
@@ -25,6 +28,8 @@ FREE_S = 1.0
 model also allocate and compile."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
+FIRST_STEP_TOKENS = 64
+"""Tokens that the draft's first step is taken to have, for this limit."""
 
 
 class Mean:
@@ -56,9 +61,10 @@ class StepPace:
 
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, max_overhead: float | None = None) -> None:
+    def __init__(self, max_overhead: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._max_overhead = max_overhead
         self._balance_s = 0.0
         self._draft_s, self._write_s, self._chain_s = Mean(), Mean(), Mean()
@@ -66,6 +72,7 @@ class StepPace:
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
         self._num_passes = 0
         self._free_s = 0.0  # of chains before the target's speed was known
+        self._clock, self._tried_at = clock, -math.inf  # the last request that tried a draft without a step yet
         self.load = LoadChoice()
         self.forget()
 
@@ -74,6 +81,10 @@ class StepPace:
         self._accepted = Mean(PRIOR_ACCEPTED, PRIOR_WEIGHT)
 
     # What was measured
+
+    def tries(self) -> None:
+        """Note that the draft begins a chain."""
+        self._tried_at = self._clock()
 
     def drafted(self, num_tokens: int, seconds: float) -> None:
         """Note that the draft has written a step."""
@@ -102,6 +113,7 @@ class StepPace:
 
     def ended(self, num_committed: int, seconds: float) -> None:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
+        self._tried_at = -math.inf
         self._chain_s.note(seconds)
         if self._token_s.weight:
             self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
@@ -121,17 +133,26 @@ class StepPace:
         return self._balance_s < 0 if self._token_s.weight else self._free_s >= FREE_S
 
     def speculates(self) -> bool:
-        """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
-        return not self.pauses and (self._max_overhead is None or self.load.speculates())
+        """Return whether a request should speculate on its next step. Requests ask after every step or chunk.
 
-    def patience_s(self, longest_step: int) -> float | None:
-        """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
-        limit. Before the first step, it is taken to have `longest_step` tokens."""
+        Until the draft has written its first step, one request at a time tries it, and the others do not wait for it.
+        """
+        if self._max_overhead is None:
+            return True
+        if self.pauses:
+            return False
+        if self._step_tokens.weight:
+            return self.load.speculates()
+        return self._clock() - self._tried_at >= FREE_S
+
+    @property
+    def patience_s(self) -> float | None:
+        """Seconds after which a draft that is still writing a step is too slow to be of use; None for no limit."""
         if self._max_overhead is None:
             return None
         if not self._token_s.weight:
             return FREE_S
-        num_tokens = self._step_tokens.value if self._step_tokens.weight else longest_step
+        num_tokens = self._step_tokens.value if self._step_tokens.weight else FIRST_STEP_TOKENS
         return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * num_tokens)
 
     def depth(self, *, ahead: bool = False) -> int:

@@ -1,6 +1,6 @@
 """Policy files in TOML: how steps are proposed, judged and salvaged, and how tokens are drafted."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, ValidationError, field_validator, model_validator
@@ -89,6 +89,18 @@ class TemperatureTable(FileModel):
     """What is known about the accuracy with these settings."""
 
 
+class FallbackTable(FileModel):
+    """Other judges, for targets without an ability."""
+
+    without: Ability
+    """The ability, see `Engine.abilities`. For instance, "cached scores" is missing where a target reads its whole
+    prompt again to score a step."""
+    judges: Annotated[tuple[AnyJudge, ...], Strict(False)] = Field(min_length=1)
+    """Replaces `[[judges]]`."""
+    salvage: SalvageTable | None = None
+    """Replaces `[salvage]`."""
+
+
 class Policy(FamilyTables):
     """One policy file. `family` selects who writes."""
 
@@ -118,6 +130,9 @@ class Policy(FamilyTables):
     temperatures: Annotated[tuple[TemperatureTable, ...], Strict(False)] = ()
     """Other thresholds for ranges of the sampling temperature, the lowest range first. Above the last one, those in
     `[[judges]]` count."""
+    fallbacks: Annotated[tuple[FallbackTable, ...], Strict(False)] = ()
+    """Other judges, for targets that lack an ability. The first table whose ability is missing counts, at every
+    temperature and without a certificate."""
 
     @model_validator(mode="after")
     def _judges_where_judged(self) -> "Policy":
@@ -153,6 +168,23 @@ class Policy(FamilyTables):
             self._checked(self._with(table))
         self._checked(self)
         return self
+
+    @model_validator(mode="after")
+    def _fallbacks_are_policies(self) -> "Policy":
+        for table in self.fallbacks:
+            given = {name: getattr(self, name) for name in self.model_fields_set}
+            Policy.model_validate(given | self._instead(table))
+        return self
+
+    @staticmethod
+    def _instead(table: FallbackTable) -> dict[str, Any]:
+        changes = {"judges": table.judges, "salvage": table.salvage}
+        return changes | {"certificate": None, "temperatures": (), "fallbacks": ()}
+
+    def on(self, abilities: Collection[Ability]) -> tuple["Policy", Ability | None]:
+        """Return the policy for a target with these abilities, and the ability whose lack has changed the judges."""
+        table = next((each for each in self.fallbacks if each.without not in abilities), None)
+        return (self, None) if table is None else (self.model_copy(update=self._instead(table)), table.without)
 
     @staticmethod
     def _checked(policy: "Policy") -> None:

@@ -241,7 +241,7 @@ class Request:
         watch, since = Watch(self.policy.step.abort_entropy), time.perf_counter()
         try:
             with self.ledger.time("draft"):
-                patience = min(self.policy.step.draft_deadline_s, self.pace.patience_s(self.longest_step) or math.inf)
+                patience = min(self.policy.step.draft_deadline_s, self.pace.patience_s or math.inf)
                 async with asyncio.timeout(patience), asyncio.timeout_at(self.limits.deadline):
                     chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:

@@ -72,11 +72,12 @@ class RemoteEngine:
         self.tokenizer = tokenizer
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
         scores: list[Ability] = ["scores", "choices"] if server.scores else []
+        cached: list[Ability] = ["cached scores"] if server.scores == "generate" else []
         labels: list[Ability] = ["label logprobs"] if server.num_logprobs else []
         written: list[Ability] = ["logprobs"] if server.written_logprobs and server.gives_ids else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
         forgets: list[Ability] = ["forget"] if server.takes_salt else []
-        self.abilities: frozenset[Ability] = frozenset([*scores, *labels, *written, *schemas, *forgets])
+        self.abilities: frozenset[Ability] = frozenset([*scores, *cached, *labels, *written, *schemas, *forgets])
         self.own_speculation = server.speculation
         self.address = address
         self._server = server

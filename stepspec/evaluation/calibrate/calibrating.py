@@ -9,6 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from stepspec.api.session import Pair, fit_policy
+from stepspec.errors import UsageError
 from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
@@ -90,6 +91,11 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     )
     given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
     check_policy(given)
+    if (missing := given.on(pair.target.abilities)[1]) is not None:
+        raise UsageError(
+            f"{pair.target.name} lacks {missing!r}, so the judges of the table [[fallbacks]] would run, and calibrate "
+            "changes those in [[judges]]. Put the judges of that table there, in a policy of its own."
+        )
     fit_policy(given, pair)
     # The losses are those of speculation on every step, however fast it is.
     given = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": None})})

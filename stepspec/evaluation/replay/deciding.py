@@ -37,7 +37,7 @@ def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
     Raises:
         UsageError: the policy differs in more than judges and salvage, or a judge was not recorded.
     """
-    changed = {"summary", "paper", "judges", "judging", "salvage", "certificate", "temperatures"}
+    changed = {"summary", "paper", "judges", "judging", "salvage", "certificate", "temperatures", "fallbacks"}
     own, other = (each.model_dump(exclude=changed) for each in (policy, recorded))
     different = [key for key in own if own[key] != other[key]]
     if different:

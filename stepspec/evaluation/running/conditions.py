@@ -83,4 +83,5 @@ def _policy_record(policy: Policy, text: str, target: Engine | None) -> PolicyRe
         token_level_exact=policy.token_level_exact,
         kind=policy.kind(target.own_speculation if target else None),
         drafter=policy.token.drafter,
+        judges=tuple(judge.name for judge in policy.judges),
     )

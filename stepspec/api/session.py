@@ -432,6 +432,7 @@ class StepSpec:
             pair: a loaded pair, or the name of one, instead of target and draft.
             judges: spec strings of judge models by name. A loaded pair has its own.
             record: whether results have `judged_steps`: the draft's steps in family `score` with what was seen of them.
+                The draft then proposes every step, without the limit `max_overhead`.
 
         Raises:
             UsageError: the policy is unknown or needs a draft, or a model cannot be loaded.
@@ -456,7 +457,7 @@ class StepSpec:
             raise UsageError(NO_DRAFT)
         try:
             self.policy, note = fit_policy(wanted, self.pair)
-            self._pace = StepPace(self.policy.score.max_overhead)
+            self._pace = StepPace(None if record else self.policy.score.max_overhead)
             self._panels = {
                 bound: (each := self.policy.at(bound), each.panel(self.pair.target.tokenizer))
                 for bound in (*(table.at_most for table in self.policy.temperatures), math.inf)

@@ -349,6 +349,59 @@ def bench_overhead(
         raise typer.Exit(1)
 
 
+@app.command("conversation")
+def bench_conversation(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="A policy; repeat it for several. Default: target, token and stepspec.")
+    ] = None,
+    conversations: Annotated[int, typer.Option(min=1, help="Number of conversations.")] = 10,
+    context: Annotated[int, typer.Option(min=1, help="Tokens after which a conversation ends.")] = 4000,
+    benchmark: Annotated[str, typer.Option(help="gsm-mini or gsm-plain.")] = "gsm-plain",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare policies over long conversations of small problems, by the length of the context."""
+    from stepspec.bench.conversation import Conversations, conversations_table, converse
+    from stepspec.bench.same_texts import PROBLEMS
+    from stepspec.evaluation.grade import Grading
+    from stepspec.evaluation.running.conditions import engine_record
+
+    if benchmark not in PROBLEMS:
+        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
+    problems = ((each.question, str(each.answer)) for each in PROBLEMS[benchmark]("test"))
+    conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
+    longest = min(engine.max_context for engine in (models.target, models.draft) if engine is not None)
+    if context >= longest:
+        raise UsageError(f"--context {context:,} leaves no room in the models' context of {longest:,} tokens.")
+    with asyncio.Runner() as runner, make_meter() as meter, Grading("number") as grading:
+        specs = {
+            Path(each).stem: StepSpec(policy=each, pair=models) for each in policy or ("target", "token", "stepspec")
+        }
+        meter.begin("conversations")
+
+        def correct(text: str, answer: str) -> bool:
+            return grading.grade(text, answer).status == "correct"
+
+        results = runner.run(converse(specs, problems, conversations, context, temperature, correct, meter.show))
+        engines = {"target": engine_record(models.target), "draft": engine_record(models.draft)}
+        runner.run(models.aclose())
+    found = Conversations.model_validate(
+        {
+            **conditions,
+            "benchmark": benchmark,
+            "temperature": temperature,
+            "conversations": conversations,
+            "context": context,
+            "engines": {role: each.model_dump(mode="json") for role, each in engines.items() if each is not None},
+            "results": results,
+        }
+    )
+    _finish([conversations_table(found)], found, json_file)
+
+
 @app.command("wire")
 def bench_wire(
     target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],

@@ -649,7 +649,8 @@ class Request:
         stop = self.transcript.rest_of_step(room)
         await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
-        call = Generate(self.transcript.buffer, self.sampling, stop, self.policy.token.drafting, hint)
+        table = self.policy.token
+        call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
             while not self.answer.stopped:
                 try:

@@ -374,7 +374,7 @@ async def test_bench_wire_compares_with_the_published_procedure(
     assert found["problems"] == 3
     assert published["ratio"] == 1.0
     assert ours["ratio"] > 0
-    assert ours["judges"] == ["rating"]
+    assert ours["judges"] == ["rating.specreason"]
     assert published["requests"] > ours["requests"] > 3
     assert 0 < published["prefix_hits"] < 1
     assert published["correct"] == ours["correct"] == 1.0

@@ -1,0 +1,191 @@
+"""What each part of a step-level policy is worth: the policy with one part switched off or on at a time, in a checkout:
+
+    python -m stepspec.bench.ablation write stepspec FOLDER       # one policy file for each change
+    stepspec eval gsm-mini --temperature 0,0.6 --limit 100 --output RUNS \
+        --policy stepspec $(printf -- "--policy %s " FOLDER/*.toml)
+    python -m stepspec.bench.ablation compare RUNS evals/results/ablation/embedded.json
+"""
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomlkit
+
+from stepspec.errors import StepSpecError, UsageError
+from stepspec.evaluation.records import Record, RunRecord
+from stepspec.evaluation.runs import find_runs, iter_rows, read_run
+from stepspec.evaluation.stats.ratios import ratio_of_sums
+from stepspec.loop.policy import Policy, load_policy
+
+Document = dict[str, Any]
+
+CASCADE = {"kind": "draft-confidence", "signal": "min-margin", "threshold": 0.5, "reject_below": 0.0}
+"""A first judge that accepts steps of which the draft was sure everywhere, and leaves all others to the next one."""
+
+
+def _without_salvage(policy: Document) -> None:
+    policy.pop("salvage", None)
+    for table in policy.get("temperatures", []):
+        table.pop("min_logprob", None)
+
+
+def _set(table: str, key: str, value: object) -> Callable[[Document], None]:
+    def change(policy: Document) -> None:
+        policy.setdefault(table, {})[key] = value
+
+    return change
+
+
+def _with_cascade(policy: Document) -> None:
+    policy["judging"] = "cascade"
+    policy["judges"] = [CASCADE, *policy["judges"]]
+
+
+CHANGES: Mapping[str, Callable[[Document], None]] = {
+    "no-salvage": _without_salvage,
+    "no-hint": _set("token", "hint", False),
+    "no-draft-answer": _set("score", "draft_answer", False),
+    "no-max-overhead": lambda policy: policy["score"].pop("max_overhead", None),
+    "no-drafter": _set("token", "drafter", "none"),
+    "prompt-lookup": _set("token", "drafter", "prompt-lookup"),
+    "depth-auto": _set("score", "depth", "auto"),
+    "look-ahead": _set("score", "look_ahead", True),
+    "cascade": _with_cascade,
+}
+"""What a changed policy does otherwise, by its name."""
+
+
+class Change(Record):
+    """What a change does to a policy, on the same problems."""
+
+    name: str
+    temperature: float
+    problems: int
+    ratio: float
+    """Seconds of the policy over those of the changed one: below 1 if the change makes it slower."""
+    ratio_ci: tuple[float, float] | None
+    accuracy: float
+    own_accuracy: float
+    """Accuracy of the policy itself."""
+
+
+class Ablation(Record):
+    """The file that `compare` writes."""
+
+    version: Literal[1] = 1
+    policy: str
+    runs: list[RunRecord]
+    changes: list[Change]
+
+
+def changed(text: str, name: str) -> str:
+    """Return the text of a policy with one change, without certificates and fallbacks."""
+    policy = tomllib.loads(text)
+    for key in ("certificate", "fallbacks"):
+        policy.pop(key, None)
+    for table in policy.get("temperatures", []):
+        table.pop("certificate", None)
+    CHANGES[name](policy)
+    policy["summary"] = f"{policy['summary']}; {name}"
+    Policy.model_validate(policy)
+    return tomlkit.dumps(policy)
+
+
+def write(policy: str, folder: Path) -> None:
+    """Write one policy file for each change.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    text = load_policy(policy)[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in CHANGES:
+        (folder / f"{name}.toml").write_text(changed(text, name), "utf-8")
+
+
+def compare(folder: Path) -> Ablation:
+    """Compare all changed policies in runs with the policy that they change.
+
+    Raises:
+        UsageError: there is no run, or a run has no policy of another name.
+    """
+    runs, changes, names = list[RunRecord](), list[Change](), set[str]()
+    for each in find_runs(folder):
+        run = read_run(each)
+        own = [name for name, policy in run.policies.items() if name not in CHANGES and policy.kind == "step"]
+        if len(own) != 1:
+            raise UsageError(f"{each} needs one policy to change, and has {', '.join(own) or 'none'}.")
+        names.update(own)
+        runs.append(run)
+        rows: dict[str, dict[tuple[str, int], Any]] = {}
+        for row in iter_rows(each):
+            rows.setdefault(row.policy, {})[row.problem, row.repeat] = row
+        for name in (name for name in CHANGES if name in rows):
+            both = [(rows[own[0]][key], row) for key, row in rows[name].items() if key in rows[own[0]]]
+            seconds = np.array([[before.wall_s, after.wall_s] for before, after in both])
+            ratio, interval = ratio_of_sums(seconds[:, 0], seconds[:, 1], np.random.default_rng(0))
+            correct = np.mean([[row.status == "correct" for row in pair] for pair in both], axis=0)
+            changes.append(
+                Change(
+                    name=name,
+                    temperature=run.temperature,
+                    problems=len(both),
+                    ratio=ratio,
+                    ratio_ci=interval,
+                    own_accuracy=float(correct[0]),
+                    accuracy=float(correct[1]),
+                )
+            )
+    if len(names) != 1:
+        raise UsageError(f"{folder} needs runs of one policy and its changes.")
+    return Ablation(policy=names.pop(), runs=runs, changes=changes)
+
+
+def ablation_block(file: Path) -> str:
+    """Return a Markdown table of the changes: their speed over the policy's own, and their accuracy, by temperature."""
+    found = Ablation.model_validate_json(file.read_text("utf-8"))
+    temperatures = sorted({each.temperature for each in found.changes})
+    heads = [f"{what}, T = {each:g}" for each in temperatures for what in ("speed", "accuracy")]
+    lines = [f"| change | {' | '.join(heads)} |", f"| :-- |{' --: |' * len(heads)}"]
+    for name in CHANGES:
+        cells: list[str] = []
+        for temperature in temperatures:
+            each = next((one for one in found.changes if (one.name, one.temperature) == (name, temperature)), None)
+            if each is None:
+                cells += ["–", "–"]
+                continue
+            interval = "" if each.ratio_ci is None else " [{:.2f}, {:.2f}]".format(*each.ratio_ci)
+            cells += [f"{each.ratio:.2f}×{interval}", f"{100 * (each.accuracy - each.own_accuracy):+.1f}"]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.ablation", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    writing = commands.add_parser("write", help="write the changed policies")
+    writing.add_argument("policy")
+    writing.add_argument("folder", type=Path)
+    comparing = commands.add_parser("compare", help="compare them in runs")
+    comparing.add_argument("runs", type=Path)
+    comparing.add_argument("file", type=Path)
+    arguments = parser.parse_args()
+    try:
+        if arguments.command == "write":
+            write(arguments.policy, arguments.folder)
+        else:
+            arguments.file.write_text(compare(arguments.runs).model_dump_json(indent=1) + "\n", "utf-8")
+    except StepSpecError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

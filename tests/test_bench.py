@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from stepspec.api.session import load_pair
+from stepspec.bench.ablation import CHANGES, Ablation, ablation_block
+from stepspec.bench.ablation import main as ablation_main
+from stepspec.bench.conversation import Conversations, at_context, conversations_block
 from stepspec.bench.overhead import Overheads
 from stepspec.bench.readme import main as report_main
 from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.evaluation.generators.gsm_mini import load_split
+from stepspec.loop.policy import load_policy
 
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 
@@ -134,6 +138,53 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     refused = bench("overhead", "--policy", "target")
     assert refused.returncode == 2
     assert "'target' does not speculate on steps." in refused.stderr
+
+
+def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: Path) -> None:
+    file = tmp_path / "conversation.json"
+    policies = ("--policy", "target", "--policy", "stepspec")
+    done = bench(
+        "conversation", "--benchmark", "gsm-mini", *policies, "--conversations", "1", "--context", "100", "--json", file
+    )
+    assert done.returncode == 0, done.stderr
+    found = Conversations.model_validate_json(file.read_bytes())
+    assert [(each.policy, each.up_to) for each in found.results] == [("target", 500), ("stepspec", 500)]
+    assert [at_context(length) for length in (1, 500, 501, 4000, 4001)] == [0, 0, 1, 3, 4]
+    target, ours = found.results
+    assert (target.speedup, target.from_draft, target.steps_accepted) == (1.0, 0.0, None)
+    assert target.questions == ours.questions
+    assert ours.steps_accepted is not None
+    assert "| up to 500 | stepspec |" in conversations_block(found)
+    refused = bench("conversation", "--context", "9000")
+    assert refused.returncode == 2
+    assert "leaves no room" in refused.stderr
+
+
+def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:
+    assert ablation_main(["write", "stepspec", str(tmp_path / "policies")]) == 0
+    changed = {file.stem: load_policy(str(file))[0] for file in (tmp_path / "policies").iterdir()}
+    given = load_policy("stepspec")[0]
+    assert changed.keys() == CHANGES.keys()
+    assert changed["no-salvage"].salvage is None
+    assert changed["no-salvage"].at(0).judges == given.at(0).judges
+    assert not changed["no-hint"].token.hint
+    assert changed["depth-auto"].score == given.score.model_copy(update={"depth": "auto"})
+    names = ("target", "stepspec", tmp_path / "policies" / "no-hint.toml")
+    policies = [part for name in names for part in ("--policy", name)]
+    done = subprocess.run(
+        [sys.executable, "-m", "stepspec", "eval", "gsm-mini", "--limit", "2", *policies, "--output", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ablation_main(["compare", str(tmp_path / "run"), str(tmp_path / "found.json")]) == 0
+    (change,) = Ablation.model_validate_json((tmp_path / "found.json").read_bytes()).changes
+    assert (change.name, change.problems, change.ratio_ci) == ("no-hint", 2, None)
+    assert change.accuracy == change.own_accuracy, "the texts are the same"
+    assert change.ratio > 0
+    assert "| no-hint | " in ablation_block(tmp_path / "found.json")
+    assert ablation_main(["compare", str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
 
 
 def test_the_wire_benchmark_needs_two_servers() -> None:

@@ -9,7 +9,7 @@
 import argparse
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,8 +165,8 @@ def ablation_block(file: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Run the command."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. `arguments` are those of the command line by default."""
     parser = argparse.ArgumentParser(prog="python -m stepspec.bench.ablation", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write", help="write the changed policies")
@@ -175,12 +175,12 @@ def main() -> int:
     comparing = commands.add_parser("compare", help="compare them in runs")
     comparing.add_argument("runs", type=Path)
     comparing.add_argument("file", type=Path)
-    arguments = parser.parse_args()
+    given = parser.parse_args(arguments)
     try:
-        if arguments.command == "write":
-            write(arguments.policy, arguments.folder)
+        if given.command == "write":
+            write(given.policy, given.folder)
         else:
-            arguments.file.write_text(compare(arguments.runs).model_dump_json(indent=1) + "\n", "utf-8")
+            given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
     except StepSpecError as error:
         print(error, file=sys.stderr)
         return 2

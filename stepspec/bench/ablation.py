@@ -16,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import tomlkit
 
+from stepspec.bench.speed import with_interval
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Record, RunRecord
+from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_rows, read_run
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy, load_policy
@@ -150,19 +152,16 @@ def ablation_block(file: Path) -> str:
     """Return a Markdown table of the changes: their speed over the policy's own, and their accuracy, by temperature."""
     found = Ablation.model_validate_json(file.read_text("utf-8"))
     temperatures = sorted({each.temperature for each in found.changes})
-    heads = [f"{what}, T = {each:g}" for each in temperatures for what in ("speed", "accuracy")]
-    lines = [f"| change | {' | '.join(heads)} |", f"| :-- |{' --: |' * len(heads)}"]
+    heads = ["change", *(f"{what}, T = {each:g}" for each in temperatures for what in ("speed", "accuracy gain"))]
+    by_place = {(each.name, each.temperature): each for each in found.changes}
+    rows: list[list[str]] = []
     for name in CHANGES:
-        cells: list[str] = []
+        rows.append([name])
         for temperature in temperatures:
-            each = next((one for one in found.changes if (one.name, one.temperature) == (name, temperature)), None)
-            if each is None:
-                cells += ["–", "–"]
-                continue
-            interval = "" if each.ratio_ci is None else " [{:.2f}, {:.2f}]".format(*each.ratio_ci)
-            cells += [f"{each.ratio:.2f}×{interval}", f"{100 * (each.accuracy - each.own_accuracy):+.1f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            each = by_place.get((name, temperature))
+            gain = "–" if each is None else f"{100 * (each.accuracy - each.own_accuracy):+.1f}%"
+            rows[-1] += ["–" if each is None else with_interval(each.ratio, each.ratio_ci), gain]
+    return markdown_table(heads, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ is: no question depends on an earlier one.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from stepspec.api.session import StepSpec
-from stepspec.bench.speed import plain_table
+from stepspec.bench.speed import cells_table, with_interval
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.records import Conditions, Record
+from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.stats.ratios import ratio_of_rates
 
 EDGES = (500, 1000, 2000, 4000)
@@ -156,7 +158,7 @@ def rows_of(found: Conversations) -> list[list[str]]:
             each.policy,
             str(each.questions),
             f"{each.ms_per_token:.2f}",
-            f"{each.speedup:.2f}×" + ("" if each.speedup_ci is None else " [{:.2f}, {:.2f}]".format(*each.speedup_ci)),
+            with_interval(each.speedup, each.speedup_ci),
             "–" if each.steps_accepted is None else f"{each.steps_accepted:.1%}",
             f"{each.from_draft:.0%}",
             f"{each.correct:.0%}",
@@ -167,15 +169,9 @@ def rows_of(found: Conversations) -> list[list[str]]:
 
 def conversations_table(found: Conversations) -> Table:
     """Return a terminal table by context length."""
-    table = plain_table(f"{found.conversations} conversations, by tokens before the answer", synthetic=False)
-    for name in HEADS:
-        table.add_column(name, justify="left" if name in HEADS[:2] else "right")
-    for row in rows_of(found):
-        table.add_row(*row)
-    return table
+    return cells_table(f"{found.conversations} conversations, by tokens before the answer", HEADS, rows_of(found))
 
 
-def conversations_block(found: Conversations) -> str:
-    """Return the same as a Markdown table."""
-    lines = [f"| {' | '.join(HEADS)} |", f"| :-- | :-- |{' --: |' * (len(HEADS) - 2)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows_of(found))])
+def conversations_block(file: Path) -> str:
+    """Return a Markdown table of what `stepspec bench conversation --json` wrote."""
+    return markdown_table(HEADS, rows_of(Conversations.model_validate_json(file.read_text("utf-8"))))

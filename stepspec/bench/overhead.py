@@ -9,15 +9,17 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from rich.table import Table
 
 from stepspec.api.session import Pair, StepSpec
-from stepspec.bench.speed import plain_table
+from stepspec.bench.speed import cells_table
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
 from stepspec.evaluation.records import Conditions, Record
+from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import Policy
@@ -169,20 +171,30 @@ async def overhead(
     )
 
 
-def overheads_table(found: Overheads) -> Table:
-    """Return a terminal table of overheads."""
-    title = f"seconds of {found.policy} over those of its own target, at most {found.limit:g}"
-    table = plain_table(title, synthetic=False)
-    for name in ("draft", "concurrency", "problems", "seconds", "95% interval", "seconds a token", "from the draft"):
-        table.add_column(name, justify="left" if name == "draft" else "right")
-    for each in found.results:
-        table.add_row(
+HEADS = ("draft", "concurrency", "problems", "seconds", "seconds a token", "from the draft")
+
+
+def rows_of(found: Overheads) -> list[list[str]]:
+    """Return the cells of a table, by `HEADS`."""
+    return [
+        [
             each.kind,
             str(each.concurrency),
             str(each.num_problems),
-            f"{each.ratio:.3f}",
-            "" if each.ratio_ci is None else "[{:.3f}, {:.3f}]".format(*each.ratio_ci),
+            f"{each.ratio:.3f}" + ("" if each.ratio_ci is None else " [{:.3f}, {:.3f}]".format(*each.ratio_ci)),
             f"{each.token_ratio:.3f}",
             f"{each.from_draft:.0%}",
-        )
-    return table
+        ]
+        for each in found.results
+    ]
+
+
+def overheads_table(found: Overheads) -> Table:
+    """Return a terminal table of overheads."""
+    title = f"seconds of {found.policy} over those of its own target, at most {found.limit:g}"
+    return cells_table(title, HEADS, rows_of(found))
+
+
+def overheads_block(file: Path) -> str:
+    """Return a Markdown table of what `stepspec bench overhead --json` wrote."""
+    return markdown_table(HEADS, rows_of(Overheads.model_validate_json(file.read_text("utf-8"))))

@@ -1,6 +1,6 @@
 """Results of `stepspec bench`: the files that it writes, and tables for a terminal and for a README."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -263,18 +263,53 @@ def chat_lines(costs: ChatCosts) -> list[str]:
     ]
 
 
+WIRE_HEADS = [
+    "",
+    "judges",
+    "seconds",
+    "times as fast",
+    "requests",
+    "KiB sent",
+    "KiB received",
+    "prefix hits",
+    "correct",
+]
+
+
 def wire_table(costs: WireCosts) -> Table:
     """Return a terminal table of the costs of all procedures."""
-    table = plain_table(f"{costs.problems} problems, one at a time; means of a problem", synthetic=False)
-    for name in ("", "seconds", "times as fast", "", "requests", "KiB sent", "KiB received", "prefix hits", "correct"):
-        table.add_column(name, justify="right" if name else "left")
-    for each in costs.results:
-        kib = (f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received))
-        shares = (f"{share:.1%}" for share in (each.prefix_hits, each.correct))
-        interval = "" if each.ratio_ci is None else "[{:.2f}, {:.2f}]".format(*each.ratio_ci)
-        speeds = f"{each.seconds:.3f}", f"{each.ratio:.2f}", interval
-        table.add_row(each.name, *speeds, f"{each.requests:.1f}", *kib, *shares)
+    return cells_table(f"{costs.problems} problems, one at a time; means of a problem", WIRE_HEADS, wire_rows(costs))
+
+
+def wire_rows(costs: WireCosts) -> list[list[str]]:
+    """Return the cells of a table of the costs, by `WIRE_HEADS`."""
+    return [
+        [
+            each.name,
+            ", ".join(each.judges) or "–",
+            f"{each.seconds:.3f}",
+            with_interval(each.ratio, each.ratio_ci),
+            f"{each.requests:.1f}",
+            *(f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received)),
+            *(f"{share:.1%}" for share in (each.prefix_hits, each.correct)),
+        ]
+        for each in costs.results
+    ]
+
+
+def cells_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a terminal table of cells, the first column left-aligned and the others right-aligned."""
+    table = plain_table(title, synthetic=False)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def with_interval(value: float, interval: tuple[float, float] | None) -> str:
+    """Return a ratio and its interval for a table."""
+    return f"{value:.2f}×" + ("" if interval is None else " [{:.2f}, {:.2f}]".format(*interval))
 
 
 def plain_table(title: str, synthetic: bool) -> Table:

@@ -402,6 +402,44 @@ def bench_conversation(
     _finish([conversations_table(found)], found, json_file)
 
 
+@app.command("exact")
+def bench_exact(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of greedy problems.")] = 1000,
+    samples: Annotated[int, typer.Option(min=10, help="Number of texts to sample under each policy.")] = 1000,
+    benchmark: Annotated[str, typer.Option(help="gsm-mini or gsm-plain.")] = "gsm-mini",
+    json_file: JsonOption = None,
+) -> None:
+    """Check that `token` and `exact` write the target's own texts, and compare their speed."""
+    from stepspec.bench.exactness import Exactnesses, exactness, exactness_table, on_every_step
+    from stepspec.bench.same_texts import PROBLEMS
+    from stepspec.loop.policy import load_policy
+
+    if benchmark not in PROBLEMS:
+        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
+    questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
+    policies = {name: load_policy(name)[0] for name in ("target", "token", "exact")}
+    policies["exact on every step"] = on_every_step(policies["exact"])
+    conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
+    with asyncio.Runner() as runner, make_meter() as meter:
+        meter.begin("requests")
+        results, different = runner.run(exactness(models, policies, questions, samples, meter.show))
+        runner.run(models.aclose())
+    about = {"benchmark": benchmark, "problems": limit, "samples": samples, "different": different}
+    found = Exactnesses.model_validate({**conditions, **about, "results": results})
+    lines = [
+        f"{each.policy}: problem {parted.problem + 1} parts after {parted.after!r}, where the two tokens differ by "
+        + ("an unknown amount" if parted.difference is None else f"{parted.difference:.1e} nats")
+        for each in results
+        for parted in each.parted
+    ]
+    _finish([exactness_table(found), *lines], found, json_file)
+    if not all(each.holds for each in results):
+        raise typer.Exit(1)
+
+
 @app.command("wire")
 def bench_wire(
     target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],

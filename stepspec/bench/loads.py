@@ -1,0 +1,109 @@
+"""Throughput of policies under load, over that of token-level speculation, in a checkout:
+
+stepspec eval gsm-mini --concurrency 4,16,64 --limit 512 --policy target --policy token --policy stepspec --output RUNS
+python -m stepspec.bench.loads RUNS evals/results/loads/embedded.json
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from stepspec.bench.speed import with_interval
+from stepspec.errors import StepSpecError, UsageError
+from stepspec.evaluation.records import Block, Record, RunRecord
+from stepspec.evaluation.report.tables import markdown_table
+from stepspec.evaluation.runs import find_runs, iter_blocks, read_run
+from stepspec.evaluation.stats.ratios import ratio_of_rates
+
+REFERENCE = "token"
+
+
+class AtLoad(Record):
+    """A policy at a number of concurrent requests."""
+
+    policy: str
+    concurrency: int
+    tokens_per_s: float
+    ratio: float
+    """Tokens per second over those of token-level speculation, over the same blocks of problems."""
+    ratio_ci: tuple[float, float] | None
+    """Its 95% interval over blocks; None if they are too few."""
+
+
+class Loads(Record):
+    """The file that this command writes."""
+
+    version: Literal[1] = 1
+    runs: list[RunRecord]
+    results: list[AtLoad]
+
+
+def compare(folder: Path) -> Loads:
+    """Compare the throughput of the policies in runs.
+
+    Raises:
+        UsageError: there is no run, or one lacks the policy `REFERENCE`.
+    """
+    runs, results = list[RunRecord](), list[AtLoad]()
+    for each in find_runs(folder):
+        runs.append(read_run(each))
+        blocks: dict[str, dict[frozenset[tuple[str, int]], Block]] = {}
+        for block in iter_blocks(each):
+            blocks.setdefault(block.policy, {})[frozenset(block.jobs)] = block
+        if REFERENCE not in blocks:
+            raise UsageError(f"{each} has no block under the policy {REFERENCE!r}.")
+        for name in runs[-1].policies:
+            shared = [jobs for jobs in blocks[REFERENCE] if jobs in blocks.get(name, {})]
+            if not shared:
+                raise UsageError(f"{each} has no block that ran under both {name!r} and {REFERENCE!r}.")
+            own, reference = (
+                (
+                    [blocks[policy][jobs].committed_tokens for jobs in shared],
+                    [blocks[policy][jobs].wall_s for jobs in shared],
+                )
+                for policy in (name, REFERENCE)
+            )
+            ratio, interval = ratio_of_rates(own, reference, np.random.default_rng(0))
+            results.append(
+                AtLoad(
+                    policy=name,
+                    concurrency=runs[-1].concurrency,
+                    tokens_per_s=sum(own[0]) / sum(own[1]),
+                    ratio=ratio,
+                    ratio_ci=interval,
+                )
+            )
+    return Loads(runs=runs, results=results)
+
+
+def loads_block(folder: Path) -> str:
+    """Return a Markdown table of the files in a folder: tokens per second, and over token-level speculation."""
+    rows: list[list[str]] = []
+    for file in sorted(folder.glob("*.json")):
+        found = Loads.model_validate_json(file.read_text("utf-8"))
+        for each in found.results:
+            speeds = f"{each.tokens_per_s:,.0f}", with_interval(each.ratio, each.ratio_ci)
+            rows.append([file.stem, str(each.concurrency), each.policy, *speeds])
+    return markdown_table(["pair", "concurrency", "policy", "tokens/s", "over token"], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. `arguments` are those of the command line by default."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.loads", description=__doc__)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("file", type=Path)
+    given = parser.parse_args(arguments)
+    try:
+        given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
+    except StepSpecError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,12 +60,9 @@ def compare(folder: Path) -> Loads:
             shared = [jobs for jobs in blocks[REFERENCE] if jobs in blocks.get(name, {})]
             if not shared:
                 raise UsageError(f"{each} has no block that ran under both {name!r} and {REFERENCE!r}.")
+            of_both = [[blocks[policy][jobs] for jobs in shared] for policy in (name, REFERENCE)]
             own, reference = (
-                (
-                    [blocks[policy][jobs].committed_tokens for jobs in shared],
-                    [blocks[policy][jobs].wall_s for jobs in shared],
-                )
-                for policy in (name, REFERENCE)
+                ([block.committed_tokens for block in found], [block.wall_s for block in found]) for found in of_both
             )
             ratio, interval = ratio_of_rates(own, reference, np.random.default_rng(0))
             results.append(

@@ -69,29 +69,31 @@ class SharedPass:
         self._verify = verify
         self._probes: tuple[Probe, ...] = ()
         self._seen: Verification | None = None
+        self._first = 0
         self._too_long = False
 
     async def read(self, number: int, probes: Sequence[Probe]) -> Verification | None:
         """Return what the pass says about a step of the chain; None if it does not have that.
 
-        The first call makes the pass, with its probes after every step.
+        The first call makes the pass, with its probes after every step from this one on. Those before are committed.
 
         Args:
             number: number of the step in the chain.
             probes: what the target is asked after the step.
         """
         if self._seen is None and not self._too_long:
-            self._probes = tuple(probes)
-            asked = [replace(probe, place=end) for end in self._ends[1:] for probe in probes]
+            self._probes, self._first = tuple(probes), number
+            begin = self._ends[number]
+            asked = [replace(probe, place=end - begin) for end in self._ends[number + 1 :] for probe in probes]
             try:
-                self._seen = await self._verify(self._ids, asked)
+                self._seen = await self._verify(self._ids[begin:], asked)
             except ContextError:  # a single step may still fit
                 self._too_long = True
         seen = self._seen
         if seen is None or not set(probes) <= set(self._probes):
             return None
-        start, end = self._ends[number : number + 2]
-        places = [number * len(self._probes) + self._probes.index(probe) for probe in probes]
+        start, end = (each - self._ends[self._first] for each in self._ends[number : number + 2])
+        places = [(number - self._first) * len(self._probes) + self._probes.index(probe) for probe in probes]
         assert seen.choices is not None, "chains are only for targets that return their choices"
         return Verification(
             logprobs=None if seen.logprobs is None else seen.logprobs[start:end],
@@ -105,7 +107,9 @@ class SharedPass:
     def answer_choices(self) -> Sequence[int]:
         """The target's own choice at each place of the answer, and after it; empty if the pass was not made."""
         seen = self._seen
-        return () if seen is None or seen.choices is None else (*seen.choices, seen.next_choice)[self._ends[-1] + 1 :]
+        if seen is None or seen.choices is None:
+            return ()
+        return (*seen.choices, seen.next_choice)[self._ends[-1] - self._ends[self._first] + 1 :]
 
 
 @dataclass(frozen=True)

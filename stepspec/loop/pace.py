@@ -26,6 +26,8 @@ MOST_SAVED = 10.0
 FREE_S = 1.0
 """Seconds that speculation may take before the target's own speed is known. They do not count: the first passes of a
 model also allocate and compile."""
+KNOWN_TOKENS = 32
+"""Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 FIRST_STEP_TOKENS = 64
@@ -115,7 +117,7 @@ class StepPace:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
         self._tried_at = -math.inf
         self._chain_s.note(seconds)
-        if self._token_s.weight:
+        if self._knows_target:
             self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
         else:
             self._free_s += seconds
@@ -126,11 +128,15 @@ class StepPace:
     # What follows from it
 
     @property
+    def _knows_target(self) -> bool:
+        return self._token_s.weight >= KNOWN_TOKENS
+
+    @property
     def pauses(self) -> bool:
         """Whether the target should write the next step."""
         if self._max_overhead is None:
             return False
-        return self._balance_s < 0 if self._token_s.weight else self._free_s >= FREE_S
+        return self._balance_s < 0 if self._knows_target else self._free_s >= FREE_S
 
     def speculates(self) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk.
@@ -150,7 +156,7 @@ class StepPace:
         """Seconds after which a draft that is still writing a step is too slow to be of use; None for no limit."""
         if self._max_overhead is None:
             return None
-        if not self._token_s.weight:
+        if not self._knows_target:
             return FREE_S
         num_tokens = self._step_tokens.value if self._step_tokens.weight else FIRST_STEP_TOKENS
         return max(LEAST_PATIENCE_S, PATIENCE * self._token_s.value * num_tokens)

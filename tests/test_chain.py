@@ -1,6 +1,7 @@
 """Chains of draft steps: one pass of the target for several steps, what stands of them, and how long they become."""
 
 import asyncio
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -154,6 +155,32 @@ async def test_a_sampled_answer_is_kept_only_if_the_target_samples_its_choices()
 
 
 PROMPT_READ = ""
+SURE = {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -1.0, "reject_below": -100.0}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_where_the_draft_is_sure_one_pass_confirms_the_end_and_the_answer(depth: int) -> None:
+    """The target reads the steps in the pass in which it confirms the end of the thinking."""
+    policy = chains(depth, SURE, LIKELIHOOD, judging="cascade", score={"depth": depth, "draft_answer": True})
+    drafted = [ONE, *([TWO] if depth == 1 else []), TWO, END, ANSWER]  # of the second one, a single token is written
+    stage = Stage(policy, drafted, [END + ANSWER], [])
+    play = await stage.play()
+    assert [origin for origin, *_ in play.steps] == ["draft", "draft"]
+    assert play.result.answer == "So 9."
+    assert [call.verb for call in stage.target.calls] == ["verify"]
+    assert stage.target.calls[0].continuation == END + ANSWER
+
+
+async def test_however_sure_the_draft_is_the_target_decides_about_the_end() -> None:
+    policy = chains(1, SURE, LIKELIHOOD, judging="cascade", score={"depth": 1, "draft_answer": True})
+    stage = Stage(policy, [ONE, END, ANSWER, END, ANSWER], [TWO, END + ANSWER], [TWO])
+    play = await stage.play()
+    assert [origin for origin, *_ in play.steps] == ["draft", "target"]
+    assert play.result.answer == "So 9."
+    counts = play.result.counts
+    assert (counts.accepted, counts.rejected, counts.cancelled) == (4 + 1 + 5, 1, 5)
+
+
 AHEAD = {"depth": 1, "look_ahead": True, "draft_answer": True}
 
 
@@ -294,16 +321,16 @@ def paused() -> StepPace:
 
 async def test_the_target_writes_while_speculation_does_not_pay() -> None:
     """Its speed is known some chunks after the first one, which waits for the prompt. It finishes its open step."""
-    writes = [Reply(4 * (ONE + TWO), chunk_size=9), ANSWER]
+    writes = [Reply(6 * (ONE + TWO), chunk_size=9), ANSWER]
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
     stage.request.pace = paused()
     play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == 6 * ["target"] + ["draft"]
-    writes = [Reply(3 * (TWO + ONE) + ONE[:-2], chunk_size=10), ONE[-2:], ANSWER]
+    assert [origin for origin, *_ in play.steps] == 10 * ["target"] + ["draft"]
+    writes = [Reply(5 * (TWO + ONE) + ONE[:-2], chunk_size=10), ONE[-2:], ANSWER]
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
     stage.request.pace = paused()
     play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == 7 * ["target"] + ["draft"]
+    assert [origin for origin, *_ in play.steps] == 11 * ["target"] + ["draft"]
 
 
 def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:
@@ -401,11 +428,10 @@ def test_a_chain_read_one_place_off_is_not_exact(pair: Pair, monkeypatch: pytest
     read = SharedPass.read
 
     async def off_by_one(self: SharedPass, number: int, probes: Any) -> Any:
-        ends, self._ends = self._ends, [end + 1 for end in self._ends]
-        try:
-            return await read(self, number, probes)
-        finally:
-            self._ends = ends
+        found = await read(self, number, probes)
+        assert found is not None
+        assert found.choices is not None
+        return replace(found, choices=(*found.choices[1:], found.next_choice))
 
     own = texts(pair, "target", 0.0)
     monkeypatch.setattr(SharedPass, "read", off_by_one)

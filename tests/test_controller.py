@@ -280,10 +280,11 @@ async def test_a_step_that_is_accepted_without_the_target_s_pass_causes_none() -
 
 
 async def test_the_draft_s_end_after_a_step_without_a_pass_waits_for_the_target() -> None:
-    stage = Stage(score({"kind": "always"}), ["One." + END, END], [END], [ANSWER])
+    stage = Stage(score({"kind": "always"}), ["One." + END, ONE, END], ["One. Two", END], [ANSWER])
     play = await stage.play()
-    assert play.steps == [("draft", "One.", 2, 2, "cap")]
-    assert (play.counted["accepted"], play.counted["rejected"]) == (2 + 1, 1)
+    assert [step[:2] for step in play.steps] == [("draft", "One."), ("draft", ONE)]
+    assert (play.counted["accepted"], play.counted["rejected"]) == (2 + 4 + 1, 1)
+    assert play.counted["target_passes"] == 2 + 5, "for each end of the draft one, and the answer"
 
 
 @pytest.mark.parametrize("salvages", [False, True])
@@ -320,10 +321,10 @@ async def test_a_judge_sees_what_the_draft_thought_of_its_step_without_the_tag(
 ) -> None:
     """The fourth token is the tag."""
     policy = score({"kind": "draft-confidence", "signal": signal, "threshold": threshold})
-    stage = Stage(policy, [Reply("One two." + END, logprobs={1: -2.0, 3: -9.0}), END], [END], [ANSWER])
+    stage = Stage(policy, [Reply("One two." + END, logprobs={1: -2.0, 3: -9.0})], ["One two." + END], [ANSWER])
     play = await stage.play()
     assert play.result.steps[0].scores == {f"draft-confidence.{signal}": score_of_step}
-    assert play.steps == [("draft", "One two.", 3, 3, "cap")]
+    assert [step[:2] for step in play.steps] == [("draft", "One two.")]
 
 
 async def test_the_log_ratio_compares_the_target_with_the_draft() -> None:

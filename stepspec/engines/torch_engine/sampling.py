@@ -28,12 +28,16 @@ class Filters(NamedTuple):
     top_k: Tensor  # V for a row without top-k
     min_p: Tensor
 
+FEW, WORD = 8, (1 << 64) - 1
+"""Most random numbers that are computed one by one on a CPU, and the mask of their 64 bits."""
+
 
 class Samplers(NamedTuple):
     """Sampling settings of B rows, as tensors [B]. A setting that no row uses is None and costs nothing."""
 
     keys: Tensor  # int64, derived from the seeds
-    temperature: Tensor | None = None  # None: every row is greedy
+    temperature: Tensor | None = None  # None: every row is greedy; 1 for greedy rows beside others
+    greedy: Tensor | None = None  # bool, which rows are greedy beside others
     filters: Filters | None = None
     penalty: Tensor | None = None
     bias: Tensor | None = None  # [B, V]; -inf where a token is not allowed
@@ -75,8 +79,12 @@ def samplers(
         column([row.top_k or vocab_size for row in rows], torch.int64),
         column([row.min_p for row in rows]),
     )
-    temperature = column([row.temperature for row in rows])
-    return how._replace(temperature=temperature, filters=filters if filtered else None)
+    greedy = [row.temperature == 0 for row in rows]
+    return how._replace(
+        temperature=column([row.temperature or 1.0 for row in rows]),
+        greedy=column(greedy, torch.bool) if any(greedy) else None,
+        filters=filters if filtered else None,
+    )
 
 
 def _bias(row: Sampling, vocab_size: int, device: torch.device) -> Tensor:
@@ -137,12 +145,12 @@ def distributions(logits: Tensor, how: Samplers) -> Tensor:
     """Return distributions [B, T, V] from logits: temperature, then top-k, top-p and min-p. Greedy rows are one-hot."""
     if how.temperature is None:
         return _one_hot(logits.argmax(-1), logits.shape[-1])
-    temperature = how.temperature[:, None, None]
-    greedy = temperature == 0
-    probs = (logits.float() / temperature.masked_fill(greedy, 1.0)).softmax(-1)
+    probs = (logits.float() / how.temperature[:, None, None]).softmax(-1)
     if how.filters is not None:
         probs = _filtered(probs, how.filters)
-    return torch.where(greedy, _one_hot(logits.argmax(-1), logits.shape[-1]), probs)
+    if how.greedy is None:
+        return probs
+    return torch.where(how.greedy[:, None, None], _one_hot(logits.argmax(-1), logits.shape[-1]), probs)
 
 
 def _filtered(probs: Tensor, filters: Filters) -> Tensor:
@@ -302,6 +310,10 @@ def uniform(keys: Tensor, positions: Tensor, purpose: int) -> Tensor:
     The numbers are counter-based: SplitMix64 of key, position and purpose. They depend only on a row's seed and the
     position in its text, not on the other rows of the batch or on the number of earlier passes.
     """
+    if positions.device.type == "cpu" and positions.numel() <= FEW:
+        rows = zip(keys.tolist(), positions.flatten(1).tolist(), strict=True)
+        numbers = [[_number(key, position * 4 + purpose) for position in row] for key, row in rows]
+        return torch.tensor(numbers, dtype=torch.float64).view(positions.shape)
     keys = keys.view(-1, *[1] * (positions.dim() - 1))
     return (_shifted(_mixed(_mixed(keys + positions * 4 + purpose) + keys), 11)).double() * 2.0**-53
 
@@ -309,6 +321,16 @@ def uniform(keys: Tensor, positions: Tensor, purpose: int) -> Tensor:
 def seed_key(seed: int) -> int:
     """Return the key of a seed, as a signed 64-bit integer."""
     return int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big", signed=True)
+
+
+def _number(key: int, count: int) -> float:
+    """Return the random number of `uniform` for one position. For few numbers, tensors take longer."""
+    for _ in range(2):
+        x = (key + count + 0x9E3779B97F4A7C15) & WORD
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & WORD
+        count = x ^ (x >> 31)
+    return (count >> 11) * 2.0**-53
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -128,9 +128,10 @@ class Proposing:
 
     def fitted(self, request: Request) -> "Proposing":
         """Return what is possible for a request. A recording wants the costs of every step, and a target that would
-        read its whole prompt for its choices is not asked for them."""
-        single = request.judged_steps is not None or not {"choices", "cached scores"} <= request.target.abilities
-        return Proposing() if single else self
+        read its whole prompt for its choices alone is not asked for them."""
+        abilities, scores = request.target.abilities, request.policy.needs_scores
+        shares = "choices" in abilities and (scores or "cached scores" in abilities)
+        return self if shares and request.judged_steps is None else Proposing()
 
 
 class Front:

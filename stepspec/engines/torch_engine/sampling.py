@@ -28,6 +28,7 @@ class Filters(NamedTuple):
     top_k: Tensor  # V for a row without top-k
     min_p: Tensor
 
+
 FEW, WORD = 8, (1 << 64) - 1
 """Most random numbers that are computed one by one on a CPU, and the mask of their 64 bits."""
 

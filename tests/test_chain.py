@@ -314,7 +314,7 @@ def test_a_change_for_the_worse_costs_a_few_chains() -> None:
 def paused() -> StepPace:
     """Return a pace that lets the target write until its speed is known, and then allows almost any overhead."""
     pace = StepPace(1000.0)
-    pace.ended(0, 2.0)
+    pace.ended(0, 1.0)
     assert pace.pauses
     return pace
 

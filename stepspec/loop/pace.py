@@ -22,10 +22,11 @@ FIRST_PASSES = 2
 MARGIN = 1.02
 """How much faster a longer chain must be expected to be."""
 MOST_SAVED = 10.0
-"""Savings that count as credit, in times of a chain. It bounds what a change for the worse can cost."""
+"""Savings that count as credit, in times of a chain; at least `FREE_S` do. It bounds what a change for the worse can
+cost."""
 FREE_S = 1.0
-"""Seconds that speculation may take before the target's own speed is known. They do not count: the first passes of a
-model also allocate and compile."""
+"""Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
+a model also allocate and compile, and a bad first step says little about the next ones."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
@@ -57,9 +58,9 @@ class StepPace:
     p the share of accepted steps, a chain of k steps commits p + .. + p^k of them and, if one was rejected, the
     target's own.
 
-    The balance is what speculation has saved less what it has cost, in seconds. It grows with the target's own work by
-    `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them while that gives the
-    requests of a session a higher throughput, see `LoadChoice`.
+    The balance is what speculation has saved less what it has cost, in seconds. It begins with `FREE_S`, and grows with
+    the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
+    while that gives the requests of a session a higher throughput, see `LoadChoice`.
 
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
@@ -73,7 +74,7 @@ class StepPace:
         self._token_s, self._step_tokens = Mean(), Mean()
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
         self._num_passes = 0
-        self._free_s = 0.0  # of chains before the target's speed was known
+        self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
         self._clock, self._tried_at = clock, -math.inf  # the last request that tried a draft without a step yet
         self.load = LoadChoice()
         self.forget()
@@ -110,20 +111,27 @@ class StepPace:
 
     def wrote(self, num_tokens: int, seconds: float) -> None:
         """Note that the target has written tokens. `seconds` are without reading the prompt."""
+        knew = self._knows_target
         self._token_s.note(seconds / num_tokens, num_tokens)
         self._settle((self._max_overhead or 0.0) * seconds)
+        if self._knows_target and not knew:
+            self._settle(FREE_S)
+            self._ended(self._early_tokens, self._early_s)
 
     def ended(self, num_committed: int, seconds: float) -> None:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
         self._tried_at = -math.inf
         self._chain_s.note(seconds)
         if self._knows_target:
-            self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
+            self._ended(num_committed, seconds)
         else:
-            self._free_s += seconds
+            self._early_tokens, self._early_s = self._early_tokens + num_committed, self._early_s + seconds
+
+    def _ended(self, num_committed: int, seconds: float) -> None:
+        self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._token_s.value - seconds)
 
     def _settle(self, seconds: float) -> None:
-        self._balance_s = min(self._balance_s + seconds, MOST_SAVED * self._chain_s.value)
+        self._balance_s = min(self._balance_s + seconds, max(FREE_S, MOST_SAVED * self._chain_s.value))
 
     # What follows from it
 
@@ -136,7 +144,7 @@ class StepPace:
         """Whether the target should write the next step."""
         if self._max_overhead is None:
             return False
-        return self._balance_s < 0 if self._knows_target else self._free_s >= FREE_S
+        return self._balance_s < 0 if self._knows_target else self._early_s >= FREE_S
 
     def speculates(self) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk.

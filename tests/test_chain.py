@@ -1,6 +1,7 @@
 """Chains of draft steps: one pass of the target for several steps, what stands of them, and how long they become."""
 
 import asyncio
+import re
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -71,6 +72,39 @@ async def test_a_rejected_step_of_a_chain_is_salvaged() -> None:
     play = await stage.play()
     assert [(origin, text) for origin, text, *_ in play.steps] == [("draft", ONE), ("salvaged", OTHER)]
     assert play.result.counts.salvaged == 1
+
+
+REDRAFT = chains(1, salvage={"min_logprob": 0.0, "redraft": True})
+
+
+async def test_the_draft_goes_on_behind_the_target_s_own_token() -> None:
+    replies, opinions = [TWO, " ten.\n\n", END], ["Three nine five.\n\n", " ten.\n\n", END]
+    stage = Stage(REDRAFT, replies, opinions, [ANSWER])
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("salvaged", "Three nine ten.\n\n")]
+    (step,) = play.result.steps
+    assert step.num_from_draft == step.num_tokens - 1
+    counts = play.result.counts
+    assert (counts.salvaged, counts.regenerated, counts.steps_judged, counts.steps_accepted) == (1, 1, 2, 1)
+    assert [call.verb for call in stage.target.calls] == ["verify", "verify", "verify", "generate"]
+
+
+async def test_the_target_finishes_a_step_that_the_draft_does_not_go_on_with() -> None:
+    replies = [TWO, Reply("", fails=EngineError("no"))]
+    play = await Stage(REDRAFT, replies, ["Three nine five.\n\n"], [".\n\n", END + ANSWER]).play()
+    assert [step[:2] for step in play.steps] == [("salvaged", OTHER)]
+    assert play.result.answer == "So 9."
+
+
+async def test_a_tool_call_cannot_be_pieced_together_from_both_models() -> None:
+    """Here, "nine ten" begins one: the target's own token, and what the draft adds."""
+    replies, opinions = [TWO, " ten.\n\n", END], ["Three nine five.\n\n", " ten.\n\n", END]
+    stage = Stage(REDRAFT, replies, opinions, [".\n\n", ANSWER])
+    demands = Demands(call_opener=re.compile("nine ten"))
+    stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
+    play = await stage.play()
+    assert [step[:2] for step in play.steps] == [("salvaged", OTHER)]
+    assert play.result.steps[0].scores == {}
 
 
 async def test_each_step_has_its_own_probe() -> None:

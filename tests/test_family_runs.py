@@ -43,6 +43,16 @@ POLICIES: tuple[dict[str, Any], ...] = (
         "judges": ({"kind": "random", "share": 0.6},),
         "score": {"depth": "auto", "draft_answer": True},
     },
+    {
+        "family": "score",
+        "judges": (
+            {"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.2, "reject_below": -9.0},
+            {"kind": "random", "share": 0.5},
+        ),
+        "judging": "cascade",
+        "salvage": {"redraft": True},
+        "score": {"depth": 2, "draft_answer": True, "max_overhead": 0.1},
+    },
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
     {"family": "compare", "judges": ({"kind": "random", "share": 0.7},), "compare": {"depth": 2, "width": 3}},
     {"family": "route"},

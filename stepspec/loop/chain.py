@@ -184,6 +184,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
     started = time.perf_counter()
     request.pace.tries()
     most = request.pace.depth(ahead=table.ahead) if table.depth == "auto" else table.depth
+    most = 1 if request.transcript.open_ids else most  # the rest of a step has less room than a whole one
     chain, answer, goes_on = list[Proposal](), list[int](), True
     try:
         while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):

@@ -76,6 +76,9 @@ class SalvageTable(FileModel):
     min_logprob: float = Field(default=0.0, le=0)
     """Keeps the longest prefix in which every token is the target's own choice, or has at least this log-probability
     under the target, in nats. At 0 only the target's own choices count."""
+    redraft: bool = False
+    """Whether the draft goes on behind that prefix and the target's own next token, and is judged again. By default the
+    target writes the rest of the step."""
 
 
 class TemperatureTable(FileModel):

@@ -161,8 +161,15 @@ class Request:
             elif self.pace.speculates():
                 return True
             else:
+                await self.complete_step()
                 await self.write_on()
         return False
+
+    async def complete_step(self) -> None:
+        """Let the target write the rest of the open step, if there is one, and commit it."""
+        if self.transcript.open_ids:
+            await self._write_step("regenerated")
+            self._close_step()
 
     async def write_step(self) -> None:
         """Let the target write the next step, and commit it."""
@@ -333,8 +340,14 @@ class Request:
 
     def is_hopeless(self, proposal: Proposal, before: str) -> bool:
         """Whether a step after one with the text `before` is rejected without asking the judges."""
-        repeated = proposal.text.strip() == before.strip()
-        return repeated or proposal.aborted or not proposal.text.strip() or self.demands.opens_call(proposal.text)
+        repeated, text = proposal.text.strip() == before.strip(), self._open_text + proposal.text
+        return repeated or proposal.aborted or not proposal.text.strip() or self.demands.opens_call(text)
+
+    @property
+    def _open_text(self) -> str:
+        """What the step has before the draft's part."""
+        ids = self.transcript.open_ids
+        return self.tokenizer.decode(self.transcript.visible(ids)) if ids else ""
 
     async def _judge(self, proposal: Proposal, shared: Shared | None) -> Judged:
         """Judge a step. `shared` returns what a pass over a whole chain says about it."""
@@ -453,8 +466,9 @@ class Request:
         if proposal.num_written:
             self.ledger.add(steps_accepted=1)
         self._record(judged)
+        self._origin = "salvaged" if self.transcript.open_ids else "draft"
+        self._num_from_draft += proposal.num_written
         self.transcript.extend(accepted)
-        self._origin, self._num_from_draft = "draft", proposal.num_written
         self._close_step(judged.verdict)
         if chosen not in self.ends or chosen == judged.next_id:  # the draft may have ended it too
             return
@@ -579,9 +593,17 @@ class Request:
         return self.transcript.step_is_over or self.answer.stopped
 
     async def replace(self, judged: Judged) -> None:
-        """Let the target write a rejected step again, after the part of it that the policy salvages."""
+        """Let the target write a rejected step again, after the part of it that the policy salvages.
+
+        With `redraft`, a step of which a beginning is committed stays open instead, for the draft to go on with.
+        """
+        num_before, num_open = self._num_from_draft, len(self.transcript.open_ids)
         hint, since = self._salvage(judged), time.perf_counter()
-        num_salvaged = self._num_from_draft
+        num_salvaged = self._num_from_draft - num_before
+        redrafts = self.policy.salvage is not None and self.policy.salvage.redraft and not judged.proposal.aborted
+        if redrafts and len(self.transcript.open_ids) > num_open and not self.step_is_over and self.limits.room > 0:
+            self._record(judged, num_salvaged)
+            return
         await self._write_step("regenerated", hint)
         self.pace.replaced(time.perf_counter() - since)
         self._record(judged, num_salvaged, time.perf_counter() - since)
@@ -624,14 +646,15 @@ class Request:
             already replaced.
         """
         proposal, verification, verdict = judged.proposal, judged.verification, judged.verdict
-        table = None if self.demands.opens_call(proposal.text) else self.policy.salvage
+        table = None if self.demands.opens_call(self._open_text + proposal.text) else self.policy.salvage
         bound = table.min_logprob if table and verdict.scores else 0.0
         num_kept = agreed_prefix(proposal, verification, bound) if table and verification is not None else 0
         num_dropped = len(proposal.ids) - num_kept
         self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=0 if proposal.aborted else num_dropped)
         self.ledger.abandoned(num_dropped if proposal.aborted else 0)
         self.transcript.extend(proposal.ids[:num_kept])
-        self._origin, self._num_from_draft = "salvaged" if num_kept else "target", num_kept
+        self._num_from_draft += num_kept
+        self._origin = "salvaged" if self._num_from_draft else "target"
         free = table is not None and self.is_own_text and not self.transcript.step_is_over
         if free and verification is not None and verification.choices is not None and self.limits.room > 0:
             choices = (*verification.choices, verification.next_choice)

@@ -74,3 +74,4 @@ async def score(request: Request, table: ScoreTable) -> None:
                     request.accept(step)
                 else:
                     await request.replace(step)
+    await request.complete_step()

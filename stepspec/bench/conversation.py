@@ -81,7 +81,7 @@ async def converse(
 
     Args:
         specs: the session of each policy; the first one is the baseline.
-        problems: questions and answers, each used once.
+        problems: questions and answers, without an end.
         conversations: number of conversations.
         context: tokens after which a conversation ends.
         temperature: sampling temperature.

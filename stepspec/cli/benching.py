@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import islice, product
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -371,7 +371,7 @@ def bench_conversation(
 
     if benchmark not in PROBLEMS:
         raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
-    problems = ((each.question, str(each.answer)) for each in PROBLEMS[benchmark]("test"))
+    problems = cycle((each.question, str(each.answer)) for each in PROBLEMS[benchmark]("test"))
     conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
     longest = min(engine.max_context for engine in (models.target, models.draft) if engine is not None)
     if context >= longest:

@@ -59,9 +59,9 @@ async def score(request: Request, table: ScoreTable) -> None:
     RSD (arXiv:2501.19324, section 3): a process reward model judges them.
 
     Departures: several judges may decide, the draft may propose several steps side by side or one after the other, the
-    target may keep the part of a rejected step that it agrees with, empty and repeated steps are rejected without
-    asking, a step that repeats itself is aborted, too much waste ends the speculation, only the target ends the
-    thinking, and it writes the answer.
+    target may keep the part of a rejected step that it agrees with, and the draft may go on behind that part. Empty and
+    repeated steps are rejected without asking, a step that repeats itself is aborted, too much waste ends the
+    speculation, only the target ends the thinking, and it writes the answer.
     """
     works = True
     async with Chains(request, Proposing(table.depth, table.draft_answer, table.look_ahead)) as chains:

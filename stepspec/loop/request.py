@@ -373,11 +373,11 @@ class Request:
             evidence = Evidence.of(proposal, self.question, self.transcript.steps, self.judges)
             verdict = await self.ask_panel(evidence, verify)
         seen = passes[0] if passes else None
+        if seen is None and not self.target_has(proposal.ids):  # else the target has read them
+            raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
         if seen is None and verdict.accepted and proposal.tag is not None:  # the target has to confirm the tag
             with suppress(ContextError, TimeoutError):
                 seen = await look()
-        if seen is None and not self.target_has(proposal.ids):  # else the target has read them
-            raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
         if self.policy.salvage is not None and not verdict.accepted and seen is None:
             with suppress(ContextError, TimeoutError):  # without room or time, nothing is salvaged
                 seen = await look()

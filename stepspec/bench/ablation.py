@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 import tomlkit
 
+from stepspec.bench.exiting import exit_code
 from stepspec.bench.speed import with_interval
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import Record, RunRecord
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_rows, read_run
@@ -52,7 +53,7 @@ CHANGES: Mapping[str, Callable[[Document], None]] = {
     "no-salvage": _without_salvage,
     "no-hint": _set("token", "hint", False),
     "no-draft-answer": _set("score", "draft_answer", False),
-    "no-max-overhead": lambda policy: policy["score"].pop("max_overhead", None),
+    "no-max-overhead": lambda policy: policy.get("score", {}).pop("max_overhead", None),
     "no-drafter": _set("token", "drafter", "none"),
     "prompt-lookup": _set("token", "drafter", "prompt-lookup"),
     "depth-auto": _set("score", "depth", "auto"),
@@ -175,15 +176,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     comparing.add_argument("runs", type=Path)
     comparing.add_argument("file", type=Path)
     given = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         if given.command == "write":
             write(given.policy, given.folder)
         else:
             given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+            print(ablation_block(given.file))
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

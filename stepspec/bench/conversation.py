@@ -8,8 +8,7 @@ is: no question depends on an earlier one.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,7 @@ from rich.table import Table
 from stepspec.api.session import StepSpec
 from stepspec.bench.speed import cells_table, with_interval
 from stepspec.engines.protocol import Sampling
-from stepspec.evaluation.records import Conditions, Record
-from stepspec.evaluation.report.tables import markdown_table
+from stepspec.evaluation.records import Conditions, EngineRecord, Record
 from stepspec.evaluation.stats.ratios import ratio_of_rates
 
 EDGES = (500, 1000, 2000, 4000)
@@ -57,7 +55,7 @@ class Conversations(Conditions):
     conversations: int
     context: int
     """Tokens after which a conversation ends."""
-    engines: dict[str, Any]
+    engines: dict[str, EngineRecord | None]
     results: list[AtContext]
 
 
@@ -170,8 +168,3 @@ def rows_of(found: Conversations) -> list[list[str]]:
 def conversations_table(found: Conversations) -> Table:
     """Return a terminal table by context length."""
     return cells_table(f"{found.conversations} conversations, by tokens before the answer", HEADS, rows_of(found))
-
-
-def conversations_block(file: Path) -> str:
-    """Return a Markdown table of what `stepspec bench conversation --json` wrote."""
-    return markdown_table(HEADS, rows_of(Conversations.model_validate_json(file.read_text("utf-8"))))

@@ -1,10 +1,9 @@
 """Whether policies that promise the target's own text keep the promise: greedy texts and sampled distributions."""
 
-import itertools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from stepspec.api.session import Pair, StepSpec
+from stepspec.bench.same_texts import parting
 from stepspec.bench.speed import cells_table, with_interval
-from stepspec.chat.prompts import encode_request
-from stepspec.engines.protocol import Sampling, TokenBuffer, Verify
+from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.records import Conditions, Record
-from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy
 
@@ -159,15 +157,9 @@ def _chi_square(values: NDArray[np.int64], size: int) -> float:
 
 async def _parted(pair: Pair, number: int, question: str, own: str, other: str) -> Parted:
     """Return where two texts part, and how near the target's choice was."""
-    tokenizer = pair.target.tokenizer
-    ids, others = (tokenizer.encode(text) for text in (own, other))
-    same = sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(ids, others, strict=False)))
-    prompt, end = TokenBuffer([*encode_request(tokenizer, question), *ids[:same]]), min(tokenizer.end_ids)
-    following = [each[same] if same < len(each) else end for each in (ids, others)]
-    found = [(await pair.target.verify(Verify(prompt, [id]))).logprobs for id in following]
-    known = [each[0] for each in found if each]
-    difference = abs(known[0] - known[1]) if len(known) == 2 else None
-    return Parted(problem=number, after=tokenizer.decode(ids[:same])[-60:], difference=difference)
+    ids, (difference,) = await parting([pair.target], question, own, other)
+    after = pair.target.tokenizer.decode(ids)[-60:]
+    return Parted(problem=number, after=after, difference=None if math.isnan(difference) else difference)
 
 
 HEADS = ("policy", "problems", "other texts", "speedup", "from draft steps", "chi-square", "p")
@@ -192,8 +184,3 @@ def rows_of(found: Exactnesses) -> list[list[str]]:
 def exactness_table(found: Exactnesses) -> Table:
     """Return a terminal table."""
     return cells_table(f"beside the target, {found.samples:,} sampled texts of {SHORT} tokens", HEADS, rows_of(found))
-
-
-def exactness_block(file: Path) -> str:
-    """Return a Markdown table of what `stepspec bench exact --json` wrote."""
-    return markdown_table(HEADS, rows_of(Exactnesses.model_validate_json(file.read_text("utf-8"))))

@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+from stepspec.bench.exiting import exit_code
 from stepspec.bench.speed import with_interval
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Record, RunRecord
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_blocks, read_run
@@ -94,12 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path)
     parser.add_argument("file", type=Path)
     given = parser.parse_args(arguments)
-    try:
+
+    def work() -> None:
         given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+        print(loads_block(given.file.parent))
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -19,7 +18,6 @@ from stepspec.api.session import Pair, StepSpec
 from stepspec.bench.speed import cells_table
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
 from stepspec.evaluation.records import Conditions, Record
-from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import Policy
@@ -193,8 +191,3 @@ def overheads_table(found: Overheads) -> Table:
     """Return a terminal table of overheads."""
     title = f"seconds of {found.policy} over those of its own target, at most {found.limit:g}"
     return cells_table(title, HEADS, rows_of(found))
-
-
-def overheads_block(file: Path) -> str:
-    """Return a Markdown table of what `stepspec bench overhead --json` wrote."""
-    return markdown_table(HEADS, rows_of(Overheads.model_validate_json(file.read_text("utf-8"))))

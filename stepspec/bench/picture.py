@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.base.files import package_folder
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.bench.exiting import exit_code
+from stepspec.errors import UsageError
 from stepspec.evaluation.report.page import make_page
 from stepspec.evaluation.report.readme import read_results
 from stepspec.evaluation.report.source import read_source
@@ -55,12 +56,8 @@ def take_picture(runs: Path, file: Path) -> None:
 def main() -> int:
     """Replace the screenshot in the documentation."""
     checkout = package_folder().parent
-    try:
-        take_picture(checkout / "evals" / "results" / "gsm-mini", checkout / "docs" / "images" / "report.png")
-    except StepSpecError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    runs, file = checkout / "evals" / "results" / "gsm-mini", checkout / "docs" / "images" / "report.png"
+    return exit_code(lambda: take_picture(runs, file))
 
 
 if __name__ == "__main__":

@@ -124,19 +124,27 @@ async def _tied(models: Sequence[Engine], question: str, one: Texts, other: Text
             if threshold is not None and any(abs(score - threshold) <= TIE for score in found):
                 return True
             break
+    _, differences = await parting(models, question, one["text"], other["text"])
+    return any(difference <= TIE for difference in differences)
+
+
+async def parting(models: Sequence[Engine], question: str, one: str, other: str) -> tuple[list[int], list[float]]:
+    """Return the ids that two texts have in common, and by how much the next ones differ under each model.
+
+    The differences are those of log-probabilities, in nats; nan for a model that returns none.
+    """
     tokenizer = models[0].tokenizer
-    ids, others = (tokenizer.encode(each["text"]) for each in (one, other))
+    ids, others = (tokenizer.encode(text) for text in (one, other))
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ids, others, strict=False)))
-    end = min(tokenizer.end_ids)
+    end, differences = min(tokenizer.end_ids), list[float]()
     for model in models:
         prompt = TokenBuffer([*encode_request(tokenizer, question), *ids[:same]])
         found = [
             await model.verify(Verify(prompt, [each[same] if same < len(each) else end])) for each in (ids, others)
         ]
         first, second = (each.logprobs[0] if each.logprobs else math.nan for each in found)
-        if abs(first - second) <= TIE:
-            return True
-    return False
+        differences.append(abs(first - second))
+    return ids[:same], differences
 
 
 def main() -> int:

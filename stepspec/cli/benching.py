@@ -5,7 +5,7 @@ import dataclasses
 import importlib
 import random
 import sys
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle, islice, product
@@ -321,18 +321,16 @@ def bench_overhead(
 ) -> None:
     """Measure what a policy costs with a draft that is of no use."""
     from stepspec.bench.overhead import KINDS, Kind, Overheads, overhead, overheads_table, own_target
-    from stepspec.bench.same_texts import PROBLEMS
     from stepspec.loop.policy import load_policy
 
-    for what, names, known in (("draft", kind or (), KINDS), ("benchmark", (benchmark,), [*PROBLEMS])):
-        for name in names:
-            if name not in known:
-                raise UsageError(unknown_name(what, name, known))
+    for name in kind or ():
+        if name not in KINDS:
+            raise UsageError(unknown_name("draft", name, KINDS))
     kinds: Sequence[Kind] = [each for each in KINDS if not kind or each in kind]
     loaded = load_policy(policy)[0]
     if not loaded.settings.judged:
         raise UsageError(f"{policy!r} does not speculate on steps. Name a policy that does, such as stepspec.")
-    questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
+    questions = [problem.question for problem in islice(_problems(benchmark), limit)]
     conditions, results = _conditions(), list[Any]()
     models = load_pair(target, draft, pair=pair, notes=False)
     ways = loaded, own_target(loaded)
@@ -365,13 +363,10 @@ def bench_conversation(
 ) -> None:
     """Compare policies over long conversations of small problems, by the length of the context."""
     from stepspec.bench.conversation import Conversations, conversations_table, converse
-    from stepspec.bench.same_texts import PROBLEMS
     from stepspec.evaluation.grade import Grading
     from stepspec.evaluation.running.conditions import engine_record
 
-    if benchmark not in PROBLEMS:
-        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
-    problems = cycle((each.question, str(each.answer)) for each in PROBLEMS[benchmark]("test"))
+    problems = cycle((each.question, str(each.answer)) for each in _problems(benchmark))
     conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
     longest = min(engine.max_context for engine in (models.target, models.draft) if engine is not None)
     if context >= longest:
@@ -395,7 +390,7 @@ def bench_conversation(
             "temperature": temperature,
             "conversations": conversations,
             "context": context,
-            "engines": {role: each.model_dump(mode="json") for role, each in engines.items() if each is not None},
+            "engines": engines,
             "results": results,
         }
     )
@@ -414,12 +409,9 @@ def bench_exact(
 ) -> None:
     """Check that `token` and `exact` write the target's own texts, and compare their speed."""
     from stepspec.bench.exactness import Exactnesses, exactness, exactness_table, on_every_step
-    from stepspec.bench.same_texts import PROBLEMS
     from stepspec.loop.policy import load_policy
 
-    if benchmark not in PROBLEMS:
-        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
-    questions = [problem.question for problem in islice(PROBLEMS[benchmark]("test"), limit)]
+    questions = [problem.question for problem in islice(_problems(benchmark), limit)]
     policies = {name: load_policy(name)[0] for name in ("target", "token", "exact")}
     policies["exact on every step"] = on_every_step(policies["exact"])
     conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
@@ -453,13 +445,9 @@ def bench_wire(
     json_file: JsonOption = None,
 ) -> None:
     """Compare SpecReason's published procedure with policies on the same two vLLM servers."""
-    from stepspec.bench.same_texts import PROBLEMS
-
-    if benchmark not in PROBLEMS:
-        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
+    problems = list(islice(_problems(benchmark), limit))
     with from_extra("remote", "stepspec bench wire"):
         published = importlib.import_module("stepspec.bench.published")
-    problems = list(islice(PROBLEMS[benchmark]("test"), limit))
     conditions = _conditions()
     with asyncio.Runner() as runner:
         pair = load_pair(target, draft, notes=False)
@@ -525,6 +513,19 @@ def _wire_costs(contenders: Sequence[Any], judges: Sequence[list[str]], answers:
             )
         )
     return results
+
+
+def _problems(benchmark: str) -> Iterator[Any]:
+    """Return the test problems of a benchmark with a generator.
+
+    Raises:
+        UsageError: there is no such benchmark.
+    """
+    from stepspec.bench.same_texts import PROBLEMS
+
+    if benchmark not in PROBLEMS:
+        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
+    return PROBLEMS[benchmark]("test")
 
 
 def _embedded_tokenizer() -> Any:

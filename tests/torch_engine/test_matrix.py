@@ -53,7 +53,7 @@ def test_only_models_of_a_limited_size_in_float32_store_weights_twice(
 ) -> None:
     monkeypatch.setattr(matrix, "_onednn_is_faster", lambda *_: pays)
     assert packing_pays(torch.zeros(3, 2), MAX_PACKED) is pays
-    assert not packing_pays(torch.zeros(3, 2, dtype=torch.bfloat16), MAX_PACKED)
+    assert not packing_pays(torch.zeros(3, 2, dtype=torch.float16), MAX_PACKED)
     assert not packing_pays(torch.zeros(3, 2), MAX_PACKED + 1)
 
 

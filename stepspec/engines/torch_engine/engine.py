@@ -46,7 +46,7 @@ from stepspec.engines.torch_engine.memory import free_bytes, room_for
 from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
-from stepspec.engines.torch_engine.threads import default_threads, run_in_thread, use_threads
+from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
 from stepspec.errors import EngineError, ModelError, UsageError
 
 MAX_SLOTS = 64
@@ -357,6 +357,8 @@ class TorchEngine:
     def _take_tasks(self, scheduler: Scheduler) -> bool:
         """Pass new tasks to the scheduler; block while it is idle. Return False once the engine is closed."""
         while True:
+            if scheduler.idle and self._threads > 1 and self._tasks.empty():
+                end_workers()
             try:
                 task = self._tasks.get(block=scheduler.idle)
             except queue.Empty:

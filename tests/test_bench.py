@@ -22,6 +22,7 @@ from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.policy import load_policy
 
+SMOL = Path(__file__).parent.parent / "evals" / "policies" / "smol" / "stepspec.toml"
 SMALL = ("--shape", "mini,mini-draft", "--synthetic-acceptance", "0.8", "--tokens", "12", "--turns", "1")
 
 
@@ -192,7 +193,12 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     assert ablation_main(["write", "stepspec", str(tmp_path / "policies")]) == 0
     changed = {file.stem: load_policy(str(file))[0] for file in (tmp_path / "policies").iterdir()}
     given = load_policy("stepspec")[0]
-    assert changed.keys() == CHANGES.keys()
+    given_already = {"redraft" if given.salvage and given.salvage.redraft else "no-redraft", "no-cascade"}
+    assert changed.keys() == CHANGES.keys() - given_already
+    assert ablation_main(["write", str(SMOL), str(tmp_path / "smol")]) == 0
+    without_cascade = load_policy(str(tmp_path / "smol" / "no-cascade.toml"))[0]
+    assert [each.kind for each in without_cascade.at(0).judges] == ["likelihood"]
+    assert not (tmp_path / "smol" / "cascade.toml").exists()
     assert changed["no-salvage"].salvage is None
     assert changed["no-salvage"].at(0).judges == given.at(0).judges
     assert not changed["no-hint"].token.hint
@@ -213,12 +219,11 @@ def test_parts_of_a_policy_are_switched_off_one_at_a_time(tmp_path: Path) -> Non
     assert change.ratio > 0
     assert "| no-hint | " in ablation_block(tmp_path / "found.json")
     assert ablation_main(["compare", str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
-    (tmp_path / "loads").mkdir()
-    assert loads_main([str(tmp_path / "run"), str(tmp_path / "loads" / "embedded.json")]) == 0
-    found = Loads.model_validate_json((tmp_path / "loads" / "embedded.json").read_bytes()).results
+    assert loads_main([str(tmp_path / "run"), str(tmp_path / "loads.json")]) == 0
+    found = Loads.model_validate_json((tmp_path / "loads.json").read_bytes()).results
     assert [each.policy for each in found] == ["target", "token", "stepspec", "no-hint"]
     assert found[1].ratio == 1
-    assert "| embedded | 1 | token |" in loads_block(tmp_path / "loads")
+    assert "| 1 | token |" in loads_block(tmp_path / "loads.json")
     assert loads_main([str(tmp_path / "policies"), str(tmp_path / "found.json")]) == 2
 
 

@@ -20,6 +20,7 @@ from stepspec.bench.exiting import exit_code
 from stepspec.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Record, RunRecord
+from stepspec.evaluation.report.conditions import runs_in_words
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_rows, read_run
 from stepspec.evaluation.stats.ratios import ratio_of_sums
@@ -45,12 +46,23 @@ def _set(table: str, key: str, value: object) -> Callable[[Document], None]:
 
 
 def _with_cascade(policy: Document) -> None:
-    policy["judging"] = "cascade"
-    policy["judges"] = [CASCADE, *policy["judges"]]
+    if policy.get("judging") != "cascade":
+        policy["judging"] = "cascade"
+        policy["judges"] = [CASCADE, *policy["judges"]]
+
+
+def _without_cascade(policy: Document) -> None:
+    if policy.pop("judging", None) == "cascade":
+        first, *policy["judges"] = policy["judges"]
+        for table in policy.get("temperatures", []):
+            thresholds = table.get("thresholds", {})
+            table["thresholds"] = {k: v for k, v in thresholds.items() if k.partition(".")[0] != first["kind"]}
 
 
 CHANGES: Mapping[str, Callable[[Document], None]] = {
     "no-salvage": _without_salvage,
+    "redraft": _set("salvage", "redraft", True),
+    "no-redraft": lambda policy: policy.get("salvage", {}).pop("redraft", None),
     "no-hint": _set("token", "hint", False),
     "no-draft-answer": _set("score", "draft_answer", False),
     "no-max-overhead": lambda policy: policy.get("score", {}).pop("max_overhead", None),
@@ -59,6 +71,7 @@ CHANGES: Mapping[str, Callable[[Document], None]] = {
     "depth-auto": _set("score", "depth", "auto"),
     "look-ahead": _set("score", "look_ahead", True),
     "cascade": _with_cascade,
+    "no-cascade": _without_cascade,
 }
 """What a changed policy does otherwise, by its name."""
 
@@ -86,21 +99,23 @@ class Ablation(Record):
     changes: list[Change]
 
 
-def changed(text: str, name: str) -> str:
-    """Return the text of a policy with one change, without certificates and fallbacks."""
+def changed(text: str, name: str) -> str | None:
+    """Return the text of a policy with one change, without certificates and fallbacks; None if it is as changed."""
     policy = tomllib.loads(text)
     for key in ("certificate", "fallbacks"):
         policy.pop(key, None)
     for table in policy.get("temperatures", []):
         table.pop("certificate", None)
+    own = Policy.model_validate(policy)
     CHANGES[name](policy)
+    if Policy.model_validate(policy) == own:
+        return None
     policy["summary"] = f"{policy['summary']}; {name}"
-    Policy.model_validate(policy)
     return tomlkit.dumps(policy)
 
 
 def write(policy: str, folder: Path) -> None:
-    """Write one policy file for each change.
+    """Write one policy file for each change that the policy does not have already.
 
     Raises:
         UsageError: there is no such policy.
@@ -108,7 +123,8 @@ def write(policy: str, folder: Path) -> None:
     text = load_policy(policy)[1]
     folder.mkdir(parents=True, exist_ok=True)
     for name in CHANGES:
-        (folder / f"{name}.toml").write_text(changed(text, name), "utf-8")
+        if found := changed(text, name):
+            (folder / f"{name}.toml").write_text(found, "utf-8")
 
 
 def compare(folder: Path) -> Ablation:
@@ -156,13 +172,13 @@ def ablation_block(file: Path) -> str:
     heads = ["change", *(f"{what}, T = {each:g}" for each in temperatures for what in ("speed", "accuracy gain"))]
     by_place = {(each.name, each.temperature): each for each in found.changes}
     rows: list[list[str]] = []
-    for name in CHANGES:
+    for name in (name for name in CHANGES if any(each.name == name for each in found.changes)):
         rows.append([name])
         for temperature in temperatures:
             each = by_place.get((name, temperature))
             gain = "–" if each is None else f"{100 * (each.accuracy - each.own_accuracy):+.1f}%"
             rows[-1] += ["–" if each is None else with_interval(each.ratio, each.ratio_ci), gain]
-    return markdown_table(heads, rows)
+    return f"{markdown_table(heads, rows)}\n\n{runs_in_words(found.runs)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,19 @@ from typing import Any
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
+from stepspec.bench import conversation, exactness, overhead
+from stepspec.bench.ablation import ablation_block
 from stepspec.bench.certification import certification_block
+from stepspec.bench.ideal import ideals_block
 from stepspec.bench.learned import learned_block
+from stepspec.bench.loads import loads_block
 from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
+from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
 from stepspec.errors import StepSpecError
+from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
     accuracy_block,
     headline,
@@ -32,7 +38,9 @@ from stepspec.evaluation.report import (
     with_block,
 )
 from stepspec.evaluation.report.calibration import calibrations_block
+from stepspec.evaluation.report.conditions import machine_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
+from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop import policy
 from stepspec.loop.families import FAMILIES, FamilyTables
 from stepspec.loop.judging import find_judge, shipped_judges
@@ -54,6 +62,13 @@ METHODS: Mapping[str, str] = {
     "embedded-gsm-mini": "mini/weights/figures.json",
 }
 """The figures of the pair, by run of the published methods under `evals/results/presets`."""
+MEASURED: Mapping[str, tuple[type[Conditions], Sequence[str], Callable[[Any], list[list[str]]]]] = {
+    "conversation": (conversation.Conversations, conversation.HEADS, conversation.rows_of),
+    "exact": (exactness.Exactnesses, exactness.HEADS, exactness.rows_of),
+    "overhead": (overhead.Overheads, overhead.HEADS, overhead.rows_of),
+    "wire": (WireCosts, WIRE_HEADS, wire_rows),
+}
+"""Files of `stepspec bench NAME --json` under `evals/results/NAME`: their model, and the heads and rows of a table."""
 LEARNED = ("embedded-t0", "smol-t06")
 """Calibrations whose recorded steps compare a learned judge with its signals."""
 
@@ -87,6 +102,17 @@ def generated(root: Path) -> dict[Path, str]:
             ("docs/results.md", "learned", name, learned_block(results / "learned" / f"{name}.json"))
             for name in LEARNED
         ),
+        ("docs/results.md", "ideals", "all", ideals_block(results / "ideals")),
+        *(
+            ("docs/results.md", name, file.stem, block(file))
+            for name, block in (("ablation", ablation_block), ("loads", loads_block))
+            for file in sorted((results / name).glob("*.json"))
+        ),
+        *(
+            ("docs/results.md", name, file.stem, measured_block(name, file))
+            for name in MEASURED
+            for file in sorted((results / name).glob("*.json"))
+        ),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
@@ -103,6 +129,13 @@ def _methods(root: Path, name: str) -> str:
     ((run, summary),) = read_results(folder)
     figures = json.loads((root / "stepspec" / METHODS[name]).read_text("utf-8"))
     return methods_block(folder, run, summary, figures["judging"])
+
+
+def measured_block(name: str, file: Path) -> str:
+    """Return a Markdown table of a file of `MEASURED`, and where it was measured."""
+    model, heads, rows_of = MEASURED[name]
+    found = model.model_validate_json(file.read_text("utf-8"))
+    return f"{markdown_table(heads, rows_of(found))}\n\n{machine_in_words(found)}. Intervals are 95%."
 
 
 def keys_block() -> str:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from stepspec.bench.speed import plain_table
+from stepspec.bench.speed import cells_table
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, Record, ResultRow
+from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run
 
 
@@ -104,23 +105,32 @@ def _ideal(policy: str, found: Sums, target_s: float, token_level: float) -> Ide
     )
 
 
+HEADS = ("policy", "draft cost c", "judge cost v", "D / C", "A / C", "token level s", "ideal", "measured", "share")
+
+
+def rows_of(found: Iterable[Ideal]) -> list[list[str]]:
+    """Return the cells of a table, by `HEADS`."""
+    return [
+        [
+            each.policy,
+            *(f"{value:.3f}" for value in (each.draft_cost, each.judge_cost, each.drafted, each.accepted)),
+            *(f"{value:.2f}×" for value in (each.token_level, each.ideal, each.measured)),
+            f"{each.reached:.0%}",
+        ]
+        for each in found
+    ]
+
+
 def ideals_table(found: Iterable[Ideal]) -> Table:
     """Return a terminal table of ideals."""
-    table = plain_table("speedup over the target alone, in tokens a second", synthetic=False)
-    for name in (
-        "policy",
-        "draft cost c",
-        "judge cost v",
-        "D / C",
-        "A / C",
-        "token level s",
-        "ideal",
-        "measured",
-        "share",
-    ):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for each in found:
-        costs = (f"{value:.3f}" for value in (each.draft_cost, each.judge_cost, each.drafted, each.accepted))
-        speeds = (f"{value:.2f}×" for value in (each.token_level, each.ideal, each.measured))
-        table.add_row(each.policy, *costs, *speeds, f"{each.reached:.0%}")
-    return table
+    return cells_table("speedup over the target alone, in tokens a second", HEADS, rows_of(found))
+
+
+def ideals_block(folder: Path) -> str:
+    """Return a Markdown table of the files in a folder that `stepspec bench ideal --json` wrote."""
+    found = [
+        [file.stem, *row]
+        for file in sorted(folder.glob("*.json"))
+        for row in rows_of(Ideals.model_validate_json(file.read_text("utf-8")).policies)
+    ]
+    return markdown_table(["run", *HEADS], found)

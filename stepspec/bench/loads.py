@@ -16,6 +16,7 @@ from stepspec.bench.exiting import exit_code
 from stepspec.bench.speed import with_interval
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Block, Record, RunRecord
+from stepspec.evaluation.report.conditions import runs_in_words
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import find_runs, iter_blocks, read_run
 from stepspec.evaluation.stats.ratios import ratio_of_rates
@@ -78,15 +79,15 @@ def compare(folder: Path) -> Loads:
     return Loads(runs=runs, results=results)
 
 
-def loads_block(folder: Path) -> str:
-    """Return a Markdown table of the files in a folder: tokens per second, and over token-level speculation."""
-    rows: list[list[str]] = []
-    for file in sorted(folder.glob("*.json")):
-        found = Loads.model_validate_json(file.read_text("utf-8"))
-        for each in found.results:
-            speeds = f"{each.tokens_per_s:,.0f}", with_interval(each.ratio, each.ratio_ci)
-            rows.append([file.stem, str(each.concurrency), each.policy, *speeds])
-    return markdown_table(["pair", "concurrency", "policy", "tokens/s", "over token"], rows)
+def loads_block(file: Path) -> str:
+    """Return a Markdown table of a file: tokens per second, and over token-level speculation."""
+    found = Loads.model_validate_json(file.read_text("utf-8"))
+    rows = [
+        [str(each.concurrency), each.policy, f"{each.tokens_per_s:,.0f}", with_interval(each.ratio, each.ratio_ci)]
+        for each in found.results
+    ]
+    table = markdown_table(["concurrency", "policy", "tokens/s", "over token"], rows)
+    return f"{table}\n\n{runs_in_words(found.runs)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work() -> None:
         given.file.write_text(compare(given.runs).model_dump_json(indent=1) + "\n", "utf-8")
-        print(loads_block(given.file.parent))
+        print(loads_block(given.file))
 
     return exit_code(work)
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from stepspec.engines.torch_engine import matrix
 from stepspec.engines.torch_engine.matrix import FEW_PRODUCTS, MAX_PACKED, Matrix, packing_pays
 
+DTYPES = [torch.float32, *([torch.bfloat16] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else [])]
+
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
 
@@ -17,19 +19,21 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
     width=st.sampled_from([32, 96, 192]),
     out=st.sampled_from([48, 320, 1024]),
     bias=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
 )
-def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bias: bool) -> None:
+def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bias: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(out, width, generator=generator).T
-    bias_of_both = torch.randn(out, generator=generator) if bias else None
-    x, total = torch.randn(rows, width, generator=generator), torch.randn(rows, out, generator=generator)
+    shapes = (out, width), (out,), (rows, width), (rows, out)
+    weight, bias_of_both, x, total = (torch.randn(*shape, generator=generator).to(dtype) for shape in shapes)
+    # In bfloat16 values up to 60 are rounded to 8 bits, once for the product and once for a sum.
+    rtol, atol = (1e-5, 1e-4) if dtype == torch.float32 else (2**-7, 2**-2)
     with torch.inference_mode():
-        plain, packed = (Matrix(weight, bias_of_both, packed=packed) for packed in (False, True))
-        assert torch.allclose(plain.product(x), packed.product(x), atol=1e-4)
+        layouts = [Matrix(weight.T, bias_of_both if bias else None, packed=packed) for packed in (False, True)]
+        assert torch.allclose(*(each.product(x) for each in layouts), rtol=rtol, atol=atol)
         sums = [total.clone(), total.clone()]
-        for each, own_sum in zip((plain, packed), sums, strict=True):
+        for each, own_sum in zip(layouts, sums, strict=True):
             each.add_product(own_sum, x)
-        assert torch.allclose(*sums, atol=1e-4)
+        assert torch.allclose(*sums, rtol=rtol, atol=atol)
 
 
 def test_small_products_use_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,11 +52,12 @@ def test_small_products_use_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_only_models_of_a_limited_size_in_float32_store_weights_twice(
+def test_only_models_of_a_limited_size_in_float32_or_bfloat16_store_weights_twice(
     pays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matrix, "_onednn_is_faster", lambda *_: pays)
-    assert packing_pays(torch.zeros(3, 2), MAX_PACKED) is pays
+    for dtype in (torch.float32, torch.bfloat16):
+        assert packing_pays(torch.zeros(3, 2, dtype=dtype), MAX_PACKED) is pays
     assert not packing_pays(torch.zeros(3, 2, dtype=torch.float16), MAX_PACKED)
     assert not packing_pays(torch.zeros(3, 2), MAX_PACKED + 1)
 

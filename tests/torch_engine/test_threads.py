@@ -1,12 +1,20 @@
-"""Each model gets its number of threads, whichever models started before it."""
+"""Each model gets its number of threads, whichever models started before it, and holds none while it waits."""
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from stepspec.engines.torch_engine import threads
-from stepspec.engines.torch_engine.threads import SMALL_MODEL, default_threads, run_in_thread, use_threads
+from stepspec.engines.torch_engine.threads import (
+    SMALL_MODEL,
+    default_threads,
+    end_workers,
+    run_in_thread,
+    use_threads,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +45,23 @@ def test_run_in_thread_returns_and_raises() -> None:
     assert run_in_thread(lambda: 3) == 3
     with pytest.raises(ValueError, match="wrong"):
         run_in_thread(lambda: int("wrong"))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
+def test_ended_workers_are_started_again_by_the_next_operation() -> None:
+    def running() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    def work() -> None:
+        before = running()
+        use_threads(3)
+        for _ in range(2):
+            assert torch.zeros(1_000_000).exp()[-1] == 1
+            assert running() == before + 2
+            end_workers()
+            deadline = time.monotonic() + 10
+            while running() > before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert running() == before
+
+    run_in_thread(work)

@@ -2,9 +2,9 @@
 
 On a CPU in float32 PyTorch multiplies with MKL, which takes slower paths on processors from other makers than Intel.
 Five rows times 192 x 1,024 numbers take 69 microseconds on an AMD EPYC; oneDNN takes 19 with the weight in its own
-layout. In bfloat16 PyTorch calls oneDNN, which changes the layout of the weight again for every product: the products of
-a pass of SmolLM2-135M over five rows take 20 ms on two threads, and 9 ms with weights in that layout. If a trial shows
-a clear gain, models store their weights in it as well, up to `MAX_PACKED` parameters.
+layout. In bfloat16 PyTorch calls oneDNN, which changes the layout of the weight again for every product: the products
+of a pass of SmolLM2-135M over five rows take 20 ms on two threads, and 9 ms with weights in that layout. If a trial
+shows a clear gain, models store their weights in it as well, up to `MAX_PACKED` parameters.
 """
 
 import time

@@ -1,24 +1,34 @@
 """The conditions of a run in words: models, hardware, versions and settings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from stepspec.evaluation.records import EngineRecord, RunRecord, Summary
+from stepspec.evaluation.records import Conditions, EngineRecord, RunRecord, Summary
 from stepspec.evaluation.report.cells import count
 
 
 def conditions_sentence(run: RunRecord, summary: Summary) -> str:
     """Return one sentence with all conditions of the figures."""
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     parts = [
         f"{run.benchmark}, {count(summary.n, 'problem')} under every policy",
         f"temperature {run.temperature:g}, concurrency {run.concurrency}, seed {run.seed}",
         f"at most {run.max_tokens:,} tokens a problem, prompt {run.prompt_id!r}",
         f"{models_in_words(run.engines)}, pair {run.pair}",
-        hardware_in_words(run.hardware),
-        versions,
-        commit_in_words(run.commit),
+        machine_in_words(run),
     ]
     return f"{'; '.join(parts)}."
+
+
+def runs_in_words(runs: Sequence[RunRecord]) -> str:
+    """Return one sentence with the conditions that runs of one command share."""
+    run = runs[0]
+    about = f"{run.benchmark}, {count(run.num_problems, 'problem')} under every policy"
+    return f"{about}; {models_in_words(run.engines)}; {machine_in_words(run)}. Intervals are 95%."
+
+
+def machine_in_words(found: Conditions | RunRecord) -> str:
+    """Return the hardware, the versions of packages and the commit of a measurement."""
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items())
+    return "; ".join([hardware_in_words(found.hardware), versions, commit_in_words(found.commit)])
 
 
 def commit_in_words(commit: str | None) -> str:

@@ -80,6 +80,10 @@ class SalvageTable(FileModel):
     """Whether the draft goes on behind that prefix and the target's own next token, and is judged again. By default the
     target writes the rest of the step."""
 
+    def at(self, min_logprob: float) -> "SalvageTable":
+        """Return the table with another bound."""
+        return self.model_copy(update={"min_logprob": min_logprob})
+
 
 class TemperatureTable(FileModel):
     """Thresholds for sampling temperatures up to a bound."""
@@ -213,7 +217,7 @@ class Policy(FamilyTables):
 
     def _with(self, table: TemperatureTable) -> "Policy":
         judges = tuple(with_threshold(judge, table.thresholds.get(judge.name)) for judge in self.judges)
-        salvage = self.salvage if table.min_logprob is None else SalvageTable(min_logprob=table.min_logprob)
+        salvage = self.salvage if table.min_logprob is None else (self.salvage or SalvageTable()).at(table.min_logprob)
         changes = {"judges": judges, "salvage": salvage, "certificate": table.certificate, "temperatures": ()}
         return self.model_copy(update=changes)
 

@@ -23,7 +23,7 @@ from stepspec.evaluation.report.calibration import calibrations_block
 from stepspec.evaluation.running import load_benchmark
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.certificate import certificate_in
-from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.policy import Policy, SalvageTable, load_policy
 
 SMALL = Sizes(recorded=4, least_recorded=4, chunk=8, timed=2, timed_chunk=2)
 SILENT = Watcher(lambda title: None, lambda row, done, total: None, lambda words: None)
@@ -243,13 +243,15 @@ def test_losses_of_repeats_are_averaged_by_problem() -> None:
 
 
 def test_thresholds_by_temperature() -> None:
-    table = changed_policy(load_policy("stepspec")[0], {"likelihood.min": -3.0}, -1.0).model_dump() | {
+    given = load_policy("stepspec")[0].model_copy(update={"salvage": SalvageTable(redraft=True)})
+    table = changed_policy(given, {"likelihood.min": -3.0}, -1.0).model_dump() | {
         "temperatures": [{"at_most": 0.3, "thresholds": {"likelihood.min": -2.0}, "min_logprob": -4.0}]
     }
     policy = Policy.model_validate(table)
     cold, warm = policy.at(0.0), policy.at(0.6)
-    assert (cold.judges[0].model_dump()["threshold"], cold.salvage and cold.salvage.min_logprob) == (-2.0, -4.0)
-    assert (warm.judges[0].model_dump()["threshold"], warm.salvage and warm.salvage.min_logprob) == (-3.0, -1.0)
+    for found, threshold, min_logprob in ((cold, -2.0, -4.0), (warm, -3.0, -1.0)):
+        assert found.judges[0].model_dump()["threshold"] == threshold
+        assert found.salvage == SalvageTable(min_logprob=min_logprob, redraft=True)
     for wrong, message in [
         ([{"at_most": 0.3, "thresholds": {"rating.short": 5.0}}], "no such judge"),
         ([{"at_most": 0.3, "thresholds": {"likelihood.min": 1.0}}], "threshold must be at most 0"),

@@ -108,6 +108,9 @@ def test_judges_that_ask_a_model_are_replayed_only_if_they_were_recorded(recordi
     longer = changed(step={"max_step_tokens": 100})
     with pytest.raises(UsageError, match="differs from the recorded policy in step"):
         replay({"longer": longer}, recordings)
+    redrafts = changed(salvage={"min_logprob": -1.0, "redraft": True})
+    with pytest.raises(UsageError, match=r"differs from the recorded policy in salvage\.redraft"):
+        replay({"redrafts": redrafts}, recordings)
 
 
 def test_a_path_goes_from_careful_to_fast(recordings: Recordings) -> None:

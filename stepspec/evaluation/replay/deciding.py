@@ -32,18 +32,20 @@ class Decided:
 
 
 def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
-    """Check that recorded steps can say what a policy does.
+    """Check that recorded steps can say what a policy does: it differs in judges and the bound of salvage at most.
 
     Raises:
-        UsageError: the policy differs in more than judges and salvage, or a judge was not recorded.
+        UsageError: the policy differs in more than that, or a judge was not recorded.
     """
     changed = {"summary", "paper", "judges", "judging", "salvage", "certificate", "temperatures", "fallbacks"}
     own, other = (each.model_dump(exclude=changed) for each in (policy, recorded))
     different = [key for key in own if own[key] != other[key]]
+    if policy.salvage is not None and _redrafts(policy) != _redrafts(recorded):
+        different.append("salvage.redraft")
     if different:
         raise UsageError(
             f"{name!r} cannot be replayed: it differs from the recorded policy in {', '.join(different)}, and a replay "
-            "can change judges and salvage alone. Run it with 'stepspec eval'."
+            "can change judges and the part of a step that is kept alone. Run it with 'stepspec eval'."
         )
     for judge in policy.judges:
         if not (is_computed(judge) or any(same_scores(judge, each) for each in recorded.judges)):
@@ -51,6 +53,10 @@ def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
                 f"{name!r} cannot be replayed: its judge {judge.name} was not recorded. Record a run with a policy "
                 "that asks it."
             )
+
+
+def _redrafts(policy: Policy) -> bool:
+    return policy.salvage is not None and policy.salvage.redraft
 
 
 def is_computed(judge: Judge) -> bool:

@@ -255,6 +255,9 @@ def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
     steps = request.trace.steps
     if step.accepted or step.index >= len(steps):
         return 0
+    last = next(each for each in reversed(request.trace.judged_steps) if each.index == step.index)
+    if step is not last:  # the draft has written on behind the target's own next token
+        return 1
     return max(0, steps[step.index].num_tokens - step.num_salvaged)
 
 

@@ -13,6 +13,7 @@ from stepspec.api.session import load_pair
 from stepspec.bench.ablation import CHANGES, Ablation, ablation_block
 from stepspec.bench.ablation import main as ablation_main
 from stepspec.bench.conversation import Conversations, at_context
+from stepspec.bench.documents import measured_block
 from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
 from stepspec.bench.loads import Loads, loads_block
 from stepspec.bench.loads import main as loads_main
@@ -136,6 +137,7 @@ def test_the_overhead_of_useless_drafts_is_measured(tmp_path: Path) -> None:
     assert stalling.ratio > 0
     assert stalling.ratio_ci is None, "from a single block of problems"
     assert "stalling" in done.stdout
+    assert "stepspec on gsm-mini, temperature 0; " in measured_block("overhead", file)
     refused = bench("overhead", "--kind", "stalled")
     assert refused.returncode == 2
     assert "Did you mean 'stalling'?" in refused.stderr
@@ -159,6 +161,9 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
     assert target.questions == ours.questions
     assert ours.steps_accepted is not None
     assert "up to 500  stepspec" in done.stdout
+    assert "gsm-mini, 1 conversation of 100 tokens, temperature 0; target embedded target" in measured_block(
+        "conversation", file
+    )
     refused = bench("conversation", "--context", "9000")
     assert refused.returncode == 2
     assert "leaves no room" in refused.stderr
@@ -178,6 +183,7 @@ def test_exact_policies_are_compared_with_the_target(tmp_path: Path) -> None:
     assert not far.holds
     assert not near.model_copy(update={"parted": 4 * parted[:1]}).holds
     assert "exact on every step" in done.stdout
+    assert "gsm-mini, 20 sampled texts under each policy; " in measured_block("exact", file)
 
 
 def test_samples_of_two_distributions_are_told_apart() -> None:

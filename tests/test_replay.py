@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
 NUM_PROBLEMS = 16
+REDRAFT = {"min_logprob": -6.0, "redraft": True}
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -28,11 +30,12 @@ def invoke(*arguments: str | Path) -> Result:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded run of the embedded pair under `stepspec` and a bolder policy."""
+    """A recorded run of the embedded pair under `stepspec`, a bolder policy, and one whose draft goes on."""
     folder = tmp_path_factory.mktemp("runs")
-    bold = folder / "bold.toml"
-    bold.write_text(tomlkit.dumps(changed(judges=[likelihood(-8.0)]).model_dump(mode="json", exclude_none=True)))
-    policies = ["--policy", "stepspec", "--policy", bold]
+    policies = ["--policy", "stepspec"]
+    for name, policy in (("bold", changed(judges=[likelihood(-8.0)])), ("redraft", changed(salvage=REDRAFT))):
+        (folder / f"{name}.toml").write_text(tomlkit.dumps(policy.model_dump(mode="json", exclude_none=True)))
+        policies += ["--policy", str(folder / f"{name}.toml")]
     arguments = ["eval", "gsm-mini", "--limit", NUM_PROBLEMS, "--temperature", 0.6, "--record", *policies]
     done = invoke(*arguments, "--output", folder / "run")
     assert done.exit_code == 0, done.output
@@ -63,7 +66,7 @@ def likelihood(threshold: float, **settings: object) -> dict[str, object]:
 
 
 def test_a_recorded_policy_replays_as_it_ran(recordings: Recordings, rows: Mapping[str, list[ResultRow]]) -> None:
-    for name in ("stepspec", "bold"):
+    for name in ("stepspec", "bold", "redraft"):
         policy = next(each.policy for each in recordings.recordings if each.name == name)
         (found,) = replay({name: policy}, recordings)
         assert (found.recording, found.on_policy, found.num_requests) == (name, 1.0, NUM_PROBLEMS)
@@ -75,6 +78,26 @@ def test_a_recorded_policy_replays_as_it_ran(recordings: Recordings, rows: Mappi
         target_s = sum(row.wall_s for row in rows["target"])
         assert found.speedup == pytest.approx(target_s / found.wall_s)
         assert found.speedup_vs_token == pytest.approx(sum(row.wall_s for row in rows["token"]) / found.wall_s)
+
+
+def test_of_a_step_in_several_parts_the_draft_writes_again_what_is_not_kept(recordings: Recordings) -> None:
+    (recording,) = (each for each in recordings.recordings if each.name == "redraft")
+    parts = [
+        (request.trace.steps[index], [step for step in request.trace.judged_steps if step.index == index])
+        for request in recording.requests.values()
+        for index in range(len(request.trace.steps))
+    ]
+    assert any(len(judged) > 1 for _, judged in parts)
+    for whole, judged in parts:
+        if judged and judged[-1].accepted:
+            kept = sum(step.num_salvaged for step in judged[:-1]) + judged[-1].num_tokens
+            assert whole.num_tokens == kept + len(judged) - 1, "each earlier part is followed by a token of the target"
+    stricter = changed(salvage={"min_logprob": 0.0, "redraft": True})
+    given, strict = replay({"given": recording.policy, "strict": stricter}, recordings)
+    assert strict.wall_s > given.wall_s
+    refusing = changed(judges=[likelihood(0.0)], salvage=stricter.model_dump()["salvage"])
+    (refused,) = replay({"refusing": refusing}, recordings)
+    assert refused.wall_s > given.wall_s
 
 
 def test_a_policy_that_accepts_nothing_costs_more_and_answers_as_the_target(
@@ -108,9 +131,9 @@ def test_judges_that_ask_a_model_are_replayed_only_if_they_were_recorded(recordi
     longer = changed(step={"max_step_tokens": 100})
     with pytest.raises(UsageError, match="differs from the recorded policy in step"):
         replay({"longer": longer}, recordings)
-    redrafts = changed(salvage={"min_logprob": -1.0, "redraft": True})
+    without = replace(recordings, recordings=[each for each in recordings.recordings if each.name != "redraft"])
     with pytest.raises(UsageError, match=r"differs from the recorded policy in salvage\.redraft"):
-        replay({"redrafts": redrafts}, recordings)
+        replay({"redrafts": changed(salvage=REDRAFT)}, without)
 
 
 def test_a_path_goes_from_careful_to_fast(recordings: Recordings) -> None:
@@ -192,11 +215,11 @@ def test_replays_are_compared_with_a_real_run(
     assert replays.main() == 0
     assert "stepspec: 100% same texts" in capsys.readouterr().out
     found = {each["policy"]: replays.Compared(**each) for each in json.loads(file.read_text())["policies"]}
-    assert set(found) == {"stepspec", "bold"}
+    assert set(found) == {"stepspec", "bold", "redraft"}
     for each in found.values():  # of its own recording
         assert each.speed_error == pytest.approx(0, abs=1e-9)
         assert each.predicted_acceptance == pytest.approx(each.acceptance)
-    assert replays.replays_block(file).count("+0.0%") + replays.replays_block(file).count("-0.0%") == 2
+    assert replays.replays_block(file).count("+0.0%") + replays.replays_block(file).count("-0.0%") == 3
 
 
 def test_traces_from_before_recording_still_load(run: Path, tmp_path: Path) -> None:

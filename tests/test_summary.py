@@ -280,7 +280,7 @@ def test_the_ideal_speed_follows_from_a_run_s_own_costs(tmp_path: Path) -> None:
     for line in lines:
         line["time_s"]["draft"] = 0.1 if line["policy"] == "stepspec" else 0.0
     (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = ideals(tmp_path / "run")
+    (found,) = ideals(tmp_path / "run").policies
     assert found.policy == "stepspec"
     assert (found.draft_cost, found.judge_cost) == pytest.approx((0.1 / 8 / 0.1, 0.125 / 8 / 0.1))
     assert (found.drafted, found.accepted, found.token_level) == pytest.approx((8 / 18, 4 / 18, 1.0))

@@ -52,16 +52,26 @@ def _with_cascade(policy: Document) -> None:
 
 
 def _without_cascade(policy: Document) -> None:
-    if policy.pop("judging", None) == "cascade":
-        first, *policy["judges"] = policy["judges"]
-        for table in policy.get("temperatures", []):
-            thresholds = table.get("thresholds", {})
-            table["thresholds"] = {k: v for k, v in thresholds.items() if k.partition(".")[0] != first["kind"]}
+    """Leave out the first judge of a cascade, so that the others see every step."""
+    if policy.get("judging") != "cascade" or len(policy["judges"]) < 2:
+        return
+    first = Policy.model_validate(policy).judges[0].name
+    policy["judges"] = policy["judges"][1:]
+    if len(policy["judges"]) == 1:
+        del policy["judging"]
+    for table in policy.get("temperatures", []):
+        table["thresholds"].pop(first, None)
+    policy["temperatures"] = [table for table in policy.get("temperatures", []) if table["thresholds"]]
+
+
+def _with_redraft(policy: Document) -> None:
+    if "salvage" in policy:
+        policy["salvage"]["redraft"] = True
 
 
 CHANGES: Mapping[str, Callable[[Document], None]] = {
     "no-salvage": _without_salvage,
-    "redraft": _set("salvage", "redraft", True),
+    "redraft": _with_redraft,
     "no-redraft": lambda policy: policy.get("salvage", {}).pop("redraft", None),
     "no-hint": _set("token", "hint", False),
     "no-draft-answer": _set("score", "draft_answer", False),
@@ -100,7 +110,7 @@ class Ablation(Record):
 
 
 def changed(text: str, name: str) -> str | None:
-    """Return the text of a policy with one change, without certificates and fallbacks; None if it is as changed."""
+    """Return the text of a policy with one change, without certificates and fallbacks; None if it has the change."""
     policy = tomllib.loads(text)
     for key in ("certificate", "fallbacks"):
         policy.pop(key, None)
@@ -123,8 +133,11 @@ def write(policy: str, folder: Path) -> None:
     text = load_policy(policy)[1]
     folder.mkdir(parents=True, exist_ok=True)
     for name in CHANGES:
-        if found := changed(text, name):
-            (folder / f"{name}.toml").write_text(found, "utf-8")
+        file, found = folder / f"{name}.toml", changed(text, name)
+        if found is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.write_text(found, "utf-8")
 
 
 def compare(folder: Path) -> Ablation:
@@ -178,7 +191,7 @@ def ablation_block(file: Path) -> str:
             each = by_place.get((name, temperature))
             gain = "–" if each is None else f"{100 * (each.accuracy - each.own_accuracy):+.1f}%"
             rows[-1] += ["–" if each is None else with_interval(each.ratio, each.ratio_ci), gain]
-    return f"{markdown_table(heads, rows)}\n\n{runs_in_words(found.runs)}"
+    return f"{markdown_table(heads, rows)}\n\n{runs_in_words(found.runs)} Intervals are 95%."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

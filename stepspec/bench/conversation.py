@@ -18,6 +18,8 @@ from stepspec.api.session import StepSpec
 from stepspec.bench.speed import cells_table, with_interval
 from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
+from stepspec.evaluation.report.cells import count
+from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.stats.ratios import ratio_of_rates
 
 EDGES = (500, 1000, 2000, 4000)
@@ -163,6 +165,12 @@ def rows_of(found: Conversations) -> list[list[str]]:
         ]
         for each in found.results
     ]
+
+
+def in_words(found: Conversations) -> str:
+    """Return what was measured."""
+    talks = f"{count(found.conversations, 'conversation')} of {found.context:,} tokens"
+    return f"{found.benchmark}, {talks}, temperature {found.temperature:g}; {models_in_words(found.engines)}"
 
 
 def conversations_table(found: Conversations) -> Table:

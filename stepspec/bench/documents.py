@@ -7,11 +7,12 @@ docstrings, and the columns of reports from `stepspec.evaluation.report`.
 import ast
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
@@ -26,8 +27,8 @@ from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
-from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
-from stepspec.errors import StepSpecError
+from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_in_words, wire_rows
+from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
     accuracy_block,
@@ -62,13 +63,26 @@ METHODS: Mapping[str, str] = {
     "embedded-gsm-mini": "mini/weights/figures.json",
 }
 """The figures of the pair, by run of the published methods under `evals/results/presets`."""
-MEASURED: Mapping[str, tuple[type[Conditions], Sequence[str], Callable[[Any], list[list[str]]]]] = {
-    "conversation": (conversation.Conversations, conversation.HEADS, conversation.rows_of),
-    "exact": (exactness.Exactnesses, exactness.HEADS, exactness.rows_of),
-    "overhead": (overhead.Overheads, overhead.HEADS, overhead.rows_of),
-    "wire": (WireCosts, WIRE_HEADS, wire_rows),
+
+
+class Measured(NamedTuple):
+    """What a file of `stepspec bench NAME --json` holds: its model, heads and rows of its table, and its conditions."""
+
+    model: type[Conditions]
+    heads: Sequence[str]
+    rows_of: Callable[[Any], list[list[str]]]
+    in_words: Callable[[Any], str]
+
+
+MEASURED: Mapping[str, Measured] = {
+    "conversation": Measured(
+        conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
+    ),
+    "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
+    "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
+    "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, wire_in_words),
 }
-"""Files of `stepspec bench NAME --json` under `evals/results/NAME`: their model, and the heads and rows of a table."""
+"""By the folder under `evals/results`."""
 LEARNED = ("embedded-t0", "smol-t06")
 """Calibrations whose recorded steps compare a learned judge with its signals."""
 
@@ -121,6 +135,11 @@ def generated(root: Path) -> dict[Path, str]:
     for name, kind, about, block in blocks:
         file = root / name
         texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, block)
+    made = {(kind, about) for _, kind, about, _ in blocks}
+    for file, text in texts.items():
+        for kind, about in re.findall(r"<!-- (\w+):([\w-]+) -->", text):
+            if (kind, about) not in made:
+                raise UsageError(f"{file} has a marker {kind}:{about}, and there are no results for it.")
     return texts
 
 
@@ -133,9 +152,10 @@ def _methods(root: Path, name: str) -> str:
 
 def measured_block(name: str, file: Path) -> str:
     """Return a Markdown table of a file of `MEASURED`, and where it was measured."""
-    model, heads, rows_of = MEASURED[name]
-    found = model.model_validate_json(file.read_text("utf-8"))
-    return f"{markdown_table(heads, rows_of(found))}\n\n{machine_in_words(found)}. Intervals are 95%."
+    measured = MEASURED[name]
+    found = measured.model.model_validate_json(file.read_text("utf-8"))
+    table = markdown_table(measured.heads, measured.rows_of(found))
+    return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}. Intervals are 95%."
 
 
 def keys_block() -> str:

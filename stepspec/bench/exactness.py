@@ -181,6 +181,11 @@ def rows_of(found: Exactnesses) -> list[list[str]]:
     ]
 
 
+def in_words(found: Exactnesses) -> str:
+    """Return what was measured."""
+    return f"{found.benchmark}, {found.samples:,} sampled texts under each policy"
+
+
 def exactness_table(found: Exactnesses) -> Table:
     """Return a terminal table."""
     return cells_table(f"beside the target, {found.samples:,} sampled texts of {SHORT} tokens", HEADS, rows_of(found))

@@ -9,12 +9,14 @@ not in it.
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from rich.table import Table
 
 from stepspec.bench.speed import cells_table
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import BASELINE, Record, ResultRow
+from stepspec.evaluation.records import BASELINE, Record, ResultRow, RunRecord
+from stepspec.evaluation.report.conditions import runs_in_words
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.evaluation.runs import iter_rows, read_run
 
@@ -43,9 +45,10 @@ class Ideal(Record):
 
 
 class Ideals(Record):
-    """The ideals of a run."""
+    """The file that `stepspec bench ideal --json` writes."""
 
-    run: str
+    version: Literal[2] = 2
+    run: RunRecord
     policies: list[Ideal]
 
 
@@ -66,7 +69,7 @@ class Sums:
         return self.wall_s / self.committed
 
 
-def ideals(folder: Path) -> list[Ideal]:
+def ideals(folder: Path) -> Ideals:
     """Return the ideal of each policy of a run that drafts steps.
 
     Raises:
@@ -86,7 +89,7 @@ def ideals(folder: Path) -> list[Ideal]:
         )
     target_s = sums[BASELINE].token_s
     token_level = target_s / min(sums[name].token_s for name in exact)
-    return [_ideal(name, sums[name], target_s, token_level) for name in steps]
+    return Ideals(run=run, policies=[_ideal(name, sums[name], target_s, token_level) for name in steps])
 
 
 def _ideal(policy: str, found: Sums, target_s: float, token_level: float) -> Ideal:
@@ -128,9 +131,10 @@ def ideals_table(found: Iterable[Ideal]) -> Table:
 
 def ideals_block(folder: Path) -> str:
     """Return a Markdown table of the files in a folder that `stepspec bench ideal --json` wrote."""
-    found = [
-        [file.stem, *row]
-        for file in sorted(folder.glob("*.json"))
-        for row in rows_of(Ideals.model_validate_json(file.read_text("utf-8")).policies)
-    ]
-    return markdown_table(["run", *HEADS], found)
+    found = [Ideals.model_validate_json(file.read_text("utf-8")) for file in sorted(folder.glob("*.json"))]
+    rows = [[each.run.benchmark, f"{each.run.temperature:g}", *row] for each in found for row in rows_of(each.policies)]
+    alike: dict[str, list[RunRecord]] = {}
+    for each in found:
+        alike.setdefault(each.run.pair, []).append(each.run)
+    table = markdown_table(["benchmark", "temperature", *HEADS], rows)
+    return "\n\n".join([table, *map(runs_in_words, alike.values())])

@@ -87,7 +87,7 @@ def loads_block(file: Path) -> str:
         for each in found.results
     ]
     table = markdown_table(["concurrency", "policy", "tokens/s", "over token"], rows)
-    return f"{table}\n\n{runs_in_words(found.runs)}"
+    return f"{table}\n\n{runs_in_words(found.runs)} Intervals are 95%."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -187,6 +187,11 @@ def rows_of(found: Overheads) -> list[list[str]]:
     ]
 
 
+def in_words(found: Overheads) -> str:
+    """Return what was measured."""
+    return f"{found.policy} on {found.benchmark}, temperature {found.temperature:g}"
+
+
 def overheads_table(found: Overheads) -> Table:
     """Return a terminal table of overheads."""
     title = f"seconds of {found.policy} over those of its own target, at most {found.limit:g}"

@@ -297,6 +297,11 @@ def wire_rows(costs: WireCosts) -> list[list[str]]:
     ]
 
 
+def wire_in_words(costs: WireCosts) -> str:
+    """Return what was measured."""
+    return f"{costs.benchmark}, {costs.problems:,} problems, greedy"
+
+
 def cells_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Return a terminal table of cells, the first column left-aligned and the others right-aligned."""
     table = plain_table(title, synthetic=False)

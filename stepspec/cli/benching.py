@@ -214,10 +214,10 @@ def bench_ideal(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")], json_file: JsonOption = None
 ) -> None:
     """Compare the speed of step-level policies with the best that the run's own costs and acceptance allow."""
-    from stepspec.bench.ideal import Ideals, ideals, ideals_table
+    from stepspec.bench.ideal import ideals, ideals_table
 
     found = ideals(run)
-    _finish([ideals_table(found)], Ideals(run=run.name, policies=found), json_file)
+    _finish([ideals_table(found.policies)], found, json_file)
 
 
 @app.command("langchain")

@@ -80,7 +80,7 @@ class SalvageTable(FileModel):
     """Whether the draft goes on behind that prefix and the target's own next token, and is judged again. By default the
     target writes the rest of the step."""
 
-    def at(self, min_logprob: float) -> "SalvageTable":
+    def with_min_logprob(self, min_logprob: float) -> "SalvageTable":
         """Return the table with another bound."""
         return self.model_copy(update={"min_logprob": min_logprob})
 
@@ -217,7 +217,9 @@ class Policy(FamilyTables):
 
     def _with(self, table: TemperatureTable) -> "Policy":
         judges = tuple(with_threshold(judge, table.thresholds.get(judge.name)) for judge in self.judges)
-        salvage = self.salvage if table.min_logprob is None else (self.salvage or SalvageTable()).at(table.min_logprob)
+        salvage = self.salvage
+        if salvage is not None and table.min_logprob is not None:
+            salvage = salvage.with_min_logprob(table.min_logprob)
         changes = {"judges": judges, "salvage": salvage, "certificate": table.certificate, "temperatures": ()}
         return self.model_copy(update=changes)
 

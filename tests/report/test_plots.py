@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from make_runs import make_run
 
-from stepspec.evaluation.records import ResultRow, StepRecord, Summary, TokenRecord
+from stepspec.evaluation.records import ResultRow, StepRecord, Stretch, Summary, TokenRecord
 from stepspec.evaluation.report.colours import PALETTE, series
 from stepspec.evaluation.report.plots import Plot, plot_sections, sweep_plots
 from stepspec.evaluation.report.plots.flow import fates
 from stepspec.evaluation.report.plots.judging import places_accepted
+from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.tradeoff import pareto_front
 from stepspec.evaluation.report.readme import read_results
 from stepspec.evaluation.report.tally import RunTally
@@ -144,6 +145,25 @@ def test_a_sweep_is_plotted_over_its_settings() -> None:
     keys = [plot.key for plot in sweep_plots("s", [summary(4), summary(1)])]
     assert keys == ["s-problems-per-s", "s-throughput-ratio", "s-speedup"]
     assert list(sweep_plots("s", [summary(1), summary(1)])) == []
+
+
+def test_long_texts_are_plotted_by_output_position() -> None:
+    made = make_run(10, policies=["target", "token"])
+    summary = summarise(made.run, made.rows, made.blocks)
+    assert list(position_plots("p", summary)) == []
+    stretches = [
+        Stretch(
+            name=name, n=4, tokens=900, from_draft=share, tokens_per_s_ratio=ratio, tokens_per_s_ratio_ci=(1.1, 1.9)
+        )
+        for name, share, ratio in (("0 to 500", 0.9, 1.5), ("500 to 1,000", 0.8, 1.25))
+    ]
+    policies = dict(summary.policies)
+    policies["token"] = policies["token"].model_copy(update={"stretches": stretches})
+    plots = list(position_plots("p", summary.model_copy(update={"policies": policies})))
+    assert [plot.key for plot in plots] == ["p-speed-by-position", "p-draft-by-position"]
+    assert "token, tokens 500 to 1,000: 1.25" in plots[0].svg
+    assert "token, tokens 500 to 1,000: 80.0%" in plots[1].svg
+    assert not any(">target</" in plot.svg for plot in plots), "it has no points"
 
 
 def test_the_target_is_neutral_and_neighboring_colors_differ() -> None:

@@ -1,13 +1,17 @@
 """Each model gets its number of threads, whichever models started before it, and holds none while it waits."""
 
+import asyncio
 import os
+import queue
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
+from tiny_models import llama_config, make_model, make_network, make_tokenizer
 
-from stepspec.engines.torch_engine import threads
+from stepspec.engines.torch_engine import TorchEngine, engine, threads
 from stepspec.engines.torch_engine.threads import (
     SMALL_MODEL,
     default_threads,
@@ -47,21 +51,39 @@ def test_run_in_thread_returns_and_raises() -> None:
         run_in_thread(lambda: int("wrong"))
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
-def test_ended_workers_are_started_again_by_the_next_operation() -> None:
-    def running() -> int:
-        return len(os.listdir("/proc/self/task"))
+@pytest.mark.skipif(threads._pause is None, reason="PyTorch runs without GNU OpenMP here")
+@pytest.mark.parametrize(("cores", "left"), [(2, 0), (64, 2)])
+def test_workers_end_if_all_models_have_more_threads_than_there_are_cores(
+    cores: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_num_cores", lambda: cores)
+
+    def tasks() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
 
     def work() -> None:
-        before = running()
         use_threads(3)
         for _ in range(2):
+            before = tasks()
             assert torch.zeros(1_000_000).exp()[-1] == 1
-            assert running() == before + 2
+            workers = tasks() - before
+            assert len(workers) == 2
             end_workers()
             deadline = time.monotonic() + 10
-            while running() > before and time.monotonic() < deadline:
+            while len(workers & tasks()) > left and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert running() == before
+            assert len(workers & tasks()) == left
+            if left:
+                break
 
     run_in_thread(work)
+
+
+@pytest.mark.anyio
+async def test_a_model_ends_its_workers_when_it_has_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_in: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(engine, "end_workers", lambda: ended_in.put(threading.get_ident()))
+    made = TorchEngine(make_model(make_network(llama_config())), make_tokenizer(), threads=2)
+    await made.forget()
+    assert await asyncio.to_thread(ended_in.get, timeout=10) != threading.get_ident()
+    await made.aclose()

@@ -357,7 +357,7 @@ class TorchEngine:
     def _take_tasks(self, scheduler: Scheduler) -> bool:
         """Pass new tasks to the scheduler; block while it is idle. Return False once the engine is closed."""
         while True:
-            if scheduler.idle and self._threads > 1 and self._tasks.empty():
+            if scheduler.idle and self._tasks.empty():
                 end_workers()
             try:
                 task = self._tasks.get(block=scheduler.idle)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
 from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
 from stepspec.engines.torch_engine.slots import common_prefix
-from stepspec.engines.torch_engine.threads import default_threads, use_threads
+from stepspec.engines.torch_engine.threads import default_threads, end_workers, use_threads
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
 
 T = TypeVar("T")
@@ -99,8 +99,14 @@ class TorchJudge:
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
 
     async def _run(self, work: Callable[..., T], *arguments: Any) -> T:
+        def work_and_rest() -> T:
+            try:
+                return work(*arguments)
+            finally:
+                end_workers()
+
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work_and_rest)
         except torch.OutOfMemoryError as error:
             raise EngineError(f"The GPU ran out of memory while running {self.name}.") from error
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Products of rows with a weight, computed by MKL or oneDNN, whichever is faster on this machine.
+"""Products of rows with a weight, computed by PyTorch or oneDNN, whichever is faster on this machine.
 
 On a CPU in float32 PyTorch multiplies with MKL, which takes slower paths on processors from other makers than Intel.
 Five rows times 192 x 1,024 numbers take 69 microseconds on an AMD EPYC; oneDNN takes 19 with the weight in its own
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from stepspec.engines.torch_engine.threads import one_thread
 
-PACKED_DTYPES = torch.float32, torch.bfloat16
+DTYPES = torch.float32, torch.bfloat16
+"""Data types that oneDNN has a layout of its own for."""
 
 MAX_PACKED = 500_000_000
 """Number of parameters up to which weights may be stored twice, in float32 2 GB each time."""
 
 FEW_PRODUCTS = 300_000
-"""Multiplications below which a call of oneDNN takes longer than PyTorch's own product."""
+"""Multiplications below which a call of oneDNN takes longer than PyTorch's own product, measured in float32."""
 
 TRIAL_ROWS, MAX_SIDE = 5, 4096
 """Number of rows of the trial, as in a pass that verifies drafted tokens, and the longest side of its weight."""
@@ -57,9 +58,18 @@ class Matrix:
             total += self._bias
 
 
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether this PyTorch multiplies with weights in oneDNN's layout, in a data type of `DTYPES`."""
+    operations: Any = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(operations, "_linear_pointwise"):
+        return False
+    is_supported = getattr(operations, "_is_mkldnn_bf16_supported", None)
+    return dtype == torch.float32 or (is_supported is not None and is_supported())
+
+
 def packing_pays(weight: Tensor, num_parameters: int) -> bool:
     """Return whether to store weights like this one in oneDNN's layout too, for a model of `num_parameters`."""
-    if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES or num_parameters > MAX_PACKED:
+    if weight.device.type != "cpu" or weight.dtype not in DTYPES or num_parameters > MAX_PACKED:
         return False
     columns, inputs = (min(side, MAX_SIDE) for side in weight.shape)
     return _onednn_is_faster(inputs, columns, weight.dtype)
@@ -69,10 +79,7 @@ def packing_pays(weight: Tensor, num_parameters: int) -> bool:
 @torch.inference_mode()
 def _onednn_is_faster(inputs: int, columns: int, dtype: torch.dtype) -> bool:
     """Return whether oneDNN multiplies a few rows with a weight [inputs, columns] faster, by a trial on one thread."""
-    operations: Any = torch.ops.mkldnn
-    if not torch.backends.mkldnn.is_available() or not hasattr(operations, "_linear_pointwise"):
-        return False
-    if dtype == torch.bfloat16 and not operations._is_mkldnn_bf16_supported():
+    if not can_pack(dtype):
         return False
     with one_thread():
         rows, weight = torch.ones(TRIAL_ROWS, inputs, dtype=dtype), torch.ones(inputs, columns, dtype=dtype)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,9 +20,21 @@ than the arithmetic."""
 OMP_PAUSE_SOFT = 1
 """`omp_pause_soft` of OpenMP 5.0: end the workers, and keep all settings."""
 
-_openmp = ctypes.CDLL(None) if os.name == "posix" else None
-"""All libraries of this process. PyTorch's OpenMP is among them where it has one."""
 _lock = threading.Lock()
+_used: WeakKeyDictionary[threading.Thread, int] = WeakKeyDictionary()
+"""Number of CPU threads of the models that run in each thread."""
+
+
+def _find_pause() -> Callable[[int], int] | None:
+    """Return `omp_pause_resource_all` of GNU OpenMP; None if PyTorch runs with another library or a hidden one."""
+    if os.name != "posix":
+        return None
+    loaded = ctypes.CDLL(None)
+    is_gnu = hasattr(loaded, "GOMP_parallel") and not hasattr(loaded, "__kmpc_fork_call")
+    return getattr(loaded, "omp_pause_resource_all", None) if is_gnu else None
+
+
+_pause = _find_pause()
 
 
 @contextmanager
@@ -50,20 +63,24 @@ def use_threads(count: int) -> None:
     with _lock:
         default = torch.get_num_threads()
         torch.set_num_threads(count)
+        _used[threading.current_thread()] = count
         # The call above also changes the default of all threads that start later. A thread of its own changes it back.
         run_in_thread(lambda: torch.set_num_threads(default))
 
 
 def end_workers() -> None:
-    """End the OpenMP workers of the calling thread. Its next operation on several threads starts them again.
+    """End the OpenMP workers of the calling thread if all models together use more threads than there are cores. The
+    thread's next parallel operation starts them again.
 
-    With more workers than cores OpenMP lets all of them sleep after every operation. The workers of a draft that waits
-    for its target, and of a target that waits for its draft, would do that to each other: on two cores the passes of a
-    pair with two threads each took 1.3 to 1.5 times as long.
+    With more workers than cores GNU OpenMP lets all of them sleep after every operation. The workers of a draft that
+    waits for its target, and of a target that waits for its draft, would do that to each other: on two cores the passes
+    of a pair with two threads each took 1.3 to 1.5 times as long. Other OpenMP libraries share their workers among
+    threads, so nothing happens with them.
     """
-    pause = getattr(_openmp, "omp_pause_resource_all", None)
-    if pause is not None:
-        pause(OMP_PAUSE_SOFT)
+    with _lock:
+        used = dict(_used)
+    if _pause is not None and used.get(threading.current_thread(), 1) > 1 and sum(used.values()) > _num_cores():
+        _pause(OMP_PAUSE_SOFT)
 
 
 def run_in_thread(work: Callable[[], T]) -> T:

@@ -40,12 +40,12 @@ def check_replayable(name: str, policy: Policy, recorded: Policy) -> None:
     changed = {"summary", "paper", "judges", "judging", "salvage", "certificate", "temperatures", "fallbacks"}
     own, other = (each.model_dump(exclude=changed) for each in (policy, recorded))
     different = [key for key in own if own[key] != other[key]]
-    if policy.salvage is not None and _redrafts(policy) != _redrafts(recorded):
+    if _redrafts(policy) != _redrafts(recorded):
         different.append("salvage.redraft")
     if different:
         raise UsageError(
-            f"{name!r} cannot be replayed: it differs from the recorded policy in {', '.join(different)}, and a replay "
-            "can change judges and the part of a step that is kept alone. Run it with 'stepspec eval'."
+            f"{name!r} cannot be replayed: it differs from the recorded policy in {', '.join(different)}. A replay "
+            "can change only the judges and min_logprob of [salvage]. Run it with 'stepspec eval'."
         )
     for judge in policy.judges:
         if not (is_computed(judge) or any(same_scores(judge, each) for each in recorded.judges)):

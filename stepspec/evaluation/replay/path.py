@@ -75,7 +75,7 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
 def changed_policy(policy: Policy, thresholds: Mapping[str, float], min_logprob: float | None) -> Policy:
     """Return a policy with other thresholds and another bound of salvage, without certificates."""
     judges = tuple(with_threshold(judge, thresholds.get(judge.name)) for judge in policy.judges)
-    salvage = None if min_logprob is None else (policy.salvage or SalvageTable()).at(min_logprob)
+    salvage = None if min_logprob is None else (policy.salvage or SalvageTable()).with_min_logprob(min_logprob)
     return policy.model_copy(update={"judges": judges, "salvage": salvage, "certificate": None, "temperatures": ()})
 
 

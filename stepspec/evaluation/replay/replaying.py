@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -215,6 +215,9 @@ class _Pricing:
             return seconds
         if self.costs is None and decided.same_text(step):
             return seconds + step.write_s
+        if step is not last_of_its_step(step, request):  # what it keeps less, the draft writes again
+            draft_s = step.draft_s if self.costs is None else step.num_tokens * self.costs.draft_token_s
+            return seconds + (step.num_salvaged - decided.num_kept) * draft_s / max(1, step.num_tokens)
         if step.accepted:  # it takes the target about as many tokens as it took the draft
             return seconds + (step.num_tokens - decided.num_kept) * self._token_s(request)
         num_rewritten = _num_rewritten(step, request)
@@ -232,7 +235,7 @@ class _Pricing:
 
 def _outcome(policy: Policy, request: Request, scores: Scores, pricing: _Pricing) -> _Outcome:
     steps = request.trace.judged_steps
-    decided = [(step, decide(policy, step, known)) for step, known in zip(steps, scores, strict=True)]
+    decided = list(_decisions(policy, steps, scores))
     asked = [(step, each) for step, each in decided if step.asked]
     widest = pricing.costs.widest if pricing.costs else math.inf
     return _Outcome(
@@ -245,20 +248,36 @@ def _outcome(policy: Policy, request: Request, scores: Scores, pricing: _Pricing
     )
 
 
+def _decisions(
+    policy: Policy, steps: Sequence[JudgedStepRecord], scores: Scores
+) -> Iterator[tuple[JudgedStepRecord, Decided]]:
+    """Yield a policy's decisions. What was drafted behind the kept part of a step that it accepts would not exist."""
+    accepted = -1
+    for step, known in zip(steps, scores, strict=True):
+        if step.index != accepted:
+            decided = decide(policy, step, known)
+            accepted = step.index if decided.accepted else accepted
+            yield step, decided
+
+
 def _num_written(row: ResultRow) -> int:
     """Return how many tokens of a request the target wrote."""
     return row.tokens.regenerated + row.tokens.forced
 
 
 def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
-    """Return how many tokens the target wrote of a rejected step."""
+    """Return how many tokens the target wrote of a rejected step in a call of its own."""
     steps = request.trace.steps
-    if step.accepted or step.index >= len(steps):
+    if step.accepted or step.index >= len(steps) or step is not last_of_its_step(step, request):
         return 0
-    last = next(each for each in reversed(request.trace.judged_steps) if each.index == step.index)
-    if step is not last:  # the draft has written on behind the target's own next token
-        return 1
-    return max(0, steps[step.index].num_tokens - step.num_salvaged)
+    num_redrafted = sum(each.index == step.index for each in request.trace.judged_steps) - 1
+    whole = steps[step.index]
+    return max(0, whole.num_tokens - whole.num_from_draft - num_redrafted)
+
+
+def last_of_its_step(step: JudgedStepRecord, request: Request) -> JudgedStepRecord:
+    """Return what was judged last of a step. With `redraft`, the draft may write a step in several parts."""
+    return next(each for each in reversed(request.trace.judged_steps) if each.index == step.index)
 
 
 def _surprise(step: JudgedStepRecord, num_kept: int) -> float | None:

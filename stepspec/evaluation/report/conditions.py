@@ -19,10 +19,16 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
 
 
 def runs_in_words(runs: Sequence[RunRecord]) -> str:
-    """Return one sentence with the conditions that runs of one command share."""
+    """Return one sentence with the conditions of runs that differ in temperature or concurrency alone."""
     run = runs[0]
-    about = f"{run.benchmark}, {count(run.num_problems, 'problem')} under every policy"
-    return f"{about}; {models_in_words(run.engines)}; {machine_in_words(run)}. Intervals are 95%."
+    temperatures = " and ".join(f"{each:g}" for each in sorted({run.temperature for run in runs}))
+    parts = [
+        f"{run.benchmark}, {count(run.num_problems, 'problem')} under every policy",
+        f"temperature {temperatures}, seed {run.seed}, at most {run.max_tokens:,} tokens a problem",
+        models_in_words(run.engines),
+        *dict.fromkeys(machine_in_words(run) for run in runs),
+    ]
+    return f"{'; '.join(parts)}."
 
 
 def machine_in_words(found: Conditions | RunRecord) -> str:

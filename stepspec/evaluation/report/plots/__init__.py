@@ -9,6 +9,7 @@ from stepspec.evaluation.report.plots.clock import time_split
 from stepspec.evaluation.report.plots.flow import token_flow
 from stepspec.evaluation.report.plots.judging import acceptance_by_index, score_plots
 from stepspec.evaluation.report.plots.path import path_plot
+from stepspec.evaluation.report.plots.position import position_plots
 from stepspec.evaluation.report.plots.spread import latencies, length_ratios
 from stepspec.evaluation.report.plots.sweep import sweep_plots
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
@@ -30,6 +31,7 @@ def plot_sections(key: str, run: RunRecord, summary: Summary, tally: RunTally) -
             *latencies(key, {name: tally.walls(name) for name in names}),
             *length_ratios(key, {name: tally.length_ratios(name, "target") for name in names if name != "target"}),
             *acceptance_by_index(key, judged),
+            *position_plots(key, summary),
         ]
     }
     for number, (name, each) in enumerate(judged.items()):

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 XLINK = "{http://www.w3.org/1999/xlink}"
 _COORDINATES = {"d", "x", "y", "transform", "width", "height", "points"}
 _TIP = "tip:"
+
+
+Value = tuple[float, tuple[float, float] | None]
+"""A figure and its interval; None if it has none."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,15 @@ class Canvas:
     def tip(self, artist: Any, text: str) -> None:
         """Add a tooltip to an artist."""
         artist.set_gid(f"{_TIP}{text}")
+
+    def line(self, points: Sequence[tuple[float, Value]], colour: str, label: str, tips: Sequence[str]) -> None:
+        """Draw a line through values at these places, their intervals, and a tooltip for each."""
+        places, values = [place for place, _ in points], [value for _, (value, _) in points]
+        self.axes.plot(places, values, "o-", color=colour, markersize=4, label=label)
+        for (place, (value, interval)), text in zip(points, tips, strict=True):
+            if interval is not None:
+                self.axes.plot([place] * 2, interval, color=colour, linewidth=1.2, alpha=0.6)
+            self.tip(self.axes.plot(place, value, "o", color=colour, markersize=5)[0], text)
 
     def only_left_labels(self) -> None:
         """Show only names at the left, without a line and ticks. For rows of bars."""

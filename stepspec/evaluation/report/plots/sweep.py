@@ -7,9 +7,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from stepspec.evaluation.records import PolicySummary, Summary
 from stepspec.evaluation.report.cells import significant
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.plots.canvas import Plot, canvas, colour, label
-
-Value = tuple[float, tuple[float, float] | None]
+from stepspec.evaluation.report.plots.canvas import Plot, Value, canvas, colour, label
 
 
 def sweep_plots(key: str, summaries: Sequence[Summary]) -> Iterator[Plot]:
@@ -72,13 +70,8 @@ def _lines(
     colours = series(policies)
     with canvas() as chart:
         for name, known in points.items():
-            at, values = [concurrency for concurrency, _ in known], [value for _, (value, _) in known]
-            chart.axes.plot(at, values, "o-", color=colour(colours[name]), markersize=4, label=label(name))
-            for concurrency, (estimate, interval) in known:
-                if interval is not None:
-                    chart.axes.plot([concurrency] * 2, interval, color=colour(colours[name]), linewidth=1.2, alpha=0.6)
-                mark = chart.axes.plot(concurrency, estimate, "o", color=colour(colours[name]), markersize=5)[0]
-                chart.tip(mark, f"{name}, concurrency {concurrency}: {significant(estimate)}")
+            tips = [f"{name}, concurrency {number}: {significant(estimate)}" for number, (estimate, _) in known]
+            chart.line(known, colour(colours[name]), label(name), tips)
         chart.axes.set_xscale("log")
         chart.axes.xaxis.set_major_locator(FixedLocator(concurrencies))
         chart.axes.xaxis.set_minor_locator(NullLocator())

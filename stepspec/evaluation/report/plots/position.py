@@ -1,0 +1,74 @@
+"""Speed and the draft's share by output position: one line for each policy over the stretches of the texts."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from matplotlib.ticker import FixedLocator
+
+from stepspec.evaluation.records import PolicySummary, Stretch, Summary
+from stepspec.evaluation.report.cells import percent, significant
+from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.plots.canvas import Plot, Value, canvas, colour, label
+
+
+def position_plots(key: str, summary: Summary) -> Iterator[Plot]:
+    """Yield plots of speed and of the draft's share by output position, if some texts are long enough."""
+    names = list(dict.fromkeys(each.name for policy in summary.policies.values() for each in policy.stretches))
+    if len(names) < 2:
+        return
+    yield from _lines(
+        f"{key}-speed-by-position",
+        "Speed by position",
+        "Tokens per second over the target's, by output position, with 95% intervals.",
+        "times the target's",
+        summary,
+        names,
+        _speed,
+        significant,
+    )
+    yield from _lines(
+        f"{key}-draft-by-position",
+        "The draft's share by position",
+        "Share of the tokens that the draft wrote, by output position, of policies under which it wrote any.",
+        "% of tokens",
+        summary,
+        names,
+        lambda _, each: (100 * each.from_draft, None),
+        lambda share: percent(share / 100),
+    )
+
+
+def _speed(policy: PolicySummary, stretch: Stretch) -> Value | None:
+    if policy.no_speed is not None or stretch.tokens_per_s_ratio is None:
+        return None
+    return stretch.tokens_per_s_ratio, stretch.tokens_per_s_ratio_ci
+
+
+def _lines(
+    key: str,
+    title: str,
+    caption: str,
+    unit: str,
+    summary: Summary,
+    names: Sequence[str],
+    value: Callable[[PolicySummary, Stretch], Value | None],
+    in_words: Callable[[float], str],
+) -> Iterator[Plot]:
+    colours = series(list(summary.policies))
+    points = {
+        name: [(names.index(each.name), found) for each in policy.stretches if (found := value(policy, each))]
+        for name, policy in summary.policies.items()
+    }
+    points = {policy: known for policy, known in points.items() if any(estimate for _, (estimate, _) in known)}
+    if not points:
+        return
+    with canvas() as chart:
+        for policy, known in points.items():
+            tips = [f"{policy}, tokens {names[place]}: {in_words(estimate)}" for place, (estimate, _) in known]
+            chart.line(known, colour(colours[policy]), label(policy), tips)
+        chart.axes.xaxis.set_major_locator(FixedLocator(range(len(names))))
+        chart.axes.set_xticklabels(names)
+        chart.axes.set_xlabel("output tokens")
+        chart.axes.set_ylabel(unit)
+        chart.axes.set_ylim(bottom=0)
+        chart.figure.legend(loc="outside upper left", ncols=3)
+        yield chart.plot(key, title, caption)

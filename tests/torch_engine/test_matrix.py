@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from stepspec.engines.torch_engine import matrix
 from stepspec.engines.torch_engine.matrix import DTYPES, FEW_PRODUCTS, MAX_PACKED, Matrix, can_pack, packing_pays
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="this PyTorch has no oneDNN")
 
 
 @settings(deadline=None, max_examples=30)
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
     width=st.sampled_from([32, 96, 192]),
     out=st.sampled_from([48, 320, 1024]),
     bias=st.booleans(),
-    dtype=st.sampled_from([each for each in DTYPES if can_pack(each)] or [None]),
+    dtype=st.sampled_from([torch.float32, *(each for each in DTYPES[1:] if can_pack(each))]),
 )
 def test_both_layouts_give_the_same_product(rows: int, width: int, out: int, bias: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(rows)

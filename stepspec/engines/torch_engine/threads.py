@@ -74,7 +74,7 @@ def end_workers() -> None:
 
     With more workers than cores GNU OpenMP lets all of them sleep after every operation. The workers of a draft that
     waits for its target, and of a target that waits for its draft, would do that to each other: on two cores the passes
-    of a pair with two threads each took 1.3 to 1.5 times as long. Other OpenMP libraries share their workers among
+    of a pair with two threads each took 1.2 to 1.5 times as long. Other OpenMP libraries share their workers among
     threads, so nothing happens with them.
     """
     with _lock:

@@ -215,7 +215,7 @@ class _Pricing:
             return seconds
         if self.costs is None and decided.same_text(step):
             return seconds + step.write_s
-        if step is not last_of_its_step(step, request):  # what it keeps less, the draft writes again
+        if _was_continued(step, request):  # what it keeps less, the draft writes again
             draft_s = step.draft_s if self.costs is None else step.num_tokens * self.costs.draft_token_s
             return seconds + (step.num_salvaged - decided.num_kept) * draft_s / max(1, step.num_tokens)
         if step.accepted:  # it takes the target about as many tokens as it took the draft
@@ -268,16 +268,16 @@ def _num_written(row: ResultRow) -> int:
 def _num_rewritten(step: JudgedStepRecord, request: Request) -> int:
     """Return how many tokens the target wrote of a rejected step in a call of its own."""
     steps = request.trace.steps
-    if step.accepted or step.index >= len(steps) or step is not last_of_its_step(step, request):
+    if step.accepted or step.index >= len(steps) or _was_continued(step, request):
         return 0
     num_redrafted = sum(each.index == step.index for each in request.trace.judged_steps) - 1
     whole = steps[step.index]
     return max(0, whole.num_tokens - whole.num_from_draft - num_redrafted)
 
 
-def last_of_its_step(step: JudgedStepRecord, request: Request) -> JudgedStepRecord:
-    """Return what was judged last of a step. With `redraft`, the draft may write a step in several parts."""
-    return next(each for each in reversed(request.trace.judged_steps) if each.index == step.index)
+def _was_continued(step: JudgedStepRecord, request: Request) -> bool:
+    """Whether the draft has written on behind the kept part of a rejected step, see `redraft`."""
+    return step is not next(each for each in reversed(request.trace.judged_steps) if each.index == step.index)
 
 
 def _surprise(step: JudgedStepRecord, num_kept: int) -> float | None:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,14 +49,32 @@ class Canvas:
         """Add a tooltip to an artist."""
         artist.set_gid(f"{_TIP}{text}")
 
-    def line(self, points: Sequence[tuple[float, Value]], colour: str, label: str, tips: Sequence[str]) -> None:
-        """Draw a line through values at these places, their intervals, and a tooltip for each."""
-        places, values = [place for place, _ in points], [value for _, (value, _) in points]
-        self.axes.plot(places, values, "o-", color=colour, markersize=4, label=label)
-        for (place, (value, interval)), text in zip(points, tips, strict=True):
-            if interval is not None:
-                self.axes.plot([place] * 2, interval, color=colour, linewidth=1.2, alpha=0.6)
-            self.tip(self.axes.plot(place, value, "o", color=colour, markersize=5)[0], text)
+    def lines(
+        self,
+        unit: str,
+        points: Mapping[str, Sequence[tuple[int, Value]]],
+        colours: Mapping[str, str],
+        tip: Callable[[str, int, float], str],
+    ) -> None:
+        """Draw a line for each name through values from 0 up, with their intervals, tooltips and a legend.
+
+        Args:
+            unit: label of the values.
+            points: places and values, by name.
+            colours: the page's color of each name.
+            tip: returns the tooltip for a name, a place and a value.
+        """
+        for name, known in points.items():
+            shade = colour(colours[name])
+            places, values = [place for place, _ in known], [value for _, (value, _) in known]
+            self.axes.plot(places, values, "o-", color=shade, markersize=4, label=label(name))
+            for place, (value, interval) in known:
+                if interval is not None:
+                    self.axes.plot([place] * 2, interval, color=shade, linewidth=1.2, alpha=0.6)
+                self.tip(self.axes.plot(place, value, "o", color=shade, markersize=5)[0], tip(name, place, value))
+        self.axes.set_ylabel(unit)
+        self.axes.set_ylim(bottom=0)
+        self.figure.legend(loc="outside upper left", ncols=3)
 
     def only_left_labels(self) -> None:
         """Show only names at the left, without a line and ticks. For rows of bars."""

@@ -7,7 +7,7 @@ from matplotlib.ticker import FixedLocator
 from stepspec.evaluation.records import PolicySummary, Stretch, Summary
 from stepspec.evaluation.report.cells import percent, significant
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.plots.canvas import Plot, Value, canvas, colour, label
+from stepspec.evaluation.report.plots.canvas import Plot, Value, canvas
 
 
 def position_plots(key: str, summary: Summary) -> Iterator[Plot]:
@@ -53,7 +53,6 @@ def _lines(
     value: Callable[[PolicySummary, Stretch], Value | None],
     in_words: Callable[[float], str],
 ) -> Iterator[Plot]:
-    colours = series(list(summary.policies))
     points = {
         name: [(names.index(each.name), found) for each in policy.stretches if (found := value(policy, each))]
         for name, policy in summary.policies.items()
@@ -62,13 +61,13 @@ def _lines(
     if not points:
         return
     with canvas() as chart:
-        for policy, known in points.items():
-            tips = [f"{policy}, tokens {names[place]}: {in_words(estimate)}" for place, (estimate, _) in known]
-            chart.line(known, colour(colours[policy]), label(policy), tips)
+        chart.lines(
+            unit,
+            points,
+            series(list(summary.policies)),
+            lambda policy, place, estimate: f"{policy}, tokens {names[place]}: {in_words(estimate)}",
+        )
         chart.axes.xaxis.set_major_locator(FixedLocator(range(len(names))))
         chart.axes.set_xticklabels(names)
         chart.axes.set_xlabel("output tokens")
-        chart.axes.set_ylabel(unit)
-        chart.axes.set_ylim(bottom=0)
-        chart.figure.legend(loc="outside upper left", ncols=3)
         yield chart.plot(key, title, caption)

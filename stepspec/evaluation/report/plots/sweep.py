@@ -7,7 +7,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from stepspec.evaluation.records import PolicySummary, Summary
 from stepspec.evaluation.report.cells import significant
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.plots.canvas import Plot, Value, canvas, colour, label
+from stepspec.evaluation.report.plots.canvas import Plot, Value, canvas
 
 
 def sweep_plots(key: str, summaries: Sequence[Summary]) -> Iterator[Plot]:
@@ -67,17 +67,16 @@ def _lines(
     }
     if len(concurrencies) < 2 or not any(points.values()):
         return
-    colours = series(policies)
     with canvas() as chart:
-        for name, known in points.items():
-            tips = [f"{name}, concurrency {number}: {significant(estimate)}" for number, (estimate, _) in known]
-            chart.line(known, colour(colours[name]), label(name), tips)
+        chart.lines(
+            unit,
+            points,
+            series(policies),
+            lambda name, concurrency, estimate: f"{name}, concurrency {concurrency}: {significant(estimate)}",
+        )
         chart.axes.set_xscale("log")
         chart.axes.xaxis.set_major_locator(FixedLocator(concurrencies))
         chart.axes.xaxis.set_minor_locator(NullLocator())
         chart.axes.xaxis.set_major_formatter(lambda concurrency, _: f"{concurrency:g}")
         chart.axes.set_xlabel("requests in flight")
-        chart.axes.set_ylabel(unit)
-        chart.axes.set_ylim(bottom=0)
-        chart.figure.legend(loc="outside upper left", ncols=3)
         yield chart.plot(key, title, caption)

@@ -223,7 +223,7 @@ async def test_a_target_failure_is_an_error_with_the_committed_text(target_port:
         pair = load_pair(target.url + "?retries=0", draft)
         count, loaded = 0, True
         with pytest.raises(TargetError, match=r"made to fail.*Text committed before the failure") as caught:
-            await StepSpec(policy="stepspec", pair=pair).generate(question)
+            await StepSpec(policy=STEADY, pair=pair).generate(question)
         assert caught.value.committed.endswith("\n\n")
         assert isinstance(caught.value, EngineError)
         await pair.aclose()

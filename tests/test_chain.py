@@ -370,17 +370,17 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
 def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:
     now = [0.0]
     pace = StepPace(0.05, clock=lambda: now[0])
-    assert pace.speculates()
+    assert pace.speculates("a request")
     pace.tries()
-    assert not pace.speculates(), "the draft may hang"
+    assert not pace.speculates("a request"), "the draft may hang"
     pace.ended(0, 0.1)
-    assert pace.speculates()
+    assert pace.speculates("a request")
     pace.tries()
     now[0] = FREE_S
-    assert pace.speculates(), "the request that tried it was cancelled"
+    assert pace.speculates("a request"), "the request that tried it was cancelled"
     pace.tries()
     pace.drafted(10, 0.1)
-    assert pace.speculates()
+    assert pace.speculates("a request")
 
 
 def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stepspec.loop.load import EPOCH_S, EPOCH_TOKENS, LoadChoice
+from stepspec.loop.load import EPOCH_S, FIRST_EPOCHS, LEAST_TOKENS, LoadChoice
 
 
 @dataclass
@@ -23,13 +23,13 @@ class Load:
     def run(self, num_requests: int, seconds: float, rates: dict[bool, int]) -> None:
         """Run for some seconds. `rates` are the tokens that all requests commit per second with and without steps."""
         with ExitStack() as stack:
-            for _ in range(num_requests):
-                stack.enter_context(self.choice.request())
+            for request in range(num_requests):
+                stack.enter_context(self.choice.request(request))
             for _ in range(round(10 * seconds)):
-                modes = [self.choice.speculates() for _ in range(num_requests)]
+                modes = [self.choice.speculates(request) for request in range(num_requests)]
                 self.now += 0.1
-                for mode in modes:
-                    self.choice.committed(rates[mode] // (10 * num_requests))
+                for request, mode in enumerate(modes):
+                    self.choice.committed(request, rates[mode] // (10 * num_requests))
                     self.tokens += rates[mode] / 10 / num_requests
                     self.speculated_s += 0.1 * mode / num_requests
 
@@ -75,14 +75,35 @@ def test_a_request_that_is_alone_speculates() -> None:
 def test_an_epoch_begins_when_every_request_does_what_it_is_about() -> None:
     now = 0.0
     choice = LoadChoice(lambda: now)
-    with choice.request(), choice.request():
-        choice.speculates()
-        choice.committed(10_000)  # the other request has not asked yet
-        choice.speculates()
-        now += EPOCH_S
-        choice.committed(2 * EPOCH_TOKENS - 1)
-        choice.speculates()
-        assert not choice._levels, "too few tokens"
-        choice.committed(1)
-        choice.speculates()
-        assert choice._levels[1].found[True].rate == pytest.approx(2 * EPOCH_TOKENS / EPOCH_S)
+    rate = LEAST_TOKENS / EPOCH_S
+    with choice.request("a"), choice.request("b"):
+        assert choice.speculates("a")
+        assert choice.speculates("b")
+        now += 10  # both read their prompts
+        choice.committed("a", 1)
+        choice.committed("b", 1)
+        for _ in range(FIRST_EPOCHS):
+            now += EPOCH_S
+            choice.committed("a", LEAST_TOKENS - 1)
+            assert choice.speculates("a"), "too few tokens"
+            choice.committed("b", 1)
+            speculates = choice.speculates("b")
+        found = choice._levels[1].found
+        assert found[True].rate == pytest.approx(rate)
+        assert not speculates
+        assert not choice.speculates("a")
+        now += 10
+        choice.committed("a", 1)
+        choice.committed("b", 10_000)  # of a step that it still speculated on
+        choice.speculates("b")
+        choice.committed("b", 1)
+        now += 2 * EPOCH_S
+        choice.committed("b", LEAST_TOKENS)
+        choice.speculates("a")
+        assert found[False].rate == pytest.approx(rate / 2)
+
+
+def test_a_great_load_is_decided_on_after_an_epoch_each() -> None:
+    load = Load()
+    load.run(64, 30, {True: 6400, False: 7680})
+    assert load.speculated_s < 2.5

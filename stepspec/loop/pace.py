@@ -5,7 +5,7 @@ Both are chosen from measured acceptance and costs. Requests of one session shar
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 from stepspec.loop.load import LoadChoice
@@ -146,7 +146,7 @@ class StepPace:
             return False
         return self._balance_s < 0 if self._knows_target else self._early_s >= FREE_S
 
-    def speculates(self) -> bool:
+    def speculates(self, request: Hashable) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk.
 
         Until the draft has written its first step, one request at a time tries it, and the others do not wait for it.
@@ -156,7 +156,7 @@ class StepPace:
         if self.pauses:
             return False
         if self._step_tokens.weight:
-            return self.load.speculates()
+            return self.load.speculates(request)
         return self._clock() - self._tried_at >= FREE_S
 
     @property

@@ -77,7 +77,7 @@ class Judged:
         return self.verdict.accepted
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One request under one policy.
 
@@ -158,7 +158,7 @@ class Request:
                 return False
             if len(self.transcript.steps) < self.policy.first_target_steps:
                 await self.write_step()
-            elif self.pace.speculates():
+            elif self.pace.speculates(self):
                 return True
             else:
                 await self.complete_step()
@@ -179,7 +179,7 @@ class Request:
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
         num_before = len(self.transcript.steps)
-        await self.write_rest(until=self.pace.speculates)
+        await self.write_rest(until=lambda: self.pace.speculates(self))
         if self.transcript.open_ids:
             await self.write_step()
         self.only_target = any(self.demands.opens_call(step.text) for step in self.transcript.steps[num_before:])
@@ -709,7 +709,7 @@ class Request:
 
     def tell_committed(self) -> None:
         """Tell the session how much was committed since the last time."""
-        self.pace.load.committed(self.num_written - self._num_told)
+        self.pace.load.committed(self, self.num_written - self._num_told)
         self._num_told = self.num_written
 
     def _writing_watch(self) -> "WritingWatch":

@@ -14,7 +14,8 @@ from stepspec.api.session import Pair, StepSpec
 from stepspec.bench.same_texts import parting
 from stepspec.bench.speed import cells_table, with_interval
 from stepspec.engines.protocol import Sampling
-from stepspec.evaluation.records import Conditions, Record
+from stepspec.evaluation.records import Conditions, EngineRecord, Record
+from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy
 
@@ -73,6 +74,7 @@ class Exactnesses(Conditions):
     """Sampled texts under each policy."""
     different: int
     """Different texts among those of the target."""
+    engines: dict[str, EngineRecord | None]
     results: list[Exactness]
 
 
@@ -183,7 +185,8 @@ def rows_of(found: Exactnesses) -> list[list[str]]:
 
 def in_words(found: Exactnesses) -> str:
     """Return what was measured."""
-    return f"{found.benchmark}, {found.samples:,} sampled texts under each policy"
+    texts = f"{found.samples:,} sampled texts under each policy"
+    return f"{found.benchmark}, {texts}; {models_in_words(found.engines)}"
 
 
 def exactness_table(found: Exactnesses) -> Table:

@@ -17,7 +17,8 @@ from rich.table import Table
 from stepspec.api.session import Pair, StepSpec
 from stepspec.bench.speed import cells_table
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
-from stepspec.evaluation.records import Conditions, Record
+from stepspec.evaluation.records import Conditions, EngineRecord, Record
+from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.policy import Policy
@@ -90,6 +91,7 @@ class Overheads(Conditions):
     benchmark: str
     temperature: float
     limit: float = LIMIT
+    engines: dict[str, EngineRecord | None]
     results: list[Overhead]
 
     @property
@@ -189,7 +191,8 @@ def rows_of(found: Overheads) -> list[list[str]]:
 
 def in_words(found: Overheads) -> str:
     """Return what was measured."""
-    return f"{found.policy} on {found.benchmark}, temperature {found.temperature:g}"
+    about = f"{found.policy} on {found.benchmark}, temperature {found.temperature:g}"
+    return f"{about}; {models_in_words(found.engines)}"
 
 
 def overheads_table(found: Overheads) -> Table:

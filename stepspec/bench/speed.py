@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
+from stepspec.evaluation.report.conditions import models_in_words
 
 UNKNOWN = "–"
 SYNTHETIC = "synthetic: the text is meaningless"
@@ -185,11 +186,12 @@ class WireCost(Record):
 class WireCosts(Conditions):
     """The file that `stepspec bench wire --json` writes."""
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     target: str
     draft: str
     benchmark: str
     problems: int
+    engines: dict[str, EngineRecord | None]
     results: list[WireCost]
     """Of the published procedure, then of each policy."""
 
@@ -299,7 +301,7 @@ def wire_rows(costs: WireCosts) -> list[list[str]]:
 
 def wire_in_words(costs: WireCosts) -> str:
     """Return what was measured."""
-    return f"{costs.benchmark}, {costs.problems:,} problems, greedy"
+    return f"{costs.benchmark}, {costs.problems:,} problems, greedy; {models_in_words(costs.engines)}"
 
 
 def cells_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

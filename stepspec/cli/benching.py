@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
-from stepspec.api.session import StepSpec, choose_models, load_pair
+from stepspec.api.session import Pair, StepSpec, choose_models, load_pair
 from stepspec.base.extras import from_extra
 from stepspec.base.files import write_text
 from stepspec.bench.speed import (
@@ -338,10 +338,10 @@ def bench_overhead(
         for number, name in product(concurrency or (1, 16), kinds):
             meter.begin(f"{name}, concurrency {number}")
             results.append(runner.run(overhead(models, ways, name, questions, number, temperature, meter.show)))
+        engines = _engines(models)
         runner.run(models.aclose())
-    found = Overheads.model_validate(
-        {**conditions, "policy": policy, "benchmark": benchmark, "temperature": temperature, "results": results}
-    )
+    about = {"policy": policy, "benchmark": benchmark, "temperature": temperature, "engines": engines}
+    found = Overheads.model_validate({**conditions, **about, "results": results})
     _finish([overheads_table(found)], found, json_file)
     if not found.holds:
         raise typer.Exit(1)
@@ -364,7 +364,6 @@ def bench_conversation(
     """Compare policies over long conversations of small problems, by the length of the context."""
     from stepspec.bench.conversation import Conversations, conversations_table, converse
     from stepspec.evaluation.grade import Grading
-    from stepspec.evaluation.running.conditions import engine_record
 
     problems = cycle((each.question, str(each.answer)) for each in _problems(benchmark))
     conditions, models = _conditions(), load_pair(target, draft, pair=pair, notes=False)
@@ -381,7 +380,7 @@ def bench_conversation(
             return grading.grade(text, answer).status == "correct"
 
         results = runner.run(converse(specs, problems, conversations, context, temperature, correct, meter.show))
-        engines = {"target": engine_record(models.target), "draft": engine_record(models.draft)}
+        engines = _engines(models)
         runner.run(models.aclose())
     found = Conversations.model_validate(
         {
@@ -418,8 +417,9 @@ def bench_exact(
     with asyncio.Runner() as runner, make_meter() as meter:
         meter.begin("requests")
         results, different = runner.run(exactness(models, policies, questions, samples, meter.show))
+        engines = _engines(models)
         runner.run(models.aclose())
-    about = {"benchmark": benchmark, "problems": limit, "samples": samples, "different": different}
+    about = {"benchmark": benchmark, "problems": limit, "samples": samples, "different": different, "engines": engines}
     found = Exactnesses.model_validate({**conditions, **about, "results": results})
     lines = [
         f"{each.policy}: problem {parted.problem + 1} parts after {parted.after!r}, where the two tokens differ by "
@@ -475,11 +475,12 @@ def bench_wire(
         for name, spec in specs.items():
             contenders.append(measured(Path(name).stem, partial(solve, spec), forget, traffic, servers))
         published.compare(contenders, [each.question for each in problems])
+        used = _engines(pair)
         runner.run(pair.aclose())
     judges = [["rating"], *([judge.name for judge in spec.policy.judges] for spec in specs.values())]
     results = _wire_costs(contenders, judges, [str(each.answer) for each in problems])
     described = {"target": servers[0].base, "draft": servers[1].base, "benchmark": benchmark}
-    found = {**conditions, **described, "problems": len(problems), "results": results}
+    found = {**conditions, **described, "problems": len(problems), "engines": used, "results": results}
     costs = WireCosts.model_validate(found)
     _finish([wire_table(costs)], costs, json_file)
 
@@ -585,6 +586,13 @@ def _conditions() -> dict[str, Any]:
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
+
+
+def _engines(pair: Pair) -> dict[str, Any]:
+    """Return what target and draft ran with. Call it after measuring, while they are open."""
+    from stepspec.evaluation.running.conditions import engine_record
+
+    return {"target": engine_record(pair.target), "draft": engine_record(pair.draft)}
 
 
 async def _measured(engine: Any, measurement: Awaitable[Any]) -> tuple[Any, Metrics]:

@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 
 from stepspec.bench.documents import generated
+from stepspec.bench.plots import images
 from stepspec.cli import app
 from stepspec.loop.policy import Policy
 
@@ -25,6 +26,17 @@ def blocks(language: str) -> list[str]:
 def test_generated_sections_are_up_to_date() -> None:
     found = {file: file.read_text("utf-8") for file in generated(ROOT)}
     assert found == generated(ROOT), "Run python -m stepspec.bench.documents."
+
+
+def test_plots_show_the_figures_of_the_results() -> None:
+    """Tooltips have the figures; lines and fonts depend on matplotlib's version."""
+    stored = {file: file.read_text("utf-8") for file in (ROOT / "evals" / "results" / "plots").glob("*.svg")}
+    fresh = images(ROOT)
+    assert stored.keys() == fresh.keys(), "Run python -m stepspec.bench.documents."
+    for file, text in fresh.items():
+        titles = re.findall(r"<title>.*?</title>", text)
+        assert titles
+        assert re.findall(r"<title>.*?</title>", stored[file]) == titles, file
 
 
 def test_the_readme_is_short() -> None:

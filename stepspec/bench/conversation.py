@@ -147,6 +147,11 @@ def _at(name: str, index: int, own: Figures, baseline: Figures, conversations: i
     )
 
 
+def range_in_words(up_to: int | None) -> str:
+    """Return a range of context lengths by its upper edge; None for the last range."""
+    return f"up to {up_to:,}" if up_to else f"beyond {EDGES[-1]:,}"
+
+
 HEADS = ("context", "policy", "questions", "ms a token", "speedup", "steps accepted", "from the draft", "correct")
 
 
@@ -154,7 +159,7 @@ def rows_of(found: Conversations) -> list[list[str]]:
     """Return the cells of a table, by `HEADS`."""
     return [
         [
-            f"up to {each.up_to:,}" if each.up_to else f"beyond {EDGES[-1]:,}",
+            range_in_words(each.up_to),
             each.policy,
             str(each.questions),
             f"{each.ms_per_token:.2f}",

@@ -1,4 +1,4 @@
-"""Rewrite all generated blocks of the documentation: `python -m stepspec.bench.documents`, in a checkout.
+"""Rewrite all generated blocks and plots of the documentation: `python -m stepspec.bench.documents`, in a checkout.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -23,6 +23,7 @@ from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
 from stepspec.bench.learned import learned_block
 from stepspec.bench.loads import loads_block
+from stepspec.bench.plots import METHODS, images
 from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
@@ -56,13 +57,6 @@ TABLES: Mapping[str, type[FileModel]] = {
     **{f"`[{name}]`": FAMILIES[name].table for name in FamilyTables.model_fields},
     **{f'`[[judges]]` with `kind = "{kind}"`': find_judge(kind) for kind in shipped_judges()},
 }
-
-METHODS: Mapping[str, str] = {
-    "smol-gsm-plain": "mini/smol/figures.json",
-    "smol-gsm8k": "mini/smol/figures.json",
-    "embedded-gsm-mini": "mini/weights/figures.json",
-}
-"""The figures of the pair, by run of the published methods under `evals/results/presets`."""
 
 
 class Measured(NamedTuple):
@@ -214,7 +208,9 @@ def columns_block() -> str:
 def main() -> int:
     """Rewrite the documents of the checkout that contains this package."""
     try:
-        for file, text in generated(package_folder().parent).items():
+        root = package_folder().parent
+        for file, text in (generated(root) | images(root)).items():
+            file.parent.mkdir(exist_ok=True)
             file.write_text(text, "utf-8")
     except OSError as error:
         print(f"Cannot rewrite {error.filename}: {error.strerror}. Run this in a checkout.", file=sys.stderr)

@@ -12,7 +12,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from stepspec.evaluation.report.colours import placeholder, placeholders
+from stepspec.evaluation.report.colours import css, placeholder, placeholders
 
 WIDTH, HEIGHT = 400, 300
 """CSS pixels at scale 1. Small, so that text stays legible on a phone that is 320 pixels wide."""
@@ -36,6 +36,19 @@ class Plot:
     title: str
     caption: str
     svg: str
+
+    def image(self) -> str:
+        """Return the SVG as a file of its own: with a size, and with the page's colors in both themes."""
+        themes = f":root{{{css(dark=False)}}}@media (prefers-color-scheme:dark){{:root{{{css(dark=True)}}}}}"
+        page = "svg{background:var(--card);font-family:system-ui,sans-serif}"
+        root = ElementTree.fromstring(self.svg)
+        del root.attrib["aria-describedby"]
+        _, _, width, height = root.attrib["viewBox"].split()
+        root.attrib |= {"width": width, "height": height}
+        style = ElementTree.Element(f"{SVG}style")
+        style.text = themes + page
+        root.insert(0, style)
+        return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
 class Canvas:

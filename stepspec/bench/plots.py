@@ -1,0 +1,60 @@
+"""The plots of the documentation, from `evals/results/`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from matplotlib.ticker import FixedLocator
+
+from stepspec.bench.conversation import Conversations, range_in_words
+from stepspec.evaluation.report import read_results
+from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.plots.canvas import Plot, canvas
+from stepspec.evaluation.report.plots.tradeoff import tradeoff
+
+METHODS: Mapping[str, str] = {
+    "smol-gsm-plain": "mini/smol/figures.json",
+    "smol-gsm8k": "mini/smol/figures.json",
+    "embedded-gsm-mini": "mini/weights/figures.json",
+}
+"""The figures of the pair, by run of the published methods under `evals/results/presets`."""
+
+
+def images(root: Path) -> dict[Path, str]:
+    """Return the plots of the documents as SVG, by file: accuracy against speed of the results, and speed by context.
+
+    Raises:
+        UsageError: results are missing.
+    """
+    results = root / "evals" / "results"
+    plots: dict[str, Plot] = {}
+    for name in ("gsm-mini", "smol/gsm-plain", *(f"presets/{name}" for name in METHODS)):
+        for run, summary in read_results(results / name):
+            key = f"{name.replace('/', '-')}-t{run.temperature:g}"
+            plots |= {f"front-{key}": plot for plot in tradeoff(key, run, summary)}
+    for file in sorted((results / "conversation").glob("*.json")):
+        found = Conversations.model_validate_json(file.read_text("utf-8"))
+        plots[f"context-{file.stem}"] = speed_by_context(found)
+    return {results / "plots" / f"{name}.svg": plot.image() for name, plot in plots.items()}
+
+
+def speed_by_context(found: Conversations) -> Plot:
+    """Return a plot of speed by the length of the context."""
+    edges = list(dict.fromkeys(each.up_to for each in found.results))
+    names = list(dict.fromkeys(each.policy for each in found.results))
+    points = {
+        name: [
+            (edges.index(each.up_to), (each.speedup, each.speedup_ci)) for each in found.results if each.policy == name
+        ]
+        for name in names
+    }
+    with canvas() as chart:
+        chart.lines(
+            f"times as fast as {names[0]}",
+            points,
+            series(names),
+            lambda policy, place, value: f"{policy}, {range_in_words(edges[place])}: {value:.2f}×",
+        )
+        chart.axes.xaxis.set_major_locator(FixedLocator(range(len(edges))))
+        chart.axes.set_xticklabels([range_in_words(edge) for edge in edges])
+        chart.axes.set_xlabel("tokens before the answer")
+        return chart.plot("context", "Speed by the length of the context", "")

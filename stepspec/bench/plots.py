@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from matplotlib.ticker import FixedLocator
-
 from stepspec.bench.conversation import Conversations, range_in_words
 from stepspec.evaluation.report import read_results
 from stepspec.evaluation.report.colours import series
@@ -54,7 +52,5 @@ def speed_by_context(found: Conversations) -> Plot:
             series(names),
             lambda policy, place, value: f"{policy}, {range_in_words(edges[place])}: {value:.2f}×",
         )
-        chart.axes.xaxis.set_major_locator(FixedLocator(range(len(edges))))
-        chart.axes.set_xticklabels([range_in_words(edge) for edge in edges])
-        chart.axes.set_xlabel("tokens before the answer")
+        chart.name_places([range_in_words(edge) for edge in edges], "tokens before the answer")
         return chart.plot("context", "Speed by the length of the context", "")

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from matplotlib.ticker import FixedLocator
-
 from stepspec.evaluation.records import PolicySummary, Stretch, Summary
 from stepspec.evaluation.report.cells import percent, significant
 from stepspec.evaluation.report.colours import series
@@ -67,7 +65,5 @@ def _lines(
             series(list(summary.policies)),
             lambda policy, place, estimate: f"{policy}, tokens {names[place]}: {in_words(estimate)}",
         )
-        chart.axes.xaxis.set_major_locator(FixedLocator(range(len(names))))
-        chart.axes.set_xticklabels(names)
-        chart.axes.set_xlabel("output tokens")
+        chart.name_places(names, "output tokens")
         yield chart.plot(key, title, caption)

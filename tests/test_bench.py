@@ -18,6 +18,7 @@ from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
 from stepspec.bench.loads import Loads, loads_block
 from stepspec.bench.loads import main as loads_main
 from stepspec.bench.overhead import Overheads
+from stepspec.bench.plots import speed_by_context
 from stepspec.bench.readme import main as report_main
 from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.evaluation.generators.gsm_mini import load_split
@@ -164,6 +165,8 @@ def test_long_conversations_are_compared_by_the_length_of_the_context(tmp_path: 
     assert "gsm-mini, 1 conversation of 100 tokens, temperature 0; target embedded target" in measured_block(
         "conversation", file
     )
+    titles = re.findall("<title>(.*?)</title>", speed_by_context(found).image())
+    assert titles == ["target, up to 500: 1.00×", f"stepspec, up to 500: {ours.speedup:.2f}×"]
     refused = bench("conversation", "--context", "9000")
     assert refused.returncode == 2
     assert "leaves no room" in refused.stderr

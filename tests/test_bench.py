@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path

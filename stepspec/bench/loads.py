@@ -29,6 +29,7 @@ class AtLoad(Record):
 
     policy: str
     concurrency: int
+    problems: int
     tokens_per_s: float
     ratio: float
     """Tokens per second over those of token-level speculation, over the same blocks of problems."""
@@ -39,7 +40,7 @@ class AtLoad(Record):
 class Loads(Record):
     """The file that this command writes."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     runs: list[RunRecord]
     results: list[AtLoad]
 
@@ -71,6 +72,7 @@ def compare(folder: Path) -> Loads:
                 AtLoad(
                     policy=name,
                     concurrency=runs[-1].concurrency,
+                    problems=sum(len(jobs) for jobs in shared),
                     tokens_per_s=sum(own[0]) / sum(own[1]),
                     ratio=ratio,
                     ratio_ci=interval,
@@ -83,10 +85,16 @@ def loads_block(file: Path) -> str:
     """Return a Markdown table of a file: tokens per second, and over token-level speculation."""
     found = Loads.model_validate_json(file.read_text("utf-8"))
     rows = [
-        [str(each.concurrency), each.policy, f"{each.tokens_per_s:,.0f}", with_interval(each.ratio, each.ratio_ci)]
+        [
+            str(each.concurrency),
+            each.policy,
+            f"{each.problems:,}",
+            f"{each.tokens_per_s:,.0f}",
+            with_interval(each.ratio, each.ratio_ci),
+        ]
         for each in found.results
     ]
-    table = markdown_table(["concurrency", "policy", "tokens/s", "over token"], rows)
+    table = markdown_table(["concurrency", "policy", "problems", "tokens/s", "over token"], rows)
     return f"{table}\n\n{runs_in_words(found.runs)} Intervals are 95%."
 
 

@@ -16,7 +16,7 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.records import ResultRow
 from stepspec.evaluation.replay import HardwareCosts, Recordings, front, read_recordings, replay
 from stepspec.evaluation.replay.fitting import fit_judge, judged_by
-from stepspec.evaluation.replay.path import changed_policy, make_path
+from stepspec.evaluation.replay.path import changed_policy, make_path, worth_testing
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy, load_policy
 
@@ -144,6 +144,18 @@ def test_a_path_goes_from_careful_to_fast(recordings: Recordings) -> None:
     speeds = [each.replayed.speedup for each in path]
     assert speeds == sorted(speeds)
     assert {each.name for each in path} == {f"setting-{number}" for number in range(1, len(path) + 1)}
+
+
+def test_settings_that_an_exact_policy_beats_are_not_tested(recordings: Recordings) -> None:
+    (given,) = replay({"given": changed()}, recordings)
+
+    def speeds(*values: tuple[float, float | None]) -> list[float]:
+        settings = [replace(given, wall_s=1 / own, speedup=own, speedup_vs_token=token) for own, token in values]
+        return [each.speedup for each in worth_testing(settings)]
+
+    assert speeds((1.2, 0.8), (1.6, 1.1), (2.0, 1.3)) == [1.6, 2.0]
+    assert speeds((0.9, 0.6), (1.2, 0.8)) == speeds((0.9, None), (1.2, None)) == [1.2]
+    assert speeds((0.8, 0.6), (0.9, 0.7)) == [0.9]
 
 
 def test_the_front_leaves_out_what_is_beaten(recordings: Recordings) -> None:

@@ -1,8 +1,9 @@
 """A path of settings from careful to fast, by replays: thresholds of judges and bounds of salvage.
 
 Thresholds come from the scores of recorded steps. Every combination is replayed, and the path holds those that are
-faster than the target and than every more careful one. How careful a setting is says the surprise of what it keeps of
-the draft. If none is faster than the target, the path holds the fastest one alone.
+faster than token-level speculation alone, which is exact, and than every more careful one. If none is, it holds those
+that are faster than the target, or else the fastest one. How careful a setting is says the surprise of what it keeps of
+the draft.
 """
 
 import asyncio
@@ -64,9 +65,8 @@ def make_path(policy: Policy, recordings: Recordings, seed: int = 0) -> list[Set
         each.name: each for each in replay({name: each[0] for name, each in settings.items()}, recordings, seed=seed)
     }
     ordered = sorted(found.values(), key=lambda each: (_departure(each), each.wall_s))
-    worth_it = [each for each in ordered if each.speedup >= 1] or [min(ordered, key=lambda each: each.wall_s)]
     chosen: list[Replayed] = []
-    for each in worth_it:
+    for each in worth_testing(ordered):
         if not chosen or chosen[-1].wall_s >= WORTH_A_TEST * each.wall_s:
             chosen.append(each)
     return [Setting(f"setting-{number}", *settings[each.name], each) for number, each in enumerate(_thinned(chosen), 1)]
@@ -98,6 +98,15 @@ def _lowest(judge: ThresholdJudge) -> ThresholdJudge:
         except ValueError:
             continue
     return judge
+
+
+def worth_testing(settings: Sequence[Replayed]) -> Sequence[Replayed]:
+    """Return the settings that no exact policy beats, or the fastest one."""
+    return (
+        [each for each in settings if min(each.speedup, each.speedup_vs_token or 0.0) >= 1]
+        or [each for each in settings if each.speedup >= 1]
+        or [min(settings, key=lambda each: each.wall_s)]
+    )
 
 
 def _departure(replayed: Replayed) -> float:

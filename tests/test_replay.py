@@ -30,10 +30,14 @@ def invoke(*arguments: str | Path) -> Result:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded run of the embedded pair under `stepspec`, a bolder policy, and one whose draft goes on."""
-    folder = tmp_path_factory.mktemp("runs")
-    policies = ["--policy", "stepspec"]
-    for name, policy in (("bold", changed(judges=[likelihood(-8.0)])), ("redraft", changed(salvage=REDRAFT))):
+    """A recorded run of the embedded pair under a policy, a bolder one, and one whose draft goes on."""
+    folder, bolder, redrafts = (
+        tmp_path_factory.mktemp("runs"),
+        changed(judges=[likelihood(-8.0)]),
+        changed(salvage=REDRAFT),
+    )
+    policies: list[str] = []
+    for name, policy in (("given", changed()), ("bold", bolder), ("redraft", redrafts)):
         (folder / f"{name}.toml").write_text(tomlkit.dumps(policy.model_dump(mode="json", exclude_none=True)))
         policies += ["--policy", str(folder / f"{name}.toml")]
     arguments = ["eval", "gsm-mini", "--limit", NUM_PROBLEMS, "--temperature", 0.6, "--record", *policies]
@@ -56,9 +60,9 @@ def rows(run: Path) -> Mapping[str, list[ResultRow]]:
 
 
 def changed(**settings: object) -> Policy:
-    """Return the policy `stepspec` without certificates, with another judge or other tables."""
-    plain = changed_policy(load_policy("stepspec")[0], {"likelihood.min": -3.0}, -1.0)
-    return Policy.model_validate(plain.model_dump() | settings)
+    """Return the policy `stepspec` without certificates and `redraft`, with another judge or other tables."""
+    plain = changed_policy(load_policy("stepspec")[0], {"likelihood.min": -3.0}, None)
+    return Policy.model_validate(plain.model_dump() | {"salvage": {"min_logprob": -1.0}} | settings)
 
 
 def likelihood(threshold: float, **settings: object) -> dict[str, object]:
@@ -66,7 +70,7 @@ def likelihood(threshold: float, **settings: object) -> dict[str, object]:
 
 
 def test_a_recorded_policy_replays_as_it_ran(recordings: Recordings, rows: Mapping[str, list[ResultRow]]) -> None:
-    for name in ("stepspec", "bold", "redraft"):
+    for name in ("given", "bold", "redraft"):
         policy = next(each.policy for each in recordings.recordings if each.name == name)
         (found,) = replay({name: policy}, recordings)
         assert (found.recording, found.on_policy, found.num_requests) == (name, 1.0, NUM_PROBLEMS)
@@ -225,9 +229,9 @@ def test_replays_are_compared_with_a_real_run(
     file = tmp_path / "replays.json"
     monkeypatch.setattr("sys.argv", ["replays", str(run), str(run), "--json", str(file)])
     assert replays.main() == 0
-    assert "stepspec: 100% same texts" in capsys.readouterr().out
+    assert "given: 100% same texts" in capsys.readouterr().out
     found = {each["policy"]: replays.Compared(**each) for each in json.loads(file.read_text())["policies"]}
-    assert set(found) == {"stepspec", "bold", "redraft"}
+    assert set(found) == {"given", "bold", "redraft"}
     for each in found.values():  # of its own recording
         assert each.speed_error == pytest.approx(0, abs=1e-9)
         assert each.predicted_acceptance == pytest.approx(each.acceptance)

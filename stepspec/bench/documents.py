@@ -28,7 +28,7 @@ from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
-from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_in_words, wire_rows
+from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
@@ -40,7 +40,7 @@ from stepspec.evaluation.report import (
     with_block,
 )
 from stepspec.evaluation.report.calibration import calibrations_block
-from stepspec.evaluation.report.conditions import machine_in_words
+from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop import policy
@@ -59,6 +59,11 @@ TABLES: Mapping[str, type[FileModel]] = {
 }
 
 
+def _wire_in_words(costs: WireCosts) -> str:
+    """Return what was measured."""
+    return f"{costs.benchmark}, {costs.problems:,} problems, greedy; {models_in_words(costs.engines)}"
+
+
 class Measured(NamedTuple):
     """What a file of `stepspec bench NAME --json` holds: its model, heads and rows of its table, and its conditions."""
 
@@ -74,7 +79,7 @@ MEASURED: Mapping[str, Measured] = {
     ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
-    "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, wire_in_words),
+    "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
 LEARNED = ("embedded-t0", "smol-t06")

@@ -9,7 +9,6 @@ from rich import box
 from rich.table import Table
 
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
-from stepspec.evaluation.report.conditions import models_in_words
 
 UNKNOWN = "–"
 SYNTHETIC = "synthetic: the text is meaningless"
@@ -297,11 +296,6 @@ def wire_rows(costs: WireCosts) -> list[list[str]]:
         ]
         for each in costs.results
     ]
-
-
-def wire_in_words(costs: WireCosts) -> str:
-    """Return what was measured."""
-    return f"{costs.benchmark}, {costs.problems:,} problems, greedy; {models_in_words(costs.engines)}"
 
 
 def cells_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

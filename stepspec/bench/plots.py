@@ -32,7 +32,7 @@ def images(root: Path) -> dict[Path, str]:
     for file in sorted((results / "conversation").glob("*.json")):
         found = Conversations.model_validate_json(file.read_text("utf-8"))
         plots[f"context-{file.stem}"] = speed_by_context(found)
-    return {results / "plots" / f"{name}.svg": plot.image() for name, plot in plots.items()}
+    return {root / "docs" / "images" / "plots" / f"{name}.svg": plot.image() for name, plot in plots.items()}
 
 
 def speed_by_context(found: Conversations) -> Plot:

@@ -72,35 +72,26 @@ def test_a_request_that_is_alone_speculates() -> None:
     assert load.speculated_s == pytest.approx(30)
 
 
-def test_an_epoch_begins_when_every_request_does_what_it_is_about() -> None:
+def test_only_what_requests_did_after_all_of_them_changed_counts() -> None:
     now = 0.0
     choice = LoadChoice(lambda: now)
-    rate = LEAST_TOKENS / EPOCH_S
     with choice.request("a"), choice.request("b"):
-        assert choice.speculates("a")
-        assert choice.speculates("b")
-        now += 10  # both read their prompts
-        choice.committed("a", 1)
-        choice.committed("b", 1)
         for _ in range(FIRST_EPOCHS):
+            assert choice.speculates("a")
             now += EPOCH_S
             choice.committed("a", LEAST_TOKENS - 1)
             assert choice.speculates("a"), "too few tokens"
             choice.committed("b", 1)
-            speculates = choice.speculates("b")
-        found = choice._levels[1].found
-        assert found[True].rate == pytest.approx(rate)
-        assert not speculates
+            changed = not choice.speculates("b")
+        assert changed
+        assert choice._levels[1].found[True].rate == pytest.approx(LEAST_TOKENS / (2 * EPOCH_S))
+        now += 1
+        choice.committed("a", 10_000)  # of a step that it still speculated on
         assert not choice.speculates("a")
-        now += 10
-        choice.committed("a", 1)
-        choice.committed("b", 10_000)  # of a step that it still speculated on
-        choice.speculates("b")
-        choice.committed("b", 1)
-        now += 2 * EPOCH_S
-        choice.committed("b", LEAST_TOKENS)
-        choice.speculates("a")
-        assert found[False].rate == pytest.approx(rate / 2)
+        now += 1
+        choice.committed("b", 600)  # half of them in the second since then
+        choice.committed("a", 300)
+        assert (choice._num_tokens, choice._seconds) == pytest.approx((600, 2))
 
 
 def test_a_great_load_is_decided_on_after_an_epoch_each() -> None:

@@ -77,7 +77,7 @@ class LoadChoice:
     A request that is alone always speculates: its own times say whether that pays. Levels of load are powers of two.
 
     The throughput is the tokens that requests commit in the seconds that they take for them, which needs no common
-    beginning and end: a step that is drafted and judged is committed all at once.
+    beginning and end: a step that is drafted and judged is committed as a whole.
 
     Args:
         clock: returns the time in seconds.

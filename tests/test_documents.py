@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from stepspec.bench.documents import generated
-from stepspec.bench.plots import images
+from stepspec.bench.plots import PLOTS, images
 from stepspec.cli import app
 from stepspec.loop.policy import Policy
 
@@ -30,7 +30,7 @@ def test_generated_sections_are_up_to_date() -> None:
 
 def test_plots_show_the_figures_of_the_results() -> None:
     """Tooltips have the figures; lines and fonts depend on matplotlib's version."""
-    stored = {file: file.read_text("utf-8") for file in (ROOT / "docs" / "images" / "plots").glob("*.svg")}
+    stored = {file: file.read_text("utf-8") for file in (ROOT / PLOTS).glob("*.svg")}
     fresh = images(ROOT)
     assert stored.keys() == fresh.keys(), "Run python -m stepspec.bench.documents."
     for file, text in fresh.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stepspec.loop.load import EPOCH_S, FIRST_EPOCHS, LEAST_TOKENS, LoadChoice
+from stepspec.loop.load import EPOCH_S, LEAST_TOKENS, LoadChoice
 
 
 @dataclass
@@ -72,26 +72,81 @@ def test_a_request_that_is_alone_speculates() -> None:
     assert load.speculated_s == pytest.approx(30)
 
 
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.choice = LoadChoice(lambda: self.now)
+
+    def commit(self, request: str, num_tokens: int, after: float) -> bool:
+        """Let a request commit after some seconds, and ask."""
+        self.now += after
+        self.choice.committed(request, num_tokens)
+        return self.choice.speculates(request)
+
+    def try_steps(self, *requests: str) -> str:
+        """Let requests speculate until the first of them should not. Return it."""
+        assert all(self.choice.speculates(request) for request in requests)
+        return next(request for request in 20 * requests if not self.commit(request, LEAST_TOKENS, EPOCH_S))
+
+    @property
+    def counted(self) -> tuple[float, float]:
+        """Tokens and seconds of the present epoch."""
+        return self.choice._num_tokens, self.choice._seconds
+
+
 def test_only_what_requests_did_after_all_of_them_changed_counts() -> None:
-    now = 0.0
-    choice = LoadChoice(lambda: now)
-    with choice.request("a"), choice.request("b"):
-        for _ in range(FIRST_EPOCHS):
-            assert choice.speculates("a")
-            now += EPOCH_S
-            choice.committed("a", LEAST_TOKENS - 1)
-            assert choice.speculates("a"), "too few tokens"
-            choice.committed("b", 1)
-            changed = not choice.speculates("b")
-        assert changed
-        assert choice._levels[1].found[True].rate == pytest.approx(LEAST_TOKENS / (2 * EPOCH_S))
-        now += 1
-        choice.committed("a", 10_000)  # of a step that it still speculated on
-        assert not choice.speculates("a")
-        now += 1
-        choice.committed("b", 600)  # half of them in the second since then
-        choice.committed("a", 300)
-        assert (choice._num_tokens, choice._seconds) == pytest.approx((600, 2))
+    clock = Clock()
+    with clock.choice.request("a"), clock.choice.request("b"):
+        changed = clock.try_steps("a", "b")
+        (other,) = {"a", "b"} - {changed}
+        assert not clock.commit(other, 10_000, 1), "of a step that it still speculated on"
+        clock.commit(changed, 300, 1)  # half of them in the second since then
+        clock.commit(other, 150, 0)
+        assert clock.counted == pytest.approx((300, 2))
+
+
+def test_a_request_that_ends_or_no_longer_asks_is_not_waited_for() -> None:
+    clock = Clock()
+    with ExitStack() as stack:
+        for request in "abc":
+            stack.enter_context(clock.choice.request(request))
+        with clock.choice.request("d"):
+            clock.try_steps("a", "b", "c")
+            for request in "abc":
+                clock.commit(request, 1, 0.1)
+            assert clock.counted[1] == 0, "the last request has not asked"
+        clock.commit("a", 120, 1)  # in 1.2 seconds
+        assert clock.counted == pytest.approx((100, 1))
+
+
+def test_what_a_request_does_that_may_not_speculate_or_is_alone_says_nothing() -> None:
+    clock = Clock()
+    with clock.choice.request("a"):
+        clock.choice.speculates("a")
+        clock.commit("a", 1000, 1)
+        assert clock.counted == (0, 0), "alone"
+        with clock.choice.request("b"):
+            clock.choice.skips("a")
+            clock.choice.speculates("b")
+            clock.commit("a", 1000, 1)
+            assert clock.counted == (0, 0)
+            clock.commit("b", 10, 0)
+            clock.commit("a", 10, 1)
+            assert clock.counted == pytest.approx((20, 2))
+
+
+def test_fewer_requests_do_not_make_a_way_look_better() -> None:
+    load = Load()
+    for _ in range(6):
+        load.run(16, 10, {True: 3200, False: 4000})
+        load.run(12, 10, {True: 3200, False: 4000})
+    load.speculated_s = 0.0
+    for _ in range(3):
+        load.run(16, 10, {True: 3200, False: 4000})
+        load.run(12, 10, {True: 3200, False: 4000})
+    assert load.speculated_s < 6
 
 
 def test_a_great_load_is_decided_on_after_an_epoch_each() -> None:

@@ -23,7 +23,7 @@ from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
 from stepspec.bench.learned import learned_block
 from stepspec.bench.loads import loads_block
-from stepspec.bench.plots import METHODS, images
+from stepspec.bench.plots import METHODS, PLOTS, images
 from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
@@ -214,9 +214,13 @@ def main() -> int:
     """Rewrite the documents of the checkout that contains this package."""
     try:
         root = package_folder().parent
-        for file, text in (generated(root) | images(root)).items():
+        texts, plots = generated(root), images(root)
+        for file, text in (texts | plots).items():
             file.parent.mkdir(exist_ok=True)
             file.write_text(text, "utf-8")
+        for stale in (root / PLOTS).glob("*.svg"):
+            if stale not in plots:
+                stale.unlink()
     except OSError as error:
         print(f"Cannot rewrite {error.filename}: {error.strerror}. Run this in a checkout.", file=sys.stderr)
         return 1

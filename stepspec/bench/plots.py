@@ -9,6 +9,8 @@ from stepspec.evaluation.report.colours import series
 from stepspec.evaluation.report.plots.canvas import Plot, canvas
 from stepspec.evaluation.report.plots.tradeoff import tradeoff
 
+PLOTS = Path("docs", "images", "plots")
+"""Their folder in a checkout."""
 METHODS: Mapping[str, str] = {
     "smol-gsm-plain": "mini/smol/figures.json",
     "smol-gsm8k": "mini/smol/figures.json",
@@ -32,7 +34,7 @@ def images(root: Path) -> dict[Path, str]:
     for file in sorted((results / "conversation").glob("*.json")):
         found = Conversations.model_validate_json(file.read_text("utf-8"))
         plots[f"context-{file.stem}"] = speed_by_context(found)
-    return {root / "docs" / "images" / "plots" / f"{name}.svg": plot.image() for name, plot in plots.items()}
+    return {root / PLOTS / f"{name}.svg": plot.image() for name, plot in plots.items()}
 
 
 def speed_by_context(found: Conversations) -> Plot:

@@ -44,6 +44,7 @@ async def _work(request: Request) -> None:
         try:
             if request.think_end is not None or request.demands.json_schema is None:
                 await FAMILIES[request.policy.family].run(request, request.policy.settings)
+            request.pace.load.stops_asking(request)
             await request.write_rest()
         except ContextError:
             if not request.num_written:

@@ -1,7 +1,7 @@
 """Whether speculation on steps pays under load, from the throughput of all requests of a session.
 
 A request that speculates takes passes and cores from the others, which its own times do not show. So all requests
-speculate, or none does, for an epoch at a time, and the tokens that they commit in their time decide.
+speculate, or none does, for an epoch at a time, and the tokens that they commit together per second decide.
 """
 
 import math
@@ -14,6 +14,9 @@ from math import log2
 
 LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
+MOST_LATE = 0.25
+"""Share of the requests that need not have committed in the first epoch after a change. The fast ones alone say too
+much, and the slowest one may take very long."""
 FIRST_EPOCHS, FIRST_TOKENS = 3, 1024
 """Epochs with speculation and without it before they are compared, fewer if they have this many tokens."""
 FIRST_REST, LONGEST_REST = 16, 64
@@ -24,7 +27,7 @@ MEMORY = 0.8
 
 @dataclass
 class Throughput:
-    """Tokens a second of a request in the latest epochs of a kind."""
+    """Tokens per second of the latest epochs of a kind."""
 
     num_epochs: int = 0
     tokens: float = 0.0
@@ -42,7 +45,7 @@ class Throughput:
 
     @property
     def rate(self) -> float:
-        """Tokens a second; 0 before the first epoch."""
+        """Tokens per second; 0 before the first epoch."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -76,8 +79,8 @@ class LoadChoice:
 
     A request that is alone always speculates: its own times say whether that pays. Levels of load are powers of two.
 
-    The throughput is the tokens that requests commit in the seconds that they take for them, which needs no common
-    beginning and end: a step that is drafted and judged is committed as a whole.
+    The throughput is what the requests commit in the seconds that they take for it, times their number. Tokens between
+    two moments would not do: a whole text may be committed in one go, and after a change all are at the same point.
 
     Args:
         clock: returns the time in seconds.
@@ -87,68 +90,90 @@ class LoadChoice:
         self._clock = clock
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
+        self._skipped = set[Hashable]()
         self._speculating = True
         self._restart()
 
     def _restart(self) -> None:
         """Begin with other epochs. They count from the time at which no request does what it did before."""
-        self._others = {*self._committed_at}
-        self._since = math.inf if self._others else self._clock()
+        self._unchanged, self._late = {*self._committed_at}, {*self._committed_at}
+        self._since = math.inf if self._unchanged else self._clock()
         self._begin()
 
     def _begin(self) -> None:
-        self._level, self._num_tokens, self._seconds = self._level_now, 0.0, 0.0
-
-    @property
-    def _level_now(self) -> int:
-        return round(log2(max(1, len(self._committed_at))))
+        self._num_tokens = self._seconds = self._running_s = 0.0
+        self._began_at = self._changed_at = self._clock()
 
     @contextmanager
     def request(self, request: Hashable) -> Generator[None]:
         """Count a request while it runs."""
+        self._note_running()
         self._committed_at[request] = self._clock()
+        if not self._num_tokens:
+            self._late.add(request)
+        if len(self._committed_at) == 2:
+            self._restart()  # the other one was alone
         try:
             yield
         finally:
+            self._note_running()
+            self.stops_asking(request)
+            self._skipped.discard(request)
             del self._committed_at[request]
-            self._follows(request)
+
+    def _note_running(self) -> None:
+        now = self._clock()
+        self._running_s += len(self._committed_at) * (now - self._changed_at)
+        self._changed_at = now
 
     def committed(self, request: Hashable, num_tokens: int) -> None:
         """Note that a request has committed tokens."""
         now = self._clock()
         began, self._committed_at[request] = self._committed_at[request], now
+        if request in self._skipped:
+            self._skipped.remove(request)
+            return
         seconds = now - max(began, self._since)
-        if seconds > 0:  # else it has not done what the epoch is about
+        if seconds > 0 and len(self._committed_at) > 1:
             self._num_tokens += num_tokens * seconds / (now - began)
             self._seconds += seconds
+            self._late.discard(request)
 
     def speculates(self, request: Hashable) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
         num_running = len(self._committed_at)
-        if self._num_tokens >= max(LEAST_TOKENS, EPOCH_TOKENS * num_running) and self._seconds >= EPOCH_S * num_running:
+        enough = self._num_tokens >= max(LEAST_TOKENS, EPOCH_TOKENS * num_running)
+        if enough and self._seconds >= EPOCH_S * num_running and len(self._late) <= MOST_LATE * num_running:
             self._end()
-        self._follows(request)
+        self._follow(request)
         return self._speculating or num_running < 2
 
-    def _follows(self, request: Hashable) -> None:
-        """Note that a request does what the epochs are about, or has ended."""
-        if self._others:
-            self._others.discard(request)
-            if not self._others:
+    def skips(self, request: Hashable) -> None:
+        """Note that what a request does next says nothing, as it may not speculate for a reason of its own."""
+        self._skipped.add(request)
+        self.stops_asking(request)
+
+    def stops_asking(self, request: Hashable) -> None:
+        """Note that a request goes on without asking, in its answer for example, so that none waits for it."""
+        self._follow(request)
+        self._late.discard(request)
+
+    def _follow(self, request: Hashable) -> None:
+        if self._unchanged:
+            self._unchanged.discard(request)
+            if not self._unchanged:
                 self._since = self._clock()
+                self._begin()
 
     def _end(self) -> None:
-        """Note an epoch, and choose for the next one.
-
-        An epoch in which the load has changed a lot says nothing. In the first one of requests that begin together,
-        only the fast ones have committed.
-        """
-        number = max(self._level, self._level_now)
-        if number and abs(self._level - self._level_now) < 2:
-            level = self._levels[number]
-            level.found[self._speculating].note(self._num_tokens, self._seconds)
-            before, self._speculating = self._speculating, level.next()
-            if self._speculating != before:
-                self._restart()
-                return
-        self._begin()
+        """Note an epoch, and choose for the next one."""
+        self._note_running()
+        seconds = self._changed_at - self._began_at
+        mean_running = self._running_s / seconds if seconds else len(self._committed_at)
+        level = self._levels[round(log2(max(2.0, mean_running)))]
+        level.found[self._speculating].note(self._num_tokens, self._seconds / mean_running)
+        before, self._speculating = self._speculating, level.next()
+        if self._speculating == before:
+            self._begin()
+        else:
+            self._restart()

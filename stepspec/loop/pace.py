@@ -153,11 +153,10 @@ class StepPace:
         """
         if self._max_overhead is None:
             return True
-        if self.pauses:
-            return False
-        if self._step_tokens.weight:
+        if not self.pauses and self._step_tokens.weight:
             return self.load.speculates(request)
-        return self._clock() - self._tried_at >= FREE_S
+        self.load.skips(request)
+        return not self.pauses and self._clock() - self._tried_at >= FREE_S
 
     @property
     def patience_s(self) -> float | None:

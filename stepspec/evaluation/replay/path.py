@@ -101,7 +101,8 @@ def _lowest(judge: ThresholdJudge) -> ThresholdJudge:
 
 
 def worth_testing(settings: Sequence[Replayed]) -> Sequence[Replayed]:
-    """Return the settings that no exact policy beats, or the fastest one."""
+    """Return the settings that neither token-level speculation nor the target beats; if there is none, those that the
+    target does not beat, or else the fastest one."""
     return (
         [each for each in settings if min(each.speedup, each.speedup_vs_token or 0.0) >= 1]
         or [each for each in settings if each.speedup >= 1]

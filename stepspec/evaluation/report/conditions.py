@@ -21,7 +21,7 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
 def runs_in_words(runs: Sequence[RunRecord]) -> str:
     """Return one sentence with the conditions of runs that differ in temperature, concurrency or size alone."""
     run, sizes = runs[0], sorted({run.num_problems for run in runs})
-    problems = " or ".join([*(f"{each:,}" for each in sizes[:-1]), count(sizes[-1], "problem")])
+    problems = " and ".join([*(f"{each:,}" for each in sizes[:-1]), count(sizes[-1], "problem")])
     temperatures = " and ".join(f"{each:g}" for each in sorted({run.temperature for run in runs}))
     parts = [
         f"{run.benchmark}, {problems} under every policy",

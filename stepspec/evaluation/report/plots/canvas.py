@@ -42,7 +42,7 @@ class Plot:
         themes = f":root{{{css(dark=False)}}}@media (prefers-color-scheme:dark){{:root{{{css(dark=True)}}}}}"
         page = "svg{background:var(--card);font-family:system-ui,sans-serif}"
         root = ElementTree.fromstring(self.svg)
-        del root.attrib["aria-describedby"]
+        root.attrib.pop("aria-describedby", None)
         _, _, width, height = root.attrib["viewBox"].split()
         root.attrib |= {"width": width, "height": height}
         style = ElementTree.Element(f"{SVG}style")

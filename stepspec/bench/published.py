@@ -28,7 +28,7 @@ DELIMITER = "\n\n"
 MAX_STEP_TOKENS = 512
 NUM_LOGPROBS = 10
 THRESHOLD = 7
-ANSWERED = re.compile(r"\\boxed|Answer:|ANSWER:")
+ANSWERED = re.compile(r"boxed|Answer:|ANSWER:")
 
 
 class _ChatMessage(BaseModel):
@@ -78,9 +78,9 @@ class PublishedProcedure:
             num_tokens += step_tokens
             if THINK_END in step and not ANSWERED.search(step):
                 step = step.replace(THINK_END, "")
-            finished = bool(ANSWERED.search(step)) or (bool(steps) and step == steps[-1])
             steps.append(step)
-            if finished or not step:
+            repeated = len(steps) > 2 and step == steps[-2]
+            if repeated or ANSWERED.search(step):
                 break
         return DELIMITER.join(steps)
 

@@ -196,6 +196,7 @@ class ScriptedEngine:
 
     drafters: Sequence[DrafterName] = CALL_DRAFTERS
     own_speculation: str | None = "none"
+    is_remote = False
 
     def __init__(
         self,

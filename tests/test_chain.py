@@ -254,6 +254,21 @@ async def test_what_follows_a_rejected_step_is_stopped_and_counted(following: Re
     assert stage.draft.num_open == 0
 
 
+async def test_the_draft_also_writes_on_while_a_server_judges_one_step_at_a_time() -> None:
+    """The draft's answer is checked in a pass of its own, since that reads the whole prompt again."""
+    rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
+    policy = chains(1, rating, score={"look_ahead": "auto", "draft_answer": True})
+    opinions = [PROMPT_READ, Opinion(ONE, delay_s=0.05), TWO, END + ANSWER]
+    stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, [])
+    stage.target.abilities -= {"cached scores"}
+    stage.target.is_remote = stage.draft.is_remote = True
+    play = await stage.play()
+    assert [call.prompt for call in stage.draft.calls[:2]] == [PROMPT, PROMPT + ONE]
+    assert [call.continuation for call in stage.target.calls] == ["", ONE, TWO, END + ANSWER]
+    assert play.result.answer == "So 9."
+    assert play.result.counts.cancelled == 0
+
+
 async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
     stage = Stage(chains(score={"look_ahead": True}), [ONE, TWO], [PROMPT_READ, ONE + END], [ANSWER])
     play = await stage.play()
@@ -389,6 +404,17 @@ def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() 
     assert pace(accepted=0.5, draft_s=1.0, base_s=0.1, step_s=0.1, write_s=1.0).depth() == 1
     middle = pace(accepted=0.8, draft_s=0.5, base_s=1.0, step_s=0.1, write_s=2.0).depth()
     assert 1 < middle < MAX_DEPTH
+
+
+def test_a_prompt_is_read_again_for_an_answer_while_that_is_faster_than_writing_it() -> None:
+    pace = StepPace()
+    assert [pace.may_read_again(num_tokens) for num_tokens in (500, 5000)] == [True, False]
+    pace.wrote(100, 5.0)  # 50 ms a token
+    pace.read_again(100, 0.2)  # 2 ms a token
+    pace.answered(11)
+    assert [pace.may_read_again(num_tokens) for num_tokens in (270, 280)] == [True, False]
+    pace.answered(0)
+    assert [pace.may_read_again(num_tokens) for num_tokens in (130, 270)] == [True, False]
 
 
 def test_what_texts_have_shown_is_forgotten_and_costs_are_not() -> None:

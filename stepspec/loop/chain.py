@@ -11,7 +11,7 @@ from types import TracebackType
 from stepspec.engines.protocol import Probe, Stop, Verification
 from stepspec.errors import ContextError
 from stepspec.loop.ledger import ahead
-from stepspec.loop.pace import Depth
+from stepspec.loop.pace import Ahead, Depth
 from stepspec.loop.request import Judged, Request
 from stepspec.loop.step import Proposal, StepJudged, StepProposed
 
@@ -120,18 +120,26 @@ class Proposing:
         depth: most steps of a chain.
         answer: whether the draft goes on with the answer after a step that ends the thinking.
         ahead: whether it writes the next chain while the target judges one.
+        rereads: whether the target reads its whole prompt again to check an answer of the draft.
     """
 
     depth: Depth = 1
     answer: bool = False
     ahead: bool = False
+    rereads: bool = False
 
-    def fitted(self, request: Request) -> "Proposing":
+    @classmethod
+    def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: Ahead) -> "Proposing":
         """Return what is possible for a request. A recording wants the costs of every step, and a target that would
-        read its whole prompt for its choices alone is not asked for them."""
+        read its whole prompt for its choices alone is asked for them only where they replace an answer."""
+        if request.judged_steps is not None:
+            return cls()
+        if ahead == "auto":
+            ahead = request.target.is_remote and request.draft is not None and request.draft.is_remote
         abilities, scores = request.target.abilities, request.policy.needs_scores
+        answer = answer and "choices" in abilities
         shares = "choices" in abilities and (scores or "cached scores" in abilities)
-        return self if shares and request.judged_steps is None else Proposing()
+        return cls(depth, answer, ahead) if shares else cls(answer=answer, ahead=ahead, rereads=answer)
 
 
 class Front:
@@ -199,14 +207,16 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
             goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
-        if table.answer and chain and goes_on and not table.ahead:
+        if table.answer and chain and goes_on and not (table.ahead or table.rereads):
             tag = await _draft_tag(request, front.uncommitted)
             if tag is not None:
                 goes_on = False
                 chain.append(tag)
                 front.add(tag)
         if table.answer and chain and request.think_end is not None and chain[-1].tag == request.think_end:
-            await _draft_answer(request, front.uncommitted, answer)
+            num_before = len(request.transcript.buffer) + len(front.uncommitted)
+            if not table.rereads or request.pace.may_read_again(num_before):
+                await _draft_answer(request, front.uncommitted, answer)
     except asyncio.CancelledError:
         request.ledger.abandoned(sum(len(step.ids) for step in chain))
         raise
@@ -275,7 +285,7 @@ class Chains:
     """The chains of one request. On exit, what the draft writes ahead is dropped and counted."""
 
     def __init__(self, request: Request, table: Proposing) -> None:
-        self._request, self._table = request, table.fitted(request)
+        self._request, self._table = request, table
         self._next: NextChain | None = None
 
     async def __aenter__(self) -> "Chains":
@@ -341,6 +351,8 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
         _keep_answer(request, chain.answer, shared.answer_choices)
     else:
         request.ledger.abandoned(chain.num_after(number))
+        if chain.answer:
+            request.pace.answered(0)
     request.pace.ended(request.ledger.num_accepted - accepted, seconds)
 
 
@@ -354,6 +366,8 @@ def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) ->
     num_kept = [*map(int.__eq__, answer, own), False].index(False)
     kept = [*answer[:num_kept]]
     request.ledger.judged(accepted=num_kept, rejected=len(answer) - num_kept)
+    if own:
+        request.pace.answered(num_kept + 1)
     if own and request.ledger.remaining > 0 and not (kept and kept[-1] in request.answer_ends):
         request.ledger.generated(1)
         request.ledger.wrote("forced", 1)

@@ -11,6 +11,7 @@ from typing import Literal
 from stepspec.loop.load import LoadChoice
 
 Depth = int | Literal["auto"]
+Ahead = bool | Literal["auto"]
 MAX_DEPTH = 8
 """Most steps that one pass judges."""
 PRIOR_ACCEPTED, PRIOR_WEIGHT = 0.7, 8.0
@@ -31,6 +32,8 @@ KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
+FIRST_REREAD_TOKENS = 1024
+"""Longest prompt that the target reads again before it is known what that takes."""
 FIRST_STEP_TOKENS = 64
 """Tokens that the draft's first step is taken to have, for this limit."""
 
@@ -73,6 +76,7 @@ class StepPace:
         self._draft_s, self._write_s, self._chain_s = Mean(), Mean(), Mean()
         self._token_s, self._step_tokens = Mean(), Mean()
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
+        self._reread_s, self._answer_tokens = Mean(), Mean()
         self._num_passes = 0
         self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
         self._clock, self._tried_at = clock, -math.inf  # the last request that tried a draft without a step yet
@@ -100,6 +104,14 @@ class StepPace:
         values = num_tokens, seconds, num_tokens**2, num_tokens * seconds
         for mean, value in zip((self._read, self._seconds, self._squares, self._products), values, strict=True):
             mean.note(value)
+
+    def read_again(self, num_tokens: int, seconds: float) -> None:
+        """Note that the target has read a whole prompt again."""
+        self._reread_s.note(seconds / num_tokens, num_tokens)
+
+    def answered(self, num_tokens: int) -> None:
+        """Note how many tokens of an answer the target did not have to write."""
+        self._answer_tokens.note(num_tokens)
 
     def decided(self, *, accepted: bool) -> None:
         """Note the verdict on a step."""
@@ -157,6 +169,13 @@ class StepPace:
             return self.load.speculates(request)
         self.load.skips(request)
         return not self.pauses and self._clock() - self._tried_at >= FREE_S
+
+    def may_read_again(self, num_tokens: int) -> bool:
+        """Return whether the target may read a prompt again to check an answer of the draft: if that takes less time
+        than writing what it has kept of such answers."""
+        if not self._reread_s.weight or not self._answer_tokens.weight:
+            return num_tokens <= FIRST_REREAD_TOKENS
+        return num_tokens * self._reread_s.value < self._answer_tokens.value * self._token_s.value
 
     @property
     def patience_s(self) -> float | None:

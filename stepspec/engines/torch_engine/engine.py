@@ -90,6 +90,7 @@ class TorchEngine:
 
     abilities = EVERYTHING
     own_speculation = "none"
+    is_remote = False
 
     def __init__(
         self,

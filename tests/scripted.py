@@ -196,7 +196,6 @@ class ScriptedEngine:
 
     drafters: Sequence[DrafterName] = CALL_DRAFTERS
     own_speculation: str | None = "none"
-    is_remote = False
 
     def __init__(
         self,

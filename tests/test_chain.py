@@ -257,11 +257,10 @@ async def test_what_follows_a_rejected_step_is_stopped_and_counted(following: Re
 async def test_the_draft_also_writes_on_while_a_server_judges_one_step_at_a_time() -> None:
     """The draft's answer is checked in a pass of its own, since that reads the whole prompt again."""
     rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
-    policy = chains(1, rating, score={"look_ahead": "auto", "draft_answer": True})
+    policy = chains(1, rating, score={"look_ahead": True, "draft_answer": True})
     opinions = [PROMPT_READ, Opinion(ONE, delay_s=0.05), TWO, END + ANSWER]
     stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, [])
     stage.target.abilities -= {"cached scores"}
-    stage.target.is_remote = stage.draft.is_remote = True
     play = await stage.play()
     assert [call.prompt for call in stage.draft.calls[:2]] == [PROMPT, PROMPT + ONE]
     assert [call.continuation for call in stage.target.calls] == ["", ONE, TWO, END + ANSWER]

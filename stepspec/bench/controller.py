@@ -55,7 +55,6 @@ class InstantEngine:
     abilities: frozenset[Ability] = EVERYTHING - {"logprobs", "entropies"}
     drafters: tuple[DrafterName, ...] = ("draft-model",)
     own_speculation: str | None = "none"
-    is_remote = False
     num_steps: WeakKeyDictionary[TokenBuffer, int] = field(default_factory=WeakKeyDictionary[TokenBuffer, int])
     """Steps proposed in each request. The target shares the draft's counts, because it rejects every fourth step."""
 

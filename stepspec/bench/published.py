@@ -56,6 +56,9 @@ class PublishedProcedure:
     target: Address
     draft: Address
     max_tokens: int
+    answers: bool = False
+    """Whether the target goes on to an answer where the procedure ends without one, as it does if the models write
+    their answers after the thinking."""
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
@@ -82,15 +85,24 @@ class PublishedProcedure:
             repeated = len(steps) > 2 and step == steps[-2]
             if repeated or ANSWERED.search(step):
                 break
+        if self.answers and num_tokens < self.max_tokens and not any(map(ANSWERED.search, steps)):
+            steps = list(filter(None, steps))
+            steps.append(self._written(self.target, question, steps, self.max_tokens - num_tokens).text)
         return DELIMITER.join(steps)
 
     def _step(self, address: Address, question: str, steps: list[str]) -> tuple[str, int]:
         """Return the next step of one model, and its number of tokens."""
+        answer = self._written(address, question, steps, MAX_STEP_TOKENS, stop=[DELIMITER])
+        return answer.text, answer.usage.completion_tokens
+
+    def _written(
+        self, address: Address, question: str, steps: list[str], max_tokens: int, **fields: list[str]
+    ) -> "_ChatAnswer":
+        """Return what a model writes after the steps."""
         thought = THINK_OPEN + "".join(step + DELIMITER for step in steps)
         messages = [{"role": "user", "content": question}, {"role": "assistant", "content": thought}]
-        fields = {"messages": messages, "max_tokens": MAX_STEP_TOKENS, "stop": [DELIMITER], "temperature": 0.0}
-        answer = self._asked(address, fields | {"skip_special_tokens": False})
-        return answer.text, answer.usage.completion_tokens
+        sampling = {"max_tokens": max_tokens, "temperature": 0.0, "skip_special_tokens": False}
+        return self._asked(address, {"messages": messages, **sampling, **fields})
 
     def _rated(self, question: str, steps: list[str]) -> int:
         """Return the target's rating of the last step, or 0 if it writes no digit."""

@@ -178,6 +178,9 @@ class WireCost(Record):
     ratio: float
     """Seconds of the published procedure over those of this one, both summed over the same problems."""
     ratio_ci: tuple[float, float] | None
+    answered_ratio: float
+    """The same where the target goes on to an answer if the published procedure ends without one."""
+    answered_ratio_ci: tuple[float, float] | None
     judges: list[str]
     """Names of the judges that ran."""
 
@@ -192,7 +195,7 @@ class WireCosts(Conditions):
     problems: int
     engines: dict[str, EngineRecord | None]
     results: list[WireCost]
-    """Of the published procedure, then of each policy."""
+    """Of the published procedure, the same with an answer, then of each policy."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,7 @@ WIRE_HEADS = [
     "judges",
     "seconds",
     "times as fast",
+    "than with an answer",
     "requests",
     "KiB sent",
     "KiB received",
@@ -290,6 +294,7 @@ def wire_rows(costs: WireCosts) -> list[list[str]]:
             ", ".join(each.judges) or "–",
             f"{each.seconds:.3f}",
             with_interval(each.ratio, each.ratio_ci),
+            with_interval(each.answered_ratio, each.answered_ratio_ci),
             f"{each.requests:.1f}",
             *(f"{size / 1024:,.1f}" for size in (each.bytes_sent, each.bytes_received)),
             *(f"{share:.1%}" for share in (each.prefix_hits, each.correct)),

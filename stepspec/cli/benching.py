@@ -455,7 +455,11 @@ def bench_wire(
         if not all(hasattr(engine, "address") for engine in engines):
             raise UsageError("Both models must be on servers. Write http://HOST:PORT/v1#NAME.")
         servers: list[Any] = [engine.address for engine in engines]
-        procedure = published.PublishedProcedure(*servers, max_tokens)
+        published_name = "published procedure"
+        procedures = {
+            name: published.PublishedProcedure(*servers, max_tokens, answers)
+            for name, answers in ((published_name, False), (f"{published_name}, with an answer", True))
+        }
 
         def solve(spec: StepSpec, question: str) -> str:
             result = runner.run(spec.generate(question, max_tokens=max_tokens))
@@ -470,14 +474,17 @@ def bench_wire(
         specs = {name: StepSpec(policy=name, pair=pair) for name in policy or ("specreason",)}
         measured = published.Measured
         contenders = [
-            measured("published procedure", procedure.solve, procedure.forget, lambda: procedure.traffic, servers)
+            measured(name, procedure.solve, procedure.forget, partial(getattr, procedure, "traffic"), servers)
+            for name, procedure in procedures.items()
         ]
         for name, spec in specs.items():
             contenders.append(measured(Path(name).stem, partial(solve, spec), forget, traffic, servers))
         published.compare(contenders, [each.question for each in problems])
         used = _engines(pair)
         runner.run(pair.aclose())
-    judges = [["rating"], *([judge.name for judge in spec.policy.judges] for spec in specs.values())]
+    judges = [["rating"] for _ in procedures] + [
+        *([judge.name for judge in spec.policy.judges] for spec in specs.values())
+    ]
     results = _wire_costs(contenders, judges, [str(each.answer) for each in problems])
     described = {"target": servers[0].base, "draft": servers[1].base, "benchmark": benchmark}
     found = {**conditions, **described, "problems": len(problems), "engines": used, "results": results}
@@ -498,7 +505,9 @@ def _wire_costs(contenders: Sequence[Any], judges: Sequence[list[str]], answers:
             for each in contenders
         ]
     for each, names, num_correct in zip(contenders, judges, correct, strict=True):
-        ratio, interval = ratio_of_sums(contenders[0].seconds, each.seconds, numpy.random.default_rng(0))
+        (ratio, interval), (answered_ratio, answered_interval) = (
+            ratio_of_sums(published.seconds, each.seconds, numpy.random.default_rng(0)) for published in contenders[:2]
+        )
         results.append(
             WireCost(
                 name=each.name,
@@ -510,6 +519,8 @@ def _wire_costs(contenders: Sequence[Any], judges: Sequence[list[str]], answers:
                 correct=num_correct / count,
                 ratio=ratio,
                 ratio_ci=interval,
+                answered_ratio=answered_ratio,
+                answered_ratio_ci=answered_interval,
                 judges=names,
             )
         )

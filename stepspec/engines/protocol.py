@@ -451,11 +451,6 @@ class Engine(Protocol):
         """
         ...
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether the model runs on a server, so that its work takes nothing from a model elsewhere."""
-        ...
-
     def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """Generate a continuation of a prompt. Closing the iterator frees the resources of the call.
 

@@ -78,7 +78,6 @@ class VllmEngine:
     """One model in vLLM."""
 
     drafters: tuple[DrafterName, ...] = ("engine",)
-    is_remote = False
 
     def __init__(
         self,

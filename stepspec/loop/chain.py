@@ -11,7 +11,7 @@ from types import TracebackType
 from stepspec.engines.protocol import Probe, Stop, Verification
 from stepspec.errors import ContextError
 from stepspec.loop.ledger import ahead
-from stepspec.loop.pace import Ahead, Depth
+from stepspec.loop.pace import Depth
 from stepspec.loop.request import Judged, Request
 from stepspec.loop.step import Proposal, StepJudged, StepProposed
 
@@ -129,13 +129,11 @@ class Proposing:
     rereads: bool = False
 
     @classmethod
-    def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: Ahead) -> "Proposing":
+    def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: bool) -> "Proposing":
         """Return what is possible for a request. A recording wants the costs of every step, and a target that would
         read its whole prompt for its choices alone is asked for them only where they replace an answer."""
         if request.judged_steps is not None:
             return cls()
-        if ahead == "auto":
-            ahead = request.target.is_remote and request.draft is not None and request.draft.is_remote
         abilities, scores = request.target.abilities, request.policy.needs_scores
         answer = answer and "choices" in abilities
         shares = "choices" in abilities and (scores or "cached scores" in abilities)

@@ -11,7 +11,6 @@ from typing import Literal
 from stepspec.loop.load import LoadChoice
 
 Depth = int | Literal["auto"]
-Ahead = bool | Literal["auto"]
 MAX_DEPTH = 8
 """Most steps that one pass judges."""
 PRIOR_ACCEPTED, PRIOR_WEIGHT = 0.7, 8.0

@@ -71,11 +71,6 @@ class TranslatedDraft:
         """See `Engine.own_speculation`."""
         return self._draft.own_speculation
 
-    @property
-    def is_remote(self) -> bool:
-        """See `Engine.is_remote`."""
-        return self._draft.is_remote
-
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Log-probabilities are of the draft's own ids, of which there may be another number. If
         the text is cut, they are of those ids that begin before the cut.

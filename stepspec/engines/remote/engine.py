@@ -64,7 +64,6 @@ class RemoteEngine:
     """One model on one server. The server decides how to batch concurrent calls."""
 
     drafters: tuple[DrafterName, ...] = ("engine",)
-    is_remote = True
 
     def __init__(
         self, address: Address, server: Server, tokenizer: HuggingFaceTokenizer, title: str | None = None

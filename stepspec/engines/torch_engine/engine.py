@@ -90,7 +90,6 @@ class TorchEngine:
 
     abilities = EVERYTHING
     own_speculation = "none"
-    is_remote = False
 
     def __init__(
         self,

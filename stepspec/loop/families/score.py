@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from stepspec.base.file_model import number_or_auto
 from stepspec.loop.chain import Chains, Proposing
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.pace import MAX_DEPTH, Ahead, Depth
+from stepspec.loop.pace import MAX_DEPTH, Depth
 from stepspec.loop.request import Request
 
 
@@ -23,9 +23,9 @@ class ScoreTable(FamilyTable):
     draft_answer: bool = False
     """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
     written itself."""
-    look_ahead: Ahead = False
+    look_ahead: bool = False
     """Whether the draft writes the next steps while the target judges, and the target reads the prompt while the draft
-    writes the first ones. `auto`: if both models are on servers."""
+    writes the first ones."""
     max_overhead: float | None = Field(default=None, ge=0)
     """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
     it, the target writes until the draft may try again; so it does under load, while that gives all requests together
@@ -51,7 +51,7 @@ class ScoreTable(FamilyTable):
     @property
     def waste_rate(self) -> int:
         """See `FamilyTable.waste_rate`."""
-        return max(self.candidates, (2 if self.look_ahead else 1) * (MAX_DEPTH if self.depth == "auto" else self.depth))
+        return max(self.candidates, (1 + self.look_ahead) * (MAX_DEPTH if self.depth == "auto" else self.depth))
 
 
 async def score(request: Request, table: ScoreTable) -> None:

@@ -455,11 +455,11 @@ def bench_wire(
         if not all(hasattr(engine, "address") for engine in engines):
             raise UsageError("Both models must be on servers. Write http://HOST:PORT/v1#NAME.")
         servers: list[Any] = [engine.address for engine in engines]
-        published_name = "published procedure"
-        procedures = {
-            name: published.PublishedProcedure(*servers, max_tokens, answers)
-            for name, answers in ((published_name, False), (f"{published_name}, with an answer", True))
-        }
+        measured = published.Measured
+
+        def published_one(name: str, *, answers: bool) -> Any:
+            procedure = published.PublishedProcedure(*servers, max_tokens, answers)
+            return measured(name, procedure.solve, procedure.forget, lambda: procedure.traffic, servers)
 
         def solve(spec: StepSpec, question: str) -> str:
             result = runner.run(spec.generate(question, max_tokens=max_tokens))
@@ -472,19 +472,16 @@ def bench_wire(
             return engines[0].metrics() + engines[1].metrics()
 
         specs = {name: StepSpec(policy=name, pair=pair) for name in policy or ("specreason",)}
-        measured = published.Measured
         contenders = [
-            measured(name, procedure.solve, procedure.forget, partial(getattr, procedure, "traffic"), servers)
-            for name, procedure in procedures.items()
+            published_one("published procedure", answers=False),
+            published_one("published procedure, with an answer", answers=True),
         ]
         for name, spec in specs.items():
             contenders.append(measured(Path(name).stem, partial(solve, spec), forget, traffic, servers))
         published.compare(contenders, [each.question for each in problems])
         used = _engines(pair)
         runner.run(pair.aclose())
-    judges = [["rating"] for _ in procedures] + [
-        *([judge.name for judge in spec.policy.judges] for spec in specs.values())
-    ]
+    judges = [["rating"], ["rating"], *([judge.name for judge in spec.policy.judges] for spec in specs.values())]
     results = _wire_costs(contenders, judges, [str(each.answer) for each in problems])
     described = {"target": servers[0].base, "draft": servers[1].base, "benchmark": benchmark}
     found = {**conditions, **described, "problems": len(problems), "engines": used, "results": results}

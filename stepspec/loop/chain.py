@@ -364,8 +364,8 @@ def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) ->
     num_kept = [*map(int.__eq__, answer, own), False].index(False)
     kept = [*answer[:num_kept]]
     request.ledger.judged(accepted=num_kept, rejected=len(answer) - num_kept)
-    if own:
-        request.pace.answered(num_kept + 1)
+    if answer:
+        request.pace.answered(num_kept + bool(own))
     if own and request.ledger.remaining > 0 and not (kept and kept[-1] in request.answer_ends):
         request.ledger.generated(1)
         request.ledger.wrote("forced", 1)

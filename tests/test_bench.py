@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,8 +22,11 @@ from stepspec.bench.loads import Loads, loads_block
 from stepspec.bench.loads import main as loads_main
 from stepspec.bench.overhead import Overheads
 from stepspec.bench.plots import speed_by_context
+from stepspec.bench.published import PublishedProcedure
 from stepspec.bench.readme import main as report_main
 from stepspec.bench.same_texts import ask, compare, same_texts_block
+from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.answers import Usage
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.policy import load_policy
 
@@ -241,6 +246,45 @@ def test_the_wire_benchmark_needs_two_servers() -> None:
     done = bench("wire", "--target", "torch:nowhere", "--draft", "torch:nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr
+
+
+DRAFTED = {"A is 2.": 9, "</think>": 9, "": 9, "B is 3.": 3, "The answer is \\boxed{4}.": 9}
+"""Steps of a draft and their ratings."""
+
+
+@pytest.mark.parametrize(
+    ("answers", "steps", "text", "num_calls"),
+    [
+        (False, ["A is 2.", "</think>", "</think>"], "A is 2.\n\n\n\n", 6),
+        (True, ["A is 2.", "</think>", "</think>"], "A is 2.\n\n</think>\n\nThe answer is 2.", 7),
+        (True, ["", "", "A is 2.", "The answer is \\boxed{4}."], "\n\n\n\nA is 2.\n\nThe answer is \\boxed{4}.", 8),
+        (False, ["B is 3.", "The answer is \\boxed{4}."], "C is 5.\n\nThe answer is \\boxed{4}.", 5),
+    ],
+)
+def test_the_published_procedure_ends_as_its_script_does(
+    answers: bool, steps: list[str], text: str, num_calls: int
+) -> None:
+    """With a box, or with two equal steps from the third one on; a step of nothing but the tag is empty."""
+    remaining, calls = iter(steps), list[dict[str, Any]]()
+
+    class Scripted(PublishedProcedure):
+        def _asked(self, address: Address, fields: dict[str, Any]) -> Any:
+            calls.append(fields)
+            if "logprobs" in fields:
+                step = fields["messages"][1]["content"].removeprefix("<think>").rpartition("\n\n")[2]
+                return SimpleNamespace(text=str(DRAFTED[step]))
+            if address is self.draft:
+                return SimpleNamespace(text=next(remaining), usage=Usage(completion_tokens=4))
+            return SimpleNamespace(
+                text="C is 5." if "stop" in fields else "</think>\n\nThe answer is 2.", usage=Usage()
+            )
+
+    servers = Address("http://127.0.0.1:1/v1"), Address("http://127.0.0.1:2/v1")
+    procedure = Scripted(*servers, max_tokens=99, answers=answers)
+    assert procedure.solve("How many?") == text
+    assert len(calls) == num_calls
+    assert "stop" in calls[-1] or "logprobs" in calls[-1] or calls[-1]["max_tokens"] == 99 - 3 * 4
+    procedure.close()
 
 
 def test_texts_that_part_where_nothing_is_close_are_counted(tmp_path: Path) -> None:

@@ -254,18 +254,39 @@ async def test_what_follows_a_rejected_step_is_stopped_and_counted(following: Re
     assert stage.draft.num_open == 0
 
 
-async def test_the_draft_also_writes_on_while_a_server_judges_one_step_at_a_time() -> None:
-    """The draft's answer is checked in a pass of its own, since that reads the whole prompt again."""
+def reading_again(*opinions: Opinion | str, writes: tuple[str, ...] = (), **score: Any) -> Stage:
+    """Return a stage whose target, a server, reads its whole text again for scores and choices."""
     rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
-    policy = chains(1, rating, score={"look_ahead": True, "draft_answer": True})
-    opinions = [PROMPT_READ, Opinion(ONE, delay_s=0.05), TWO, END + ANSWER]
-    stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, [])
+    policy = chains(1, rating, score={"draft_answer": True, **score})
+    stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, writes)
     stage.target.abilities -= {"cached scores"}
+    return stage
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_a_server_judges_one_step_at_a_time_and_reads_again_for_the_answer(ahead: bool) -> None:
+    first = [PROMPT_READ, Opinion(ONE, delay_s=0.05)] if ahead else [ONE]
+    stage = reading_again(*first, TWO, END + ANSWER, depth=3, look_ahead=ahead)
     play = await stage.play()
-    assert [call.prompt for call in stage.draft.calls[:2]] == [PROMPT, PROMPT + ONE]
-    assert [call.continuation for call in stage.target.calls] == ["", ONE, TWO, END + ANSWER]
+    prompts = [PROMPT, PROMPT + ONE, PROMPT + ONE + TWO, PROMPT + ONE + TWO + END]
+    assert [call.prompt for call in stage.draft.calls] == prompts
+    assert [call.continuation for call in stage.target.calls] == [""] * ahead + [ONE, TWO, END + ANSWER]
     assert play.result.answer == "So 9."
     assert play.result.counts.cancelled == 0
+
+
+async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.loop.pace.MOST_REREAD", 64)
+    stage = reading_again(ONE, TWO, END, writes=(ANSWER,))
+    play = await stage.play()
+    assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, END]
+    assert (len(stage.draft.calls), play.result.answer) == (3, "So 9.")
+
+
+async def test_a_server_that_cannot_read_again_writes_the_answer() -> None:
+    play = await reading_again(ONE, TWO, Opinion(fails=EngineError("out of memory")), END, writes=(ANSWER,)).play()
+    assert play.result.answer == "So 9."
+    assert (play.result.counts.accepted, play.result.counts.rejected) == (4 + 5 + 1, 5)
 
 
 async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
@@ -405,15 +426,25 @@ def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() 
     assert 1 < middle < MAX_DEPTH
 
 
-def test_a_prompt_is_read_again_for_an_answer_while_that_is_faster_than_writing_it() -> None:
+def test_a_text_is_read_again_for_an_answer_while_that_saves_time_and_then_now_and_then() -> None:
     pace = StepPace()
-    assert [pace.may_read_again(num_tokens) for num_tokens in (500, 5000)] == [True, False]
+    assert [pace.rereads(num_tokens) for num_tokens in (256, 257)] == [True, False]
     pace.wrote(100, 5.0)  # 50 ms a token
-    pace.read_again(100, 0.2)  # 2 ms a token
-    pace.answered(11)
-    assert [pace.may_read_again(num_tokens) for num_tokens in (270, 280)] == [True, False]
-    pace.answered(0)
-    assert [pace.may_read_again(num_tokens) for num_tokens in (130, 270)] == [True, False]
+    pace.reread(11, 0.5)
+    assert pace.rereads(200)
+    pace.reread(0, 0.5)
+    assert [pace.rereads(200) for _ in range(4)] == [False, True, False, True]
+    pace.reread(0, 0.5)
+    assert [pace.rereads(200) for _ in range(4)] == [False, False, False, True]
+    for _ in range(9):
+        pace.reread(0, 0.5)
+    assert sum(pace.rereads(200) for _ in range(640)) == 10
+    for _ in range(40):
+        pace.reread(30, 0.5)
+    assert pace.rereads(200)
+    pace.reread(0, 99.0)
+    pace.forget()
+    assert pace.rereads(200)
 
 
 def test_what_texts_have_shown_is_forgotten_and_costs_are_not() -> None:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from types import TracebackType
 
 from stepspec.engines.protocol import Probe, Stop, Verification
-from stepspec.errors import ContextError
+from stepspec.errors import ContextError, EngineError
 from stepspec.loop.ledger import ahead
 from stepspec.loop.pace import Depth
 from stepspec.loop.request import Judged, Request
@@ -27,11 +27,13 @@ class Chain:
         steps: steps, each after the last one. Only the last one may have a tag that ends it.
         answer: ids after that tag.
         seconds: what it took to write them.
+        answer_s: what it took to write the answer, where the target reads the whole text again to check it; else None.
     """
 
     steps: Sequence[Proposal] = ()
     answer: Sequence[int] = ()
     seconds: float = 0.0
+    answer_s: float | None = None
     goes_on: bool = False
     """Whether the draft can write another step after it."""
 
@@ -70,7 +72,8 @@ class SharedPass:
         self._probes: tuple[Probe, ...] = ()
         self._seen: Verification | None = None
         self._first = 0
-        self._too_long = False
+        self._is_optional = chain.answer_s is not None
+        self._failed = False
 
     async def read(self, number: int, probes: Sequence[Probe]) -> Verification | None:
         """Return what the pass says about a step of the chain; None if it does not have that.
@@ -81,14 +84,18 @@ class SharedPass:
             number: number of the step in the chain.
             probes: what the target is asked after the step.
         """
-        if self._seen is None and not self._too_long:
+        if self._seen is None and not self._failed:
             self._probes, self._first = tuple(probes), number
             begin = self._ends[number]
             asked = [replace(probe, place=end - begin) for end in self._ends[number + 1 :] for probe in probes]
             try:
                 self._seen = await self._verify(self._ids[begin:], asked)
             except ContextError:  # a single step may still fit
-                self._too_long = True
+                self._failed = True
+            except EngineError:
+                if not self._is_optional:
+                    raise
+                self._failed = True
         seen = self._seen
         if seen is None or not set(probes) <= set(self._probes):
             return None
@@ -102,6 +109,11 @@ class SharedPass:
             probe_logprobs=tuple(seen.probe_logprobs[place] for place in places) if seen.probe_logprobs else (),
             probe_choices=tuple(seen.probe_choices[place] for place in places),
         )
+
+    @property
+    def was_made(self) -> bool:
+        """Whether the target was asked, with success or not."""
+        return self._failed or self._seen is not None
 
     @property
     def answer_choices(self) -> Sequence[int]:
@@ -120,7 +132,7 @@ class Proposing:
         depth: most steps of a chain.
         answer: whether the draft goes on with the answer after a step that ends the thinking.
         ahead: whether it writes the next chain while the target judges one.
-        rereads: whether the target reads its whole prompt again to check an answer of the draft.
+        rereads: whether the target reads the whole text again to check an answer of the draft.
     """
 
     depth: Depth = 1
@@ -131,13 +143,15 @@ class Proposing:
     @classmethod
     def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: bool) -> "Proposing":
         """Return what is possible for a request. A recording wants the costs of every step, and a target that would
-        read its whole prompt for its choices alone is asked for them only where they replace an answer."""
+        read the whole text again for its choices alone is asked for them only to check an answer."""
         if request.judged_steps is not None:
             return cls()
         abilities, scores = request.target.abilities, request.policy.needs_scores
-        answer = answer and "choices" in abilities
-        shares = "choices" in abilities and (scores or "cached scores" in abilities)
-        return cls(depth, answer, ahead) if shares else cls(answer=answer, ahead=ahead, rereads=answer)
+        if "choices" not in abilities:
+            return cls(ahead=ahead)
+        if scores or "cached scores" in abilities:
+            return cls(depth, answer, ahead)
+        return cls(answer=answer, ahead=ahead, rereads=True)
 
 
 class Front:
@@ -191,7 +205,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
     request.pace.tries()
     most = request.pace.depth(ahead=table.ahead) if table.depth == "auto" else table.depth
     most = 1 if request.transcript.open_ids else most  # the rest of a step has less room than a whole one
-    chain, answer, goes_on = list[Proposal](), list[int](), True
+    chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None
     try:
         while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):
             proposal = await request.propose_one(after=front.uncommitted, index=front.num_steps)
@@ -212,13 +226,14 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
                 chain.append(tag)
                 front.add(tag)
         if table.answer and chain and request.think_end is not None and chain[-1].tag == request.think_end:
-            num_before = len(request.transcript.buffer) + len(front.uncommitted)
-            if not table.rereads or request.pace.may_read_again(num_before):
+            num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
+            if not table.rereads or request.pace.rereads(num_before + MAX_ANSWER):
                 await _draft_answer(request, front.uncommitted, answer)
+                answer_s = time.perf_counter() - since if table.rereads else None
     except asyncio.CancelledError:
         request.ledger.abandoned(sum(len(step.ids) for step in chain))
         raise
-    return Chain(chain, answer, time.perf_counter() - started, bool(chain) and goes_on)
+    return Chain(chain, answer, time.perf_counter() - started, answer_s, bool(chain) and goes_on)
 
 
 async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
@@ -345,30 +360,34 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
         if judged is None or not judged.accepted or not request.transcript.thinking or request.only_target:
             break
     ended = not (request.transcript.thinking or request.transcript.ended)
+    num_kept = 0
     if shared and ended and judged is not None and judged.accepted and number + 1 == len(chain.steps):
-        _keep_answer(request, chain.answer, shared.answer_choices)
+        num_kept = _keep_answer(request, chain.answer, shared.answer_choices)
     else:
         request.ledger.abandoned(chain.num_after(number))
-        if chain.answer:
-            request.pace.answered(0)
+    if chain.answer_s is not None and judged is not None:
+        read_s = judged.seconds if shared and shared.was_made else 0.0
+        request.pace.reread(num_kept, chain.answer_s + read_s)
     request.pace.ended(request.ledger.num_accepted - accepted, seconds)
 
 
-def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) -> None:
+def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) -> int:
     """Commit the beginning of the draft's answer that is the target's own, and the target's token after it.
 
     Args:
         answer: the draft's ids.
         own: the target's own choice at each place of the answer, and after it.
+
+    Returns:
+        The number of committed tokens.
     """
     num_kept = [*map(int.__eq__, answer, own), False].index(False)
     kept = [*answer[:num_kept]]
     request.ledger.judged(accepted=num_kept, rejected=len(answer) - num_kept)
-    if answer:
-        request.pace.answered(num_kept + bool(own))
     if own and request.ledger.remaining > 0 and not (kept and kept[-1] in request.answer_ends):
         request.ledger.generated(1)
         request.ledger.wrote("forced", 1)
         kept.append(own[num_kept])
     if kept:
         request.emit(request.transcript.write_on(kept, "target"))
+    return len(kept)

@@ -31,8 +31,11 @@ KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
-FIRST_REREAD_TOKENS = 1024
-"""Longest prompt that the target reads again before it is known what that takes."""
+MOST_REREAD = 256
+"""Longest text that a target reads again to check an answer of the draft. A server may need memory for the logits of
+all its tokens; vLLM keeps as much free for the sampling of 256 requests."""
+MOST_REST = 64
+"""Most answers that the target writes before the draft's is checked once more, where that cost more than it saved."""
 FIRST_STEP_TOKENS = 64
 """Tokens that the draft's first step is taken to have, for this limit."""
 
@@ -75,7 +78,6 @@ class StepPace:
         self._draft_s, self._write_s, self._chain_s = Mean(), Mean(), Mean()
         self._token_s, self._step_tokens = Mean(), Mean()
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
-        self._reread_s, self._answer_tokens = Mean(), Mean()
         self._num_passes = 0
         self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
         self._clock, self._tried_at = clock, -math.inf  # the last request that tried a draft without a step yet
@@ -85,6 +87,7 @@ class StepPace:
     def forget(self) -> None:
         """Drop what was learned from texts, the share of accepted steps. The costs are preserved."""
         self._accepted = Mean(PRIOR_ACCEPTED, PRIOR_WEIGHT)
+        self._saved_s, self._num_rested, self._rest = Mean(), 0, 1  # of answers that a text was read again for
 
     # What was measured
 
@@ -104,13 +107,12 @@ class StepPace:
         for mean, value in zip((self._read, self._seconds, self._squares, self._products), values, strict=True):
             mean.note(value)
 
-    def read_again(self, num_tokens: int, seconds: float) -> None:
-        """Note that the target has read a whole prompt again."""
-        self._reread_s.note(seconds / num_tokens, num_tokens)
-
-    def answered(self, num_tokens: int) -> None:
-        """Note how many tokens of an answer the target did not have to write."""
-        self._answer_tokens.note(num_tokens)
+    def reread(self, num_kept: int, seconds: float) -> None:
+        """Note what drafting an answer and reading the whole text again to check it took, and how many tokens the
+        target did not have to write."""
+        if self._knows_target:
+            self._saved_s.note(num_kept * self._token_s.value - seconds)
+            self._rest = 1 if self._saved_s.value > 0 else min(2 * self._rest, MOST_REST)
 
     def decided(self, *, accepted: bool) -> None:
         """Note the verdict on a step."""
@@ -169,12 +171,15 @@ class StepPace:
         self.load.skips(request)
         return not self.pauses and self._clock() - self._tried_at >= FREE_S
 
-    def may_read_again(self, num_tokens: int) -> bool:
-        """Return whether the target may read a prompt again to check an answer of the draft: if that takes less time
-        than writing what it has kept of such answers."""
-        if not self._reread_s.weight or not self._answer_tokens.weight:
-            return num_tokens <= FIRST_REREAD_TOKENS
-        return num_tokens * self._reread_s.value < self._answer_tokens.value * self._token_s.value
+    def rereads(self, num_tokens: int) -> bool:
+        """Return whether the target should read a whole text again to check an answer of the draft. If that has cost
+        more than it saved, it does so now and then."""
+        if num_tokens > MOST_REREAD:
+            return False
+        if self._saved_s.value >= 0:
+            return True
+        self._num_rested = (self._num_rested + 1) % self._rest
+        return not self._num_rested
 
     @property
     def patience_s(self) -> float | None:

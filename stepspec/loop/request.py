@@ -415,8 +415,6 @@ class Request:
         num_asked = sum(len(probe.ids) for probe in probes)
         num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
         self.pace.read(max(1, num_read), time.perf_counter() - since)
-        if scores and "cached scores" not in self.target.abilities:
-            self.pace.read_again(len(self.transcript.buffer) + len(ids), time.perf_counter() - since)
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)

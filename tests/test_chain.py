@@ -254,12 +254,14 @@ async def test_what_follows_a_rejected_step_is_stopped_and_counted(following: Re
     assert stage.draft.num_open == 0
 
 
-def reading_again(*opinions: Opinion | str, writes: tuple[str, ...] = (), **score: Any) -> Stage:
+def reading_again(
+    *opinions: Opinion | str, writes: tuple[str, ...] = (), temperature: float = 0.0, **score: Any
+) -> Stage:
     """Return a stage whose target, a server, reads its whole text again for scores and choices."""
     rating = {"kind": "rating", "prompt": "specreason", "threshold": 7}
     policy = chains(1, rating, score={"draft_answer": True, **score})
-    stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, writes)
-    stage.target.abilities -= {"cached scores"}
+    stage = Stage(policy, [ONE, TWO, END, ANSWER], opinions, writes, temperature=temperature)
+    stage.target.abilities -= {"cached scores", "samples"}
     return stage
 
 
@@ -281,6 +283,13 @@ async def test_a_long_text_is_not_read_again_for_the_answer(monkeypatch: pytest.
     play = await stage.play()
     assert [call.continuation for call in stage.target.calls if call.verb == "verify"] == [ONE, TWO, ""]
     assert (len(stage.draft.calls), play.result.answer) == (3, "So 9.")
+
+
+async def test_an_answer_that_the_draft_may_not_write_says_nothing_about_reading_again() -> None:
+    stage = reading_again(ONE, TWO, END, writes=(ANSWER,), temperature=0.6)
+    stage.request.pace.wrote(100, 5.0)
+    await stage.play()
+    assert stage.request.pace.rereads(200)
 
 
 async def test_a_server_that_cannot_read_again_writes_the_answer() -> None:

@@ -225,7 +225,8 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
                 goes_on = False
                 chain.append(tag)
                 front.add(tag)
-        if table.answer and chain and request.think_end is not None and chain[-1].tag == request.think_end:
+        ends = bool(chain) and request.think_end is not None and chain[-1].tag == request.think_end
+        if table.answer and ends and _may_answer(request, front.uncommitted):
             num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
             if not table.rereads or request.pace.rereads(num_before + MAX_ANSWER):
                 await _draft_answer(request, front.uncommitted, answer)
@@ -250,15 +251,17 @@ async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
     return found
 
 
+def _may_answer(request: Request, after: Sequence[int]) -> bool:
+    """Return whether what the draft writes after the end of the thinking may be kept, and there is room for it."""
+    demands, has_room = request.demands, request.room_after(after) > 0
+    return has_room and request.is_own_text and not demands.separate_answer and demands.call_opener is None
+
+
 async def _draft_answer(request: Request, after: Sequence[int], ids: list[int]) -> None:
     """Let the draft write the answer after the end of the thinking. `ids` receives it, as far as it may be kept."""
-    demands, room = request.demands, request.room_after(after)
-    follows = request.is_own_text and not demands.separate_answer and demands.call_opener is None
-    if not follows or not room:
-        return
     found, num_kept = None, 0
     try:
-        stop = Stop(min(room, MAX_ANSWER), token_ids=request.answer_ends)
+        stop = Stop(min(request.room_after(after), MAX_ANSWER), token_ids=request.answer_ends)
         found = await request.drafted(stop, ids, after, coupled=True)
         if found is not None and not found.aborted and request.target_has(ids):
             num_kept = len(ids)

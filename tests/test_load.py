@@ -55,6 +55,14 @@ def test_a_change_is_noticed_by_a_trial() -> None:
     assert load.speculated_s > 60
 
 
+def test_a_machine_that_slows_down_does_not_make_the_other_way_look_better() -> None:
+    load = Load()
+    load.run(4, 30, {True: 4000, False: 3600})
+    load.speculated_s = 0.0
+    load.run(4, 30, {True: 2800, False: 2520})
+    assert load.speculated_s > 27
+
+
 def test_each_level_of_load_has_its_own_choice() -> None:
     load = Load()
     for _ in range(10):
@@ -117,7 +125,7 @@ def test_a_request_that_ends_or_no_longer_asks_is_not_waited_for() -> None:
         for request in "abc":
             stack.enter_context(clock.choice.request(request))
         with clock.choice.request("d"):
-            clock.try_steps("a", "b", "c")
+            clock.try_steps("d", "a", "b", "c")
             for request in "abc":
                 clock.commit(request, 1, 0.1)
             assert clock.counted[1] == 0, "the last request has not asked"

@@ -9,69 +9,73 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log2
 
 LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
-MOST_LATE = 0.25
+MOST_LATE = 0.1
 """Share of the requests that need not have committed in the first epoch after a change. The fast ones alone say too
 much, and the slowest one may take very long."""
-FIRST_EPOCHS, FIRST_TOKENS = 3, 1024
-"""Epochs with speculation and without it before they are compared, fewer if they have this many tokens."""
+FIRST_TOKENS, FIRST_GAIN = 1024, 0.2
+"""Committed tokens that are compared before one way is chosen, fewer if the logarithm of the ratio of the two
+throughputs is this far from 0. Until then the two ways take turns."""
 FIRST_REST, LONGEST_REST = 16, 64
 """Epochs between two trials of the slower way. The number doubles with each trial that finds it slower again."""
 MEMORY = 0.8
-"""What an epoch counts after the next one of its kind."""
+"""What a comparison counts after the next one."""
 
 
 @dataclass
-class Throughput:
-    """Tokens per second of the latest epochs of a kind."""
+class Epoch:
+    """What the requests committed in an epoch."""
 
-    num_epochs: int = 0
-    tokens: float = 0.0
-    seconds: float = 0.0
-
-    def note(self, tokens: float, seconds: float) -> None:
-        """Add an epoch."""
-        self.num_epochs += 1
-        self.tokens, self.seconds = MEMORY * self.tokens + tokens, MEMORY * self.seconds + seconds
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there were enough epochs to compare it."""
-        return self.num_epochs >= FIRST_EPOCHS or self.tokens >= FIRST_TOKENS
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second; 0 before the first epoch."""
-        return self.tokens / self.seconds if self.seconds else 0.0
+    load: int
+    """Binary logarithm of the number of running requests."""
+    speculating: bool
+    num_tokens: float
+    rate: float
+    """Tokens per second."""
 
 
 @dataclass
 class Level:
-    """What is known about a level of load."""
+    """What is known about a level of load.
 
-    found: dict[bool, Throughput] = field(default_factory=lambda: {True: Throughput(), False: Throughput()})
-    """Throughput with speculation on steps and without it."""
+    Only epochs that follow each other are compared: a machine is not equally fast at all times.
+    """
+
+    gain: float = 0.0
+    """Mean of the logarithms of the throughput with speculation over that without it."""
+    weight: float = 0.0
+    """Tokens that the mean is of."""
     rest: int = FIRST_REST
     num_rested: int = 0
-    best: bool = True
 
-    def next(self) -> bool:
-        """Return whether to speculate in the next epoch."""
-        for speculating, found in self.found.items():
-            if not found.is_known:
-                return speculating
-        best = self.found[True].rate >= self.found[False].rate
-        if best != self.best:
-            self.best, self.rest, self.num_rested = best, FIRST_REST, 0
-        self.num_rested += 1
+    @property
+    def best(self) -> bool:
+        """Whether speculation is the faster way."""
+        return self.gain >= 0
+
+    def compare(self, one: Epoch, other: Epoch) -> None:
+        """Add what two epochs say, one with speculation and one without it."""
+        gain = math.log(one.rate / other.rate) * (1 if one.speculating else -1)
+        num_tokens, kept, best = min(one.num_tokens, other.num_tokens), MEMORY * self.weight, self.best
+        self.weight = kept + num_tokens
+        self.gain = (kept * self.gain + num_tokens * gain) / self.weight
+        if self.best != best:
+            self.rest, self.num_rested = FIRST_REST, 0
+
+    def next(self, speculating: bool) -> bool:
+        """Return whether to speculate in the epoch after one with speculation or without it."""
+        is_known = self.weight >= FIRST_TOKENS or abs(self.gain) >= FIRST_GAIN
+        if not is_known:
+            return not speculating
+        self.num_rested = self.num_rested + 1 if speculating == self.best else 0
         if self.num_rested <= self.rest:
-            return best
+            return self.best
         self.rest, self.num_rested = min(2 * self.rest, LONGEST_REST), 0
-        return not best
+        return not self.best
 
 
 class LoadChoice:
@@ -92,6 +96,7 @@ class LoadChoice:
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
         self._skipped = set[Hashable]()
         self._speculating = True
+        self._last: Epoch | None = None
         self._restart()
 
     def _restart(self) -> None:
@@ -112,7 +117,8 @@ class LoadChoice:
         if not self._num_tokens:
             self._late.add(request)
         if len(self._committed_at) == 2:
-            self._restart()  # the other one was alone
+            self._last = None  # the other one was alone
+            self._restart()
         try:
             yield
         finally:
@@ -170,10 +176,13 @@ class LoadChoice:
         self._note_running()
         seconds = self._changed_at - self._began_at
         mean_running = self._running_s / seconds if seconds else len(self._committed_at)
-        level = self._levels[round(log2(max(2.0, mean_running)))]
-        level.found[self._speculating].note(self._num_tokens, self._seconds / mean_running)
-        before, self._speculating = self._speculating, level.next()
-        if self._speculating == before:
+        load = round(log2(max(2.0, mean_running)))
+        epoch = Epoch(load, self._speculating, self._num_tokens, self._num_tokens * mean_running / self._seconds)
+        level, last = self._levels[load], self._last
+        if last is not None and last.load == load and last.speculating != epoch.speculating:
+            level.compare(last, epoch)
+        self._last, self._speculating = epoch, level.next(epoch.speculating)
+        if self._speculating == epoch.speculating:
             self._begin()
         else:
             self._restart()

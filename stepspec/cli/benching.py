@@ -6,6 +6,7 @@ import importlib
 import random
 import sys
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle, islice, product
@@ -449,7 +450,7 @@ def bench_wire(
     with from_extra("remote", "stepspec bench wire"):
         published = importlib.import_module("stepspec.bench.published")
     conditions = _conditions()
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, ExitStack() as clients:
         pair = load_pair(target, draft, notes=False)
         engines: list[Any] = [pair.target, pair.draft]
         if not all(hasattr(engine, "address") for engine in engines):
@@ -458,7 +459,7 @@ def bench_wire(
         measured = published.Measured
 
         def published_one(name: str, *, answers: bool) -> Any:
-            procedure = published.PublishedProcedure(*servers, max_tokens, answers)
+            procedure = clients.enter_context(closing(published.PublishedProcedure(*servers, max_tokens, answers)))
             return measured(name, procedure.solve, procedure.forget, lambda: procedure.traffic, servers)
 
         def solve(spec: StepSpec, question: str) -> str:

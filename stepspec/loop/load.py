@@ -17,10 +17,13 @@ LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 MOST_LATE = 0.1
 """Share of the requests that need not have committed in the first epoch after a change. The fast ones alone say too
 much, and the slowest one may take very long."""
-FIRST_TOKENS, PLAIN = 4096, 60.0
-"""Committed tokens that are compared before one way is chosen, fewer if the square of the logarithm of the ratio of the
-two throughputs, times the tokens, is `PLAIN`. Until then the two ways take turns. The ratio of two epochs of 700 tokens
-varies by about 15%, so that the logarithm is then twice its standard error."""
+NOISE = 16.0
+"""Variance of the logarithm of the ratio of two epochs, times their tokens: that of 700 tokens varies by 15%."""
+FIRST_TOKENS = 4096
+"""Committed tokens that are compared before one way is chosen. Until then the two ways take turns."""
+LEAST_GAIN, MOST_LOSS = 1.0, 2.0
+"""Gain of speculation, or loss, in standard errors, at which a way is chosen before that. The policy asks for
+speculation, so it takes more evidence to leave it."""
 FIRST_REST, LONGEST_REST = 16, 64
 """Epochs between two trials of the slower way. The number doubles with each trial that finds it slower again."""
 MEMORY = 0.9
@@ -54,9 +57,14 @@ class Level:
     num_rested: int = 0
 
     @property
+    def evidence(self) -> float:
+        """The gain of speculation in standard errors."""
+        return self.gain * math.sqrt(self.weight / NOISE)
+
+    @property
     def best(self) -> bool:
-        """Whether speculation is the faster way."""
-        return self.gain >= 0
+        """Whether to speculate: unless that was slower by more than a standard error."""
+        return self.evidence >= -1
 
     def compare(self, one: Epoch, other: Epoch) -> None:
         """Add what two epochs say, one with speculation and one without it."""
@@ -69,7 +77,7 @@ class Level:
 
     def next(self, speculating: bool) -> bool:
         """Return whether to speculate in the epoch after one with speculation or without it."""
-        is_known = self.weight >= FIRST_TOKENS or self.gain**2 * self.weight >= PLAIN
+        is_known = self.weight >= FIRST_TOKENS or not -MOST_LOSS < self.evidence < LEAST_GAIN
         if not is_known:
             return not speculating
         self.num_rested = self.num_rested + 1 if speculating == self.best else 0

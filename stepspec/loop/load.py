@@ -30,6 +30,11 @@ MEMORY = 0.9
 """What a comparison counts after the next one."""
 
 
+def level_of(num_running: float) -> int:
+    """Return the level of a load: the binary logarithm of a number of requests, rounded."""
+    return round(log2(max(1.0, num_running)))
+
+
 @dataclass
 class Epoch:
     """What the requests committed in an epoch."""
@@ -154,9 +159,19 @@ class LoadChoice:
             self._seconds += seconds
             self._late.discard(request)
 
+    @property
+    def num_running(self) -> int:
+        """Number of running requests."""
+        return len(self._committed_at)
+
+    @property
+    def level(self) -> int:
+        """Level of load: the binary logarithm of the number of running requests, rounded."""
+        return level_of(self.num_running)
+
     def speculates(self, request: Hashable) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk."""
-        num_running = len(self._committed_at)
+        num_running = self.num_running
         enough = self._num_tokens >= max(LEAST_TOKENS, EPOCH_TOKENS * num_running)
         if enough and self._seconds >= EPOCH_S * num_running and len(self._late) <= MOST_LATE * num_running:
             self._end()
@@ -185,7 +200,7 @@ class LoadChoice:
         self._note_running()
         seconds = self._changed_at - self._began_at
         mean_running = self._running_s / seconds if seconds else len(self._committed_at)
-        load = round(log2(max(2.0, mean_running)))
+        load = level_of(max(2.0, mean_running))
         epoch = Epoch(load, self._speculating, self._num_tokens, self._num_tokens * mean_running / self._seconds)
         level, last = self._levels[load], self._last
         if last is not None and last.load == load and last.speculating != epoch.speculating:

@@ -63,6 +63,18 @@ def test_a_machine_that_slows_down_does_not_make_the_other_way_look_better() -> 
     assert load.speculated_s > 27
 
 
+def test_requests_that_take_turns_are_one_load() -> None:
+    load, rates = Load(), {True: 3200, False: 4000}
+    running = [ExitStack(), ExitStack()]
+    for request in 250 * [0, 1]:
+        running[request].close()
+        running[request].enter_context(load.choice.request(request))
+        if load.choice.num_running == 2:
+            load.step(2, rates)
+            load.step(2, rates)
+    assert load.speculated_s < 30
+
+
 def test_each_level_of_load_has_its_own_choice() -> None:
     load = Load()
     for _ in range(10):
@@ -131,6 +143,20 @@ def test_a_request_that_ends_or_no_longer_asks_is_not_waited_for() -> None:
             assert clock.counted[1] == 0, "the last request has not asked"
         clock.commit("a", 120, 1)  # in 1.2 seconds
         assert clock.counted == pytest.approx((100, 1))
+
+
+def test_a_request_in_its_answer_delays_no_change() -> None:
+    clock = Clock()
+    with ExitStack() as stack:
+        for request in "abc":
+            stack.enter_context(clock.choice.request(request))
+            clock.choice.speculates(request)
+        clock.choice.stops_asking("c")
+        changed = clock.try_steps("a", "b")
+        (other,) = {"a", "b"} - {changed}
+        clock.commit(other, 1, 0.1)
+        clock.commit(changed, 120, 1.1)  # in 1.2 seconds
+        assert clock.counted == pytest.approx((110, 1.1))
 
 
 def test_what_a_request_does_that_may_not_speculate_or_is_alone_says_nothing() -> None:

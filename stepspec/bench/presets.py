@@ -46,7 +46,6 @@ AREAS: Mapping[str, Callable[[Figures], float | None]] = {
     "specreason": lambda judging: judging["scores"]["rating.specreason"]["area"],
     "rsd": lambda judging: judging["scores"].get("reward", {}).get("area"),
     "lookahead": lambda judging: judging["equivalence"]["area"],
-    "stepspec": lambda judging: judging["scores"]["likelihood.min"]["area"],
 }
 """The ROC area of the judge of each method that judges, from the part `judging` of a pair's figures."""
 LEAST_AREA, LEAST_SHARE = 0.8, 0.01

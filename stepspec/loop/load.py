@@ -15,19 +15,23 @@ from math import log2
 LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
 MOST_LATE = 0.1
-"""Share of the requests that need not have committed in the first epoch after a change. The fast ones alone say too
-much, and the slowest one may take very long."""
+"""Share of the requests that need not have committed in the first epoch after a change: none of fewer than ten. The
+fast ones alone say too much, and the slowest of many may take very long."""
+LONGEST_GAP = 4.0
+"""Time between two epochs that are compared, in times of the second one. The machine's speed may change in a longer
+one."""
 NOISE = 16.0
 """Variance of the logarithm of the ratio of two epochs, times their tokens: that of 700 tokens varies by 15%."""
 FIRST_TOKENS = 4096
-"""Committed tokens that are compared before one way is chosen. Until then the two ways take turns."""
+"""Committed tokens, older ones weighted less, that are compared before one way is chosen. Until then the two ways take
+turns."""
 LEAST_GAIN, MOST_LOSS = 1.0, 2.0
 """Gain of speculation, or loss, in standard errors, at which a way is chosen before that. The policy asks for
 speculation, so it takes more evidence to leave it."""
 FIRST_REST, LONGEST_REST = 16, 64
-"""Epochs between two trials of the slower way. The number doubles with each trial that finds it slower again."""
+"""Epochs between two trials of the slower way. The number doubles with each trial that does not change the choice."""
 MEMORY = 0.9
-"""What a comparison counts after the next one."""
+"""What a comparison counts after the next one. With epochs of 512 tokens, a loss of less than 5% is no evidence."""
 
 
 def level_of(num_running: float) -> int:
@@ -45,6 +49,7 @@ class Epoch:
     num_tokens: float
     rate: float
     """Tokens per second."""
+    ended_at: float
 
 
 @dataclass
@@ -108,14 +113,16 @@ class LoadChoice:
         self._clock = clock
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
-        self._skipped = set[Hashable]()
+        self._skipped, self._silent = set[Hashable](), set[Hashable]()
         self._speculating = True
         self._last: Epoch | None = None
+        self._asked_alone = False
         self._restart()
 
     def _restart(self) -> None:
         """Begin with other epochs. They count from the time at which no request does what it did before."""
-        self._unchanged, self._late = {*self._committed_at}, {*self._committed_at}
+        asking = self._committed_at.keys() - self._silent
+        self._unchanged, self._late = {*asking}, {*asking}
         self._since = math.inf if self._unchanged else self._clock()
         self._begin()
 
@@ -130,8 +137,8 @@ class LoadChoice:
         self._committed_at[request] = self._clock()
         if not self._num_tokens:
             self._late.add(request)
-        if len(self._committed_at) == 2:
-            self._last = None  # the other one was alone
+        if self._asked_alone or self.num_running == 1:
+            self._last, self._asked_alone = None, False
             self._restart()
         try:
             yield
@@ -139,6 +146,7 @@ class LoadChoice:
             self._note_running()
             self.stops_asking(request)
             self._skipped.discard(request)
+            self._silent.discard(request)
             del self._committed_at[request]
 
     def _note_running(self) -> None:
@@ -175,8 +183,10 @@ class LoadChoice:
         enough = self._num_tokens >= max(LEAST_TOKENS, EPOCH_TOKENS * num_running)
         if enough and self._seconds >= EPOCH_S * num_running and len(self._late) <= MOST_LATE * num_running:
             self._end()
+        self._silent.discard(request)
         self._follow(request)
-        return self._speculating or num_running < 2
+        self._asked_alone = num_running < 2
+        return self._speculating or self._asked_alone
 
     def skips(self, request: Hashable) -> None:
         """Note that what a request does next says nothing, as it may not speculate for a reason of its own."""
@@ -185,6 +195,7 @@ class LoadChoice:
 
     def stops_asking(self, request: Hashable) -> None:
         """Note that a request goes on without asking, in its answer for example, so that none waits for it."""
+        self._silent.add(request)
         self._follow(request)
         self._late.discard(request)
 
@@ -201,9 +212,14 @@ class LoadChoice:
         seconds = self._changed_at - self._began_at
         mean_running = self._running_s / seconds if seconds else len(self._committed_at)
         load = level_of(max(2.0, mean_running))
-        epoch = Epoch(load, self._speculating, self._num_tokens, self._num_tokens * mean_running / self._seconds)
+        rate = self._num_tokens * mean_running / self._seconds
+        epoch = Epoch(load, self._speculating, self._num_tokens, rate, self._changed_at)
         level, last = self._levels[load], self._last
-        if last is not None and last.load == load and last.speculating != epoch.speculating:
+        if (
+            last is not None
+            and (last.load, last.speculating) == (load, not epoch.speculating)
+            and self._began_at - last.ended_at <= LONGEST_GAP * seconds
+        ):
             level.compare(last, epoch)
         self._last, self._speculating = epoch, level.next(epoch.speculating)
         if self._speculating == epoch.speculating:

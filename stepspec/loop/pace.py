@@ -5,8 +5,8 @@ Both are chosen from measured acceptance and costs. Requests of one session shar
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Literal
 
 from stepspec.loop.load import LoadChoice
@@ -25,10 +25,11 @@ MARGIN = 1.02
 MOST_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least `FREE_S` do. It bounds what a change for the worse can
 cost."""
-FREE_S, FREE_LATER_S = 1.0, 0.25
-"""Seconds that speculation may cost at first, and may take before the target's own speed is known, at the first level
-of load and at each other one. The first passes of a model also allocate and compile, and a bad first step says little
-about the next ones."""
+KEPT = 3.0
+"""Savings that are kept when the load changes, in times of a chain. What pays at one load may not pay at another."""
+FREE_S = 1.0
+"""Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
+a model also allocate and compile, and a bad first step says little about the next ones."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
@@ -58,56 +59,6 @@ class Mean:
         return self._sum / self.weight if self.weight else 0.0
 
 
-@dataclass
-class Account:
-    """What speculation on steps has saved and cost at a level of load, where all passes take about as long.
-
-    The balance is in seconds. It begins with `free_s`, once the speed of the target is known.
-    """
-
-    free_s: float
-    balance_s: float = 0.0
-    token_s: Mean = field(default_factory=Mean)
-    """Seconds that the target takes for a token."""
-    chain_s: Mean = field(default_factory=Mean)
-    early_tokens: int = 0
-    """Committed tokens of chains before the target's speed was known."""
-    early_s: float = 0.0
-
-    @property
-    def knows_target(self) -> bool:
-        """Whether the speed of the target is known."""
-        return self.token_s.weight >= KNOWN_TOKENS
-
-    @property
-    def is_overdrawn(self) -> bool:
-        """Whether speculation has cost more than it saved, or than it may before the target's speed is known."""
-        return self.balance_s < 0 if self.knows_target else self.early_s >= self.free_s
-
-    def wrote(self, num_tokens: int, seconds: float, share: float) -> None:
-        """Add what the target has written, and the share of it that speculation may cost."""
-        knew = self.knows_target
-        self.token_s.note(seconds / num_tokens, num_tokens)
-        self._settle(share * seconds)
-        if self.knows_target and not knew:
-            self._settle(self.free_s)
-            self._settle_chain(self.early_tokens, self.early_s, share)
-
-    def ended(self, num_committed: int, seconds: float, share: float) -> None:
-        """Add a chain."""
-        self.chain_s.note(seconds)
-        if self.knows_target:
-            self._settle_chain(num_committed, seconds, share)
-        else:
-            self.early_tokens, self.early_s = self.early_tokens + num_committed, self.early_s + seconds
-
-    def _settle_chain(self, num_committed: int, seconds: float, share: float) -> None:
-        self._settle((1 + share) * num_committed * self.token_s.value - seconds)
-
-    def _settle(self, seconds: float) -> None:
-        self.balance_s = min(self.balance_s + seconds, max(self.free_s, MOST_SAVED * self.chain_s.value))
-
-
 class StepPace:
     """Chooses the length of chains, and pauses speculation on steps that costs more than it saves.
 
@@ -115,10 +66,9 @@ class StepPace:
     p the share of accepted steps, a chain of k steps commits p + .. + p^k of them and, if one was rejected, the
     target's own.
 
-    For each level of load there is an account of what speculation has saved and cost. It grows with the target's own
-    work by `max_overhead` of it, divided by the number of running requests, as a draft may take the machine from all of
-    them. While it is overdrawn, the target writes the steps. It also writes them while that gives the requests of a
-    session a higher throughput, see `LoadChoice`.
+    The balance is what speculation has saved less what it has cost, in seconds. It begins with `FREE_S`, and grows with
+    the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
+    under load, where speculation was measured to give a lower throughput, see `LoadChoice`.
 
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
@@ -127,10 +77,13 @@ class StepPace:
 
     def __init__(self, max_overhead: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._max_overhead = max_overhead
-        self._accounts: dict[int, Account] = {}
-        self._draft_s, self._write_s, self._step_tokens = Mean(), Mean(), Mean()
+        self._balance_s = 0.0
+        self._draft_s, self._write_s, self._chain_s = Mean(), Mean(), Mean()
+        self._token_s, self._step_tokens = defaultdict[int, Mean](Mean), Mean()
+        self._level = 0
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
         self._num_passes = 0
+        self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
         self._clock, self._tried_at = clock, -math.inf  # the last request that tried a draft without a step yet
         self.load = LoadChoice()
         self.forget()
@@ -161,8 +114,8 @@ class StepPace:
     def reread(self, num_kept: int, seconds: float) -> None:
         """Note what drafting an answer and reading the whole text again to check it took, and how many tokens the
         target did not have to write."""
-        if self._account.knows_target:
-            self._saved_s.note(num_kept * self._account.token_s.value - seconds)
+        if self._knows_target:
+            self._saved_s.note(num_kept * self._target_token_s - seconds)
             self._rest = 1 if self._saved_s.value > 0 else min(2 * self._rest, MOST_REST)
 
     def decided(self, *, accepted: bool) -> None:
@@ -175,28 +128,57 @@ class StepPace:
 
     def wrote(self, num_tokens: int, seconds: float) -> None:
         """Note that the target has written tokens. `seconds` are without reading the prompt."""
-        self._account.wrote(num_tokens, seconds, self._share)
+        knew = self._knows_target
+        self._token_s[self.load.level].note(seconds / num_tokens, num_tokens)
+        self._settle((self._max_overhead or 0.0) * seconds)
+        if self._knows_target and not knew:
+            self._settle(FREE_S)
+            self._ended(self._early_tokens, self._early_s)
 
     def ended(self, num_committed: int, seconds: float) -> None:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
         self._tried_at = -math.inf
-        self._account.ended(num_committed, seconds, self._share)
+        self._chain_s.note(seconds)
+        if self._knows_target:
+            self._ended(num_committed, seconds)
+        else:
+            self._early_tokens, self._early_s = self._early_tokens + num_committed, self._early_s + seconds
+
+    def _ended(self, num_committed: int, seconds: float) -> None:
+        self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._target_token_s - seconds)
+
+    def _settle(self, seconds: float) -> None:
+        self._note_level()
+        self._balance_s = min(self._balance_s + seconds, max(FREE_S, MOST_SAVED * self._chain_s.value))
+
+    def _note_level(self) -> None:
+        """Keep less of what was saved if the load has changed."""
+        if self.load.level != self._level and self._knows_target:
+            self._balance_s = min(self._balance_s, KEPT * self._chain_s.value)
+        self._level = self.load.level
 
     # What follows from it
 
     @property
-    def _share(self) -> float:
-        return (self._max_overhead or 0.0) / max(1, self.load.num_running)
+    def _known(self) -> list[int]:
+        return [level for level, mean in self._token_s.items() if mean.weight >= KNOWN_TOKENS]
 
     @property
-    def _account(self) -> Account:
-        free_s = FREE_LATER_S if self._accounts else FREE_S
-        return self._accounts.setdefault(self.load.level, Account(free_s))
+    def _knows_target(self) -> bool:
+        return bool(self._known)
+
+    @property
+    def _target_token_s(self) -> float:
+        """Seconds that the target takes for a token, at the nearest load at which that is known."""
+        return self._token_s[min(self._known, key=lambda level: (abs(level - self.load.level), level))].value
 
     @property
     def pauses(self) -> bool:
         """Whether the target should write the next step."""
-        return self._max_overhead is not None and self._account.is_overdrawn
+        if self._max_overhead is None:
+            return False
+        self._note_level()
+        return self._balance_s < 0 if self._knows_target else self._early_s >= FREE_S
 
     def speculates(self, request: Hashable) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk.
@@ -225,10 +207,10 @@ class StepPace:
         """Seconds after which a draft that is still writing a step is too slow to be of use; None for no limit."""
         if self._max_overhead is None:
             return None
-        if not self._account.knows_target:
+        if not self._knows_target:
             return FREE_S
         num_tokens = self._step_tokens.value if self._step_tokens.weight else FIRST_STEP_TOKENS
-        return max(LEAST_PATIENCE_S, PATIENCE * self._account.token_s.value * num_tokens)
+        return max(LEAST_PATIENCE_S, PATIENCE * self._target_token_s * num_tokens)
 
     def depth(self, *, ahead: bool = False) -> int:
         """Return how many steps the next chain should have. `ahead`: whether the draft writes it while the target

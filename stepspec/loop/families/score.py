@@ -28,8 +28,8 @@ class ScoreTable(FamilyTable):
     writes the first ones."""
     max_overhead: float | None = Field(default=None, ge=0)
     """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
-    it, the target writes until the draft may try again; so it does under load, while that gives all requests together
-    more tokens per second. None for no limit."""
+    it, the target writes until the draft may try again; so it does under load, where speculation was measured to give
+    all requests together fewer tokens per second. None for no limit."""
     candidates: int = Field(default=1, ge=1, le=16)
     """Draft steps side by side at each place, above temperature 0. Of those that the judges accept, the one with the
     highest score of the first judge that can accept is kept."""

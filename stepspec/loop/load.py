@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import log2
 
 LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
@@ -36,7 +35,7 @@ MEMORY = 0.9
 
 def level_of(num_running: float) -> int:
     """Return the level of a load: the binary logarithm of a number of requests, rounded."""
-    return round(log2(max(1.0, num_running)))
+    return round(math.log2(max(1.0, num_running)))
 
 
 @dataclass
@@ -151,7 +150,7 @@ class LoadChoice:
 
     def _note_running(self) -> None:
         now = self._clock()
-        self._running_s += len(self._committed_at) * (now - self._changed_at)
+        self._running_s += self.num_running * (now - self._changed_at)
         self._changed_at = now
 
     def committed(self, request: Hashable, num_tokens: int) -> None:
@@ -162,7 +161,7 @@ class LoadChoice:
             self._skipped.remove(request)
             return
         seconds = now - max(began, self._since)
-        if seconds > 0 and len(self._committed_at) > 1:
+        if seconds > 0 and self.num_running > 1:
             self._num_tokens += num_tokens * seconds / (now - began)
             self._seconds += seconds
             self._late.discard(request)
@@ -210,7 +209,7 @@ class LoadChoice:
         """Note an epoch, and choose for the next one."""
         self._note_running()
         seconds = self._changed_at - self._began_at
-        mean_running = self._running_s / seconds if seconds else len(self._committed_at)
+        mean_running = self._running_s / seconds if seconds else self.num_running
         load = level_of(max(2.0, mean_running))
         rate = self._num_tokens * mean_running / self._seconds
         epoch = Epoch(load, self._speculating, self._num_tokens, rate, self._changed_at)

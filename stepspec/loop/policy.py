@@ -46,7 +46,7 @@ class TokenTable(FileModel):
     tolerance: float = Field(default=0.0, ge=0, le=1)
     """Above 0, also accepts drafted tokens that are merely typical of the target (arXiv:2401.10774). Not exact."""
     hint: bool = True
-    """Whether what is left of a rejected step is the first draft of what the target writes in its place."""
+    """Whether lookup drafters draft from what is left of a rejected step when the target writes in its place."""
     archive: str = ""
     """For the drafter `suffix`: names a collection of past outputs that policies share. Evaluations keep it from block
     to block."""

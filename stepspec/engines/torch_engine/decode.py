@@ -242,8 +242,7 @@ class Rounds:
                 outcome, hidden = write_next(target, positions, last, how, detailed)
             outcomes = outcome.tolist()
         self._watch.settle()
-        hinted = drafter is not None and drafter.by_token and any(found) and not draft.passes
-        if pacer is not None and not hinted:  # a hint says nothing about what the drafter costs and finds
+        if pacer is not None:
             done = Round(
                 num_asked=max(wanted),
                 found=found,

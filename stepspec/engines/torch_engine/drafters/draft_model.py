@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.body import PartialHead
-from stepspec.engines.torch_engine.drafters.base import Draft, Drafter, certain
+from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.graphs import captured, graph_inputs
 from stepspec.engines.torch_engine.model import PREFILL_CHUNK, CausalModel, Positions
 from stepspec.engines.torch_engine.row import BatchRow
@@ -16,10 +16,7 @@ from stepspec.engines.torch_engine.slots import Slot, SlotTable
 
 
 class DraftModel(Drafter):
-    """A draft model with its own cache. It reads a row's text only when a draft is requested.
-
-    Its first draft for a call with a hint is the beginning of that hint.
-    """
+    """A draft model with its own cache. It reads a row's text only when a draft is requested."""
 
     by_token = True
 
@@ -45,11 +42,6 @@ class DraftModel(Drafter):
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""
-        if all(row.hint for row in rows):  # what is left of a rejected step costs nothing to draft
-            hints = [row.hint[:count] for row, count in zip(rows, counts, strict=True)]
-            for row in rows:
-                row.hint = ()
-            return certain(hints, self._model.device) or Draft.empty(len(rows), self._model.device)
         model, num_tokens = self._model, max(counts)
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]

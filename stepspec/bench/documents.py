@@ -32,7 +32,6 @@ from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
-    accuracy_block,
     headline,
     overview_block,
     read_results,
@@ -94,21 +93,17 @@ def generated(root: Path) -> dict[Path, str]:
     """
     results = root / "evals" / "results"
     gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
-    gsm8k, gsm8k_accuracy, certified = (
-        read_results(results / "smol" / name) for name in ("gsm8k", "gsm8k-accuracy", "gsm8k-certified")
-    )
+    gsm8k = read_results(results / "smol" / "gsm8k")
     blocks = (
         ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
-        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k], gsm8k_accuracy)),
+        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k])),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
         ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
         ("docs/results.md", "results", "gsm8k", readme_block(gsm8k)),
-        ("docs/results.md", "accuracy", "gsm8k", accuracy_block(gsm8k_accuracy)),
         ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
         ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
-        ("docs/results.md", "accuracy", "gsm8k-certified", accuracy_block(certified)),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
         *(("docs/results.md", "replays", name, replays_block(results / "replays" / f"{name}.json")) for name in PAIRS),
         *(

@@ -22,8 +22,7 @@ one."""
 NOISE = 16.0
 """Variance of the logarithm of the ratio of two epochs, times their tokens: that of 700 tokens varies by 15%."""
 FIRST_TOKENS = 4096
-"""Committed tokens, older ones weighted less, that are compared before one way is chosen. Until then the two ways take
-turns."""
+"""Committed tokens, older ones weighted less, that are compared before one way is chosen."""
 LEAST_GAIN, MOST_LOSS = 1.0, 2.0
 """Gain of speculation, or loss, in standard errors, at which a way is chosen before that. The policy asks for
 speculation, so it takes more evidence to leave it."""
@@ -31,6 +30,8 @@ FIRST_REST, LONGEST_REST = 16, 64
 """Epochs between two trials of the slower way. The number doubles with each trial that does not change the choice."""
 MEMORY = 0.9
 """What a comparison counts after the next one. With epochs of 512 tokens, a loss of less than 5% is no evidence."""
+FAR = 2
+"""Difference between two levels of load from which a choice for the one is no choice for the other."""
 
 
 def level_of(num_running: float) -> int:
@@ -66,6 +67,11 @@ class Level:
     num_rested: int = 0
 
     @property
+    def is_known(self) -> bool:
+        """Whether one way was chosen. Until then the two ways take turns."""
+        return self.weight >= FIRST_TOKENS or not -MOST_LOSS < self.evidence < LEAST_GAIN
+
+    @property
     def evidence(self) -> float:
         """The gain of speculation in standard errors."""
         return self.gain * math.sqrt(self.weight / NOISE)
@@ -86,8 +92,7 @@ class Level:
 
     def next(self, speculating: bool) -> bool:
         """Return whether to speculate in the epoch after one with speculation or without it."""
-        is_known = self.weight >= FIRST_TOKENS or not -MOST_LOSS < self.evidence < LEAST_GAIN
-        if not is_known:
+        if not self.is_known:
             return not speculating
         self.num_rested = self.num_rested + 1 if speculating == self.best else 0
         if self.num_rested <= self.rest:
@@ -100,6 +105,8 @@ class LoadChoice:
     """Chooses whether the requests of a session speculate on steps, by their number and their common throughput.
 
     A request that is alone always speculates: its own times say whether that pays. Levels of load are powers of two.
+    Where the load becomes four times as high or low, as at the beginning and the end of a burst, the choice is that of
+    the new level at once, without an epoch of the old way.
 
     The throughput is what the requests commit in the seconds that they take for it, times their number. Tokens between
     two moments would not do: a whole text may be committed in one go, and after a change all are at the same point.
@@ -113,7 +120,7 @@ class LoadChoice:
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
         self._skipped, self._silent = set[Hashable](), set[Hashable]()
-        self._speculating = True
+        self._speculating, self._chosen_at = True, 0
         self._last: Epoch | None = None
         self._asked_alone = False
         self._restart()
@@ -137,8 +144,9 @@ class LoadChoice:
         if not self._num_tokens:
             self._late.add(request)
         if self._asked_alone or self.num_running == 1:
-            self._last, self._asked_alone = None, False
+            self._last, self._asked_alone, self._chosen_at = None, False, 0
             self._restart()
+        self._recall()
         try:
             yield
         finally:
@@ -147,6 +155,16 @@ class LoadChoice:
             self._skipped.discard(request)
             self._silent.discard(request)
             del self._committed_at[request]
+            self._recall()
+
+    def _recall(self) -> None:
+        """Choose what is known to be better, if the level of load is not near that of the last choice."""
+        if abs(self.level - self._chosen_at) < FAR or not self._levels[self.level].is_known:
+            return
+        speculating, self._chosen_at = self._levels[self.level].best, self.level
+        if self._speculating != speculating:
+            self._speculating, self._last = speculating, None
+            self._restart()
 
     def _note_running(self) -> None:
         now = self._clock()
@@ -220,7 +238,7 @@ class LoadChoice:
             and self._began_at - last.ended_at <= LONGEST_GAP * seconds
         ):
             level.compare(last, epoch)
-        self._last, self._speculating = epoch, level.next(epoch.speculating)
+        self._last, self._speculating, self._chosen_at = epoch, level.next(epoch.speculating), load
         if self._speculating == epoch.speculating:
             self._begin()
         else:

@@ -9,7 +9,6 @@ from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
 from stepspec.evaluation.report.readme import (
     Results,
-    accuracy_block,
     headline,
     overview_block,
     read_results,
@@ -23,7 +22,6 @@ __all__ = [
     "COLUMNS",
     "UNKNOWN",
     "Results",
-    "accuracy_block",
     "closing_table",
     "conditions_sentence",
     "headline",

@@ -18,7 +18,6 @@ from stepspec.evaluation.report.figures import (
     SPEEDUP,
     SPEEDUP_VS_TOKEN,
     STEPS_ACCEPTED,
-    TRUNCATED,
 )
 from stepspec.evaluation.report.findings import speeds_that_do_not_count
 from stepspec.evaluation.report.source import settings_of
@@ -50,42 +49,21 @@ def _run_block(setting: str, run: RunRecord, summary: Summary) -> str:
     return "\n\n".join([*heading, readme_table(summary), *speeds_that_do_not_count(summary), conditions])
 
 
-def overview_block(timed: Results, graded: Results = ()) -> str:
-    """Return one table of several benchmarks and temperatures, with the main columns and a sentence for each benchmark.
-
-    Args:
-        timed: the runs, in the order of the table.
-        graded: runs of more problems that were not timed. They replace the accuracy of the timed run of the same
-            benchmark and temperature.
-    """
-    by_conditions = {(run.benchmark, run.temperature): summary for run, summary in graded}
+def overview_block(results: Results) -> str:
+    """Return one table of several benchmarks and temperatures: main columns, and a sentence for each benchmark."""
     rows: list[list[str]] = []
     notes: list[str] = []
-    for run, summary in timed:
-        more = by_conditions.get((run.benchmark, run.temperature), summary)
+    for run, summary in results:
         for name, policy in summary.policies.items():
-            sources = [more.policies[name] if column in (ACCURACY, ACCURACY_GAIN) else policy for column in OVERVIEW]
-            cells = [written(column, source) for column, source in zip(OVERVIEW, sources, strict=True)]
+            cells = [written(column, policy) for column in OVERVIEW]
             rows.append([f"{run.benchmark}, {run.temperature:g}", name, *cells])
-        of_more = "" if more is summary else f" (accuracy over all {more.n:,})"
         notes += [
-            f"{run.benchmark}: {count(summary.n, 'problem')}{of_more}, at most {run.max_tokens:,} tokens each, "
+            f"{run.benchmark}: {count(summary.n, 'problem')}, at most {run.max_tokens:,} tokens each, "
             f"concurrency {run.concurrency}, {hardware_in_words(run.hardware)}.",
             *speeds_that_do_not_count(summary),
         ]
     table = markdown_table(["benchmark, temperature", "policy", *(column.title for column in OVERVIEW)], rows)
     return f"{table}\n\n{' '.join(dict.fromkeys(notes))} Intervals are 95%."
-
-
-def accuracy_block(graded: Results) -> str:
-    """Return a table of the accuracy in runs whose times do not count, a row for each policy and temperature."""
-    columns = (ACCURACY, ACCURACY_GAIN, TRUNCATED)
-    rows = [
-        [f"{run.temperature:g}", name, *(written(column, policy) for column in columns)]
-        for run, summary in graded
-        for name, policy in summary.policies.items()
-    ]
-    return markdown_table(["temperature", "policy", *(column.title for column in columns)], rows)
 
 
 def headline(results: Results) -> str:

@@ -1,5 +1,6 @@
 """Speculation on steps under load: epochs of common throughput, trials, and what counts as load."""
 
+import heapq
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -197,3 +198,19 @@ def test_a_great_load_is_decided_on_after_an_epoch_each() -> None:
     load = Load()
     load.run(64, 30, {True: 6400, False: 7680})
     assert load.speculated_s < 2.5
+
+
+def test_trials_are_seldom_where_steps_take_long() -> None:
+    clock, speculated_s, ways = Clock(), 0.0, {True: (5.0, 100), False: (0.1, 5)}
+    commits = [(0.0, request, 0) for request in range(16)]
+    with ExitStack() as stack:
+        for _, request, _ in commits:
+            stack.enter_context(clock.choice.request(request))
+        while clock.now < 400:
+            clock.now, request, num_tokens = heapq.heappop(commits)
+            clock.choice.committed(request, num_tokens)
+            speculates = clock.choice.speculates(request)
+            seconds, num_tokens = ways[speculates]
+            speculated_s += seconds * speculates / 16
+            heapq.heappush(commits, (clock.now + seconds, request, num_tokens))
+    assert speculated_s < 0.1 * 400

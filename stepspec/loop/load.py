@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
@@ -21,13 +21,14 @@ LONGEST_GAP = 4.0
 one."""
 NOISE = 16.0
 """Variance of the logarithm of the ratio of two epochs, times their tokens: that of 700 tokens varies by 15%."""
-FIRST_TOKENS = 4096
+FIRST_TOKENS = 2048
 """Committed tokens, older ones weighted less, that are compared before one way is chosen."""
-LEAST_GAIN, MOST_LOSS = 1.0, 2.0
-"""Gain of speculation, or loss, in standard errors, at which a way is chosen before that. The policy asks for
-speculation, so it takes more evidence to leave it."""
+CERTAIN = 1.0
+"""Gain or loss of speculation, in standard errors, at which a way is chosen before that. A smaller loss is no reason to
+leave what the policy asks for."""
 FIRST_REST, LONGEST_REST = 16, 64
-"""Epochs between two trials of the slower way. The number doubles with each trial that does not change the choice."""
+"""Time between two trials of the slower way, in times of the last one. It doubles with each trial that does not change
+the choice."""
 MEMORY = 0.9
 """What a comparison counts after the next one. With epochs of 512 tokens, a loss of less than 5% is no evidence."""
 FAR = 2
@@ -64,12 +65,15 @@ class Level:
     weight: float = 0.0
     """Tokens that the mean is of."""
     rest: int = FIRST_REST
-    num_rested: int = 0
+    rested_s: float = 0.0
+    took_s: dict[bool, float] = field(default_factory=dict[bool, float])
+    """Seconds of the last epoch with and without speculation, and of the change to it. Under a great load all requests
+    take long to change."""
 
     @property
     def is_known(self) -> bool:
         """Whether one way was chosen. Until then the two ways take turns."""
-        return self.weight >= FIRST_TOKENS or not -MOST_LOSS < self.evidence < LEAST_GAIN
+        return self.weight >= FIRST_TOKENS or abs(self.evidence) >= CERTAIN
 
     @property
     def evidence(self) -> float:
@@ -78,8 +82,8 @@ class Level:
 
     @property
     def best(self) -> bool:
-        """Whether to speculate: unless that was slower by more than a standard error."""
-        return self.evidence >= -1
+        """Whether to speculate: unless that is known to be slower."""
+        return self.evidence > -CERTAIN
 
     def compare(self, one: Epoch, other: Epoch) -> None:
         """Add what two epochs say, one with speculation and one without it."""
@@ -88,17 +92,20 @@ class Level:
         self.weight = kept + num_tokens
         self.gain = (kept * self.gain + num_tokens * gain) / self.weight
         if self.best != best:
-            self.rest, self.num_rested = FIRST_REST, 0
+            self.rest, self.rested_s = FIRST_REST, 0.0
 
-    def next(self, speculating: bool) -> bool:
-        """Return whether to speculate in the epoch after one with speculation or without it."""
+    def next(self, speculating: bool, seconds: float) -> bool:
+        """Return whether to speculate in the epoch after one with speculation or without it, which took some seconds
+        with the change to it."""
+        self.took_s[speculating] = seconds
         if not self.is_known:
             return not speculating
-        self.num_rested = self.num_rested + 1 if speculating == self.best else 0
-        if self.num_rested <= self.rest:
-            return self.best
-        self.rest, self.num_rested = min(2 * self.rest, LONGEST_REST), 0
-        return not self.best
+        best = self.best
+        self.rested_s = self.rested_s + seconds if speculating == best else 0.0
+        if self.rested_s <= self.rest * self.took_s.get(not best, seconds):
+            return best
+        self.rest, self.rested_s = min(2 * self.rest, LONGEST_REST), 0.0
+        return not best
 
 
 class LoadChoice:
@@ -129,7 +136,8 @@ class LoadChoice:
         """Begin with other epochs. They count from the time at which no request does what it did before."""
         asking = self._committed_at.keys() - self._silent
         self._unchanged, self._late = {*asking}, {*asking}
-        self._since = math.inf if self._unchanged else self._clock()
+        self._asked_at = self._clock()
+        self._since = math.inf if self._unchanged else self._asked_at
         self._begin()
 
     def _begin(self) -> None:
@@ -238,7 +246,8 @@ class LoadChoice:
             and self._began_at - last.ended_at <= LONGEST_GAP * seconds
         ):
             level.compare(last, epoch)
-        self._last, self._speculating, self._chosen_at = epoch, level.next(epoch.speculating), load
+        self._speculating = level.next(epoch.speculating, self._changed_at - self._asked_at)
+        self._last, self._chosen_at, self._asked_at = epoch, load, self._changed_at
         if self._speculating == epoch.speculating:
             self._begin()
         else:

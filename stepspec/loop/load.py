@@ -67,8 +67,8 @@ class Level:
     rest: int = FIRST_REST
     rested_s: float = 0.0
     took_s: dict[bool, float] = field(default_factory=dict[bool, float])
-    """Seconds of the last epoch with and without speculation, and of the change to it. Under a great load all requests
-    take long to change."""
+    """Seconds of the last epoch with and without speculation, and of the change to it, which takes long under a great
+    load."""
 
     @property
     def is_known(self) -> bool:
@@ -246,7 +246,8 @@ class LoadChoice:
             and self._began_at - last.ended_at <= LONGEST_GAP * seconds
         ):
             level.compare(last, epoch)
-        self._speculating = level.next(epoch.speculating, self._changed_at - self._asked_at)
+        changing_s = max(0.0, self._since - self._asked_at)
+        self._speculating = level.next(epoch.speculating, changing_s + self._seconds / mean_running)
         self._last, self._chosen_at, self._asked_at = epoch, load, self._changed_at
         if self._speculating == epoch.speculating:
             self._begin()

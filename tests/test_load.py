@@ -87,7 +87,7 @@ def test_each_level_of_load_has_its_own_choice() -> None:
     load.speculated_s = 0.0
     load.run(16, 20, {True: 3200, False: 4000})
     assert load.speculated_s < 4
-    for num_requests, speculated_s in [(4, 0.4), (16, 0), (4, 0.4)]:  # at once, without an epoch of the old way
+    for num_requests, speculated_s in [(4, 0.4), (16, 0), (4, 0.4)]:  # without an epoch of the old way
         load.speculated_s = 0.0
         load.run(num_requests, 0.4, {True: 4000, False: 4000})
         assert load.speculated_s == pytest.approx(speculated_s)

@@ -112,8 +112,8 @@ class LoadChoice:
     """Chooses whether the requests of a session speculate on steps, by their number and their common throughput.
 
     A request that is alone always speculates: its own times say whether that pays. Levels of load are powers of two.
-    Where the load becomes four times as high or low, as at the beginning and the end of a burst, the choice is that of
-    the new level at once, without an epoch of the old way.
+    Where the load changes by two levels, as at the beginning and the end of a burst, the choice is immediately that of
+    the new level, if that is known.
 
     The throughput is what the requests commit in the seconds that they take for it, times their number. Tokens between
     two moments would not do: a whole text may be committed in one go, and after a change all are at the same point.

@@ -102,7 +102,7 @@ class Level:
             return not speculating
         best = self.best
         self.rested_s = self.rested_s + seconds if speculating == best else 0.0
-        if self.rested_s <= self.rest * self.took_s.get(not best, seconds):
+        if self.rested_s <= self.rest * self.took_s[not best]:
             return best
         self.rest, self.rested_s = min(2 * self.rest, LONGEST_REST), 0.0
         return not best
@@ -127,7 +127,7 @@ class LoadChoice:
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
         self._skipped, self._silent = set[Hashable](), set[Hashable]()
-        self._speculating, self._chosen_at = True, 0
+        self._speculating, self._chosen_for = True, 0
         self._last: Epoch | None = None
         self._asked_alone = False
         self._restart()
@@ -136,8 +136,8 @@ class LoadChoice:
         """Begin with other epochs. They count from the time at which no request does what it did before."""
         asking = self._committed_at.keys() - self._silent
         self._unchanged, self._late = {*asking}, {*asking}
-        self._asked_at = self._clock()
-        self._since = math.inf if self._unchanged else self._asked_at
+        self._chosen_at = self._clock()
+        self._since = math.inf if self._unchanged else self._chosen_at
         self._begin()
 
     def _begin(self) -> None:
@@ -152,7 +152,7 @@ class LoadChoice:
         if not self._num_tokens:
             self._late.add(request)
         if self._asked_alone or self.num_running == 1:
-            self._last, self._asked_alone, self._chosen_at = None, False, 0
+            self._last, self._asked_alone, self._chosen_for = None, False, 0
             self._restart()
         self._recall()
         try:
@@ -167,9 +167,9 @@ class LoadChoice:
 
     def _recall(self) -> None:
         """Choose what is known to be better, if the level of load is not near that of the last choice."""
-        if abs(self.level - self._chosen_at) < FAR or not self._levels[self.level].is_known:
+        if abs(self.level - self._chosen_for) < FAR or not self._levels[self.level].is_known:
             return
-        speculating, self._chosen_at = self._levels[self.level].best, self.level
+        speculating, self._chosen_for = self._levels[self.level].best, self.level
         if self._speculating != speculating:
             self._speculating, self._last = speculating, None
             self._restart()
@@ -246,9 +246,9 @@ class LoadChoice:
             and self._began_at - last.ended_at <= LONGEST_GAP * seconds
         ):
             level.compare(last, epoch)
-        changing_s = max(0.0, self._since - self._asked_at)
+        changing_s = max(0.0, self._since - self._chosen_at)
         self._speculating = level.next(epoch.speculating, changing_s + self._seconds / mean_running)
-        self._last, self._chosen_at, self._asked_at = epoch, load, self._changed_at
+        self._last, self._chosen_for, self._chosen_at = epoch, load, self._changed_at
         if self._speculating == epoch.speculating:
             self._begin()
         else:

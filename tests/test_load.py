@@ -87,10 +87,30 @@ def test_each_level_of_load_has_its_own_choice() -> None:
     load.speculated_s = 0.0
     load.run(16, 20, {True: 3200, False: 4000})
     assert load.speculated_s < 4
-    for num_requests, speculated_s in [(4, 0.4), (16, 0), (4, 0.4)]:  # without an epoch of the old way
+
+
+def test_a_burst_begins_with_what_is_known_of_its_own_level() -> None:
+    load, bursts = Load(), [(32, False), (16, True), (8, False), (4, True), (2, False)]
+    for num_requests, better in bursts:
+        load.run(num_requests, 40, {better: 4000, not better: 3000})
+    for num_requests, better in bursts:
         load.speculated_s = 0.0
         load.run(num_requests, 0.4, {True: 4000, False: 4000})
-        assert load.speculated_s == pytest.approx(speculated_s)
+        assert load.speculated_s == pytest.approx(0.4 * better), num_requests
+
+
+def test_an_epoch_does_not_go_on_after_a_burst() -> None:
+    load = Load()
+    load.run(4, 40, {True: 4000, False: 3000})
+    with ExitStack() as staying, ExitStack() as leaving:
+        for request in range(64):
+            (staying if request < 5 else leaving).enter_context(load.choice.request(request))
+        load.step(64, {True: 8000, False: 8000})
+        assert load.choice._num_tokens
+        leaving.close()
+        assert not load.choice._num_tokens
+        load.step(5, {True: 4000, False: 3000})
+        assert load.choice._speculating
 
 
 def test_a_request_that_is_alone_speculates() -> None:

@@ -16,9 +16,6 @@ LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
 MOST_LATE = 0.1
 """Share of the requests that need not have committed in the first epoch after a change: none of fewer than ten. The
 fast ones alone say too much, and the slowest of many may take very long."""
-LONGEST_GAP = 4.0
-"""Time between two epochs that are compared, in times of the second one. The machine's speed may change in a longer
-one."""
 NOISE = 16.0
 """Variance of the logarithm of the ratio of two epochs, times their tokens: that of 700 tokens varies by 15%."""
 FIRST_TOKENS = 2048
@@ -50,7 +47,6 @@ class Epoch:
     num_tokens: float
     rate: float
     """Tokens per second."""
-    ended_at: float
 
 
 @dataclass
@@ -67,8 +63,8 @@ class Level:
     rest: int = FIRST_REST
     rested_s: float = 0.0
     took_s: dict[bool, float] = field(default_factory=dict[bool, float])
-    """Seconds of the last epoch with and without speculation, and of the change to it, which takes long under a great
-    load."""
+    """Seconds of the last epoch after a change to speculation and to none, with the change, which takes long under a
+    great load."""
 
     @property
     def is_known(self) -> bool:
@@ -94,10 +90,12 @@ class Level:
         if self.best != best:
             self.rest, self.rested_s = FIRST_REST, 0.0
 
-    def next(self, speculating: bool, seconds: float) -> bool:
-        """Return whether to speculate in the epoch after one with speculation or without it, which took some seconds
-        with the change to it."""
-        self.took_s[speculating] = seconds
+    def next(self, speculating: bool, changing_s: float, seconds: float) -> bool:
+        """Return whether to speculate in the epoch after one with speculation or without it. It took some seconds, and
+        those of the change to it, if there was one."""
+        seconds += changing_s
+        if changing_s or speculating not in self.took_s:
+            self.took_s[speculating] = seconds
         if not self.is_known:
             return not speculating
         best = self.best
@@ -127,9 +125,13 @@ class LoadChoice:
         self._levels: defaultdict[int, Level] = defaultdict(Level)
         self._committed_at: dict[Hashable, float] = {}  # of running requests: the last commit, or the beginning
         self._skipped, self._silent = set[Hashable](), set[Hashable]()
-        self._speculating, self._chosen_for = True, 0
-        self._last: Epoch | None = None
         self._asked_alone = False
+        self._begin_burst()
+
+    def _begin_burst(self) -> None:
+        """Begin as with no requests before. What is known of the levels of load stays."""
+        self._speculating, self._chosen_for, self._has_committed = True, 0, False
+        self._last: Epoch | None = None
         self._restart()
 
     def _restart(self) -> None:
@@ -152,8 +154,8 @@ class LoadChoice:
         if not self._num_tokens:
             self._late.add(request)
         if self._asked_alone or self.num_running == 1:
-            self._last, self._asked_alone, self._chosen_for = None, False, 0
-            self._restart()
+            self._asked_alone = False
+            self._begin_burst()
         self._recall()
         try:
             yield
@@ -166,12 +168,17 @@ class LoadChoice:
             self._recall()
 
     def _recall(self) -> None:
-        """Choose what is known to be better, if the level of load is not near that of the last choice."""
-        if abs(self.level - self._chosen_for) < FAR or not self._levels[self.level].is_known:
+        """Choose what is known to be better, if the level of load is not near that of the last choice. The requests of
+        a burst enter one by one: until one of them has committed tokens, each level is its own."""
+        load, level = self.level, self._levels[self.level]
+        if self._has_committed and (abs(load - self._chosen_for) < FAR or not level.is_known):
             return
-        speculating, self._chosen_for = self._levels[self.level].best, self.level
-        if self._speculating != speculating:
-            self._speculating, self._last = speculating, None
+        self._last, self._chosen_for, self._has_committed = None, load, False
+        if self._speculating == level.best:
+            self._chosen_at = self._clock()
+            self._begin()
+        else:
+            self._speculating = level.best
             self._restart()
 
     def _note_running(self) -> None:
@@ -182,6 +189,7 @@ class LoadChoice:
     def committed(self, request: Hashable, num_tokens: int) -> None:
         """Note that a request has committed tokens."""
         now = self._clock()
+        self._has_committed = True
         began, self._committed_at[request] = self._committed_at[request], now
         if request in self._skipped:
             self._skipped.remove(request)
@@ -238,16 +246,12 @@ class LoadChoice:
         mean_running = self._running_s / seconds if seconds else self.num_running
         load = level_of(max(2.0, mean_running))
         rate = self._num_tokens * mean_running / self._seconds
-        epoch = Epoch(load, self._speculating, self._num_tokens, rate, self._changed_at)
+        epoch = Epoch(load, self._speculating, self._num_tokens, rate)
         level, last = self._levels[load], self._last
-        if (
-            last is not None
-            and (last.load, last.speculating) == (load, not epoch.speculating)
-            and self._began_at - last.ended_at <= LONGEST_GAP * seconds
-        ):
+        if last is not None and (last.load, last.speculating) == (load, not epoch.speculating):
             level.compare(last, epoch)
         changing_s = max(0.0, self._since - self._chosen_at)
-        self._speculating = level.next(epoch.speculating, changing_s + self._seconds / mean_running)
+        self._speculating = level.next(epoch.speculating, changing_s, self._seconds / mean_running)
         self._last, self._chosen_for, self._chosen_at = epoch, load, self._changed_at
         if self._speculating == epoch.speculating:
             self._begin()

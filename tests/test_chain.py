@@ -16,7 +16,7 @@ from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.pace import FREE_S, MAX_DEPTH, StepPace
+from stepspec.loop.pace import FIRST_CONTROL, FREE_S, MAX_DEPTH, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Proposal
 
@@ -376,6 +376,34 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
     assert most <= 2.0 + 1e-9, "the first second, and the chain in which it ends"
     assert chains / 3000 >= least
     assert chains, "the draft may try again"
+
+
+@pytest.mark.parametrize(("chain_s", "most_s"), [(0.28, 1.05), (0.15, 0.8)])
+def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(chain_s: float, most_s: float) -> None:
+    """A chain gives 44 easy tokens. The 3 after them are hard: the target takes five times as long for each."""
+    pace, request, token_s, seconds, tokens = StepPace(0.02), object(), 0.0068, 0.0, 0
+    pace.drafted(44, 0.1)
+    while seconds < 300:
+        if pace.speculates(request):
+            pace.tries()
+            pace.ended(44, chain_s)
+            pace.wrote(3, 3 * 5 * token_s)
+            pace.regenerated(3, 3 * 5 * token_s)
+            seconds, tokens = seconds + chain_s + 3 * 5 * token_s, tokens + 47
+        else:
+            pace.wrote(16, 16 * token_s, control=True)
+            seconds, tokens = seconds + 16 * token_s, tokens + 16
+    assert seconds <= most_s * tokens * token_s
+
+
+def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
+    pace = StepPace(0.02)
+    pace.drafted(10, 0.1)
+    for _ in range(FIRST_CONTROL):
+        assert pace.speculates("a request")
+        pace.tries()
+        pace.ended(10, 0.01)
+    assert [pace.speculates(request) for request in ("a request", "a request", "another")] == [False, False, True]
 
 
 def test_a_change_for_the_worse_costs_a_few_chains() -> None:

@@ -32,6 +32,8 @@ FREE_S = 1.0
 a model also allocate and compile, and a bad first step says little about the next ones."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
+FIRST_CONTROL, CONTROL_EVERY = 4, 64
+"""Chains before the target first writes in place of one, and then each time. The number doubles until then."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 MOST_REREAD = 256
@@ -70,6 +72,10 @@ class StepPace:
     the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
     under load, where speculation was measured to give a lower throughput, see `LoadChoice`.
 
+    What the target writes after a rejected step is the hard part of a text, and slower to write with token-level
+    speculation than the rest. So now and then it writes in place of a chain, as a control: that speed counts, for what
+    the draft has saved and for what rejected steps have cost.
+
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
         clock: returns the time in seconds.
@@ -80,6 +86,10 @@ class StepPace:
         self._balance_s = 0.0
         self._draft_s, self._write_s, self._chain_s = Mean(), Mean(), Mean()
         self._token_s, self._step_tokens = defaultdict[int, Mean](Mean), Mean()
+        self._control_s = defaultdict[int, Mean](Mean)  # of tokens that the target wrote in place of chains
+        self._num_chains, self._control_at = 0, FIRST_CONTROL
+        self._controlled: Hashable = None  # the request in which the target writes a control
+        self._control_left = 0  # tokens
         self._level = 0
         self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
         self._num_passes = 0
@@ -98,6 +108,7 @@ class StepPace:
     def tries(self) -> None:
         """Note that the draft begins a chain."""
         self._tried_at = self._clock()
+        self._num_chains += 1
 
     def drafted(self, num_tokens: int, seconds: float) -> None:
         """Note that the draft has written a step."""
@@ -126,14 +137,28 @@ class StepPace:
         """Note that the target has written a rejected step again."""
         self._write_s.note(seconds)
 
-    def wrote(self, num_tokens: int, seconds: float) -> None:
-        """Note that the target has written tokens. `seconds` are without reading the prompt."""
+    def wrote(self, num_tokens: int, seconds: float, *, control: bool = False) -> None:
+        """Note that the target has written tokens. `seconds` are without reading the prompt.
+
+        Args:
+            num_tokens: number of tokens.
+            seconds: what they took.
+            control: whether it wrote them in place of a chain, and not after a rejected step.
+        """
         knew = self._knows_target
         self._token_s[self.load.level].note(seconds / num_tokens, num_tokens)
+        if control:
+            self._control_s[self.load.level].note(seconds / num_tokens, num_tokens)
+            self._control_left -= num_tokens
         self._settle((self._max_overhead or 0.0) * seconds)
         if self._knows_target and not knew:
             self._settle(FREE_S)
             self._ended(self._early_tokens, self._early_s)
+
+    def regenerated(self, num_tokens: int, seconds: float) -> None:
+        """Note that the target has written tokens after the kept part of a rejected step. `seconds` are all it took."""
+        if self._knows_controls:
+            self._settle(num_tokens * self._target_token_s - seconds)
 
     def ended(self, num_committed: int, seconds: float) -> None:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
@@ -168,9 +193,19 @@ class StepPace:
         return bool(self._known)
 
     @property
+    def _target_level(self) -> int:
+        """The level nearest to that of the present load of those at which the target's speed is known."""
+        return min(self._known, key=lambda level: (abs(level - self.load.level), level))
+
+    @property
+    def _knows_controls(self) -> bool:
+        """Whether the target's speed is known from controls."""
+        return self._knows_target and self._control_s[self._target_level].weight >= KNOWN_TOKENS
+
+    @property
     def _target_token_s(self) -> float:
-        """Seconds that the target takes for a token, at the nearest load at which that is known."""
-        return self._token_s[min(self._known, key=lambda level: (abs(level - self.load.level), level))].value
+        """Seconds that the target takes for a token."""
+        return (self._control_s if self._knows_controls else self._token_s)[self._target_level].value
 
     @property
     def pauses(self) -> bool:
@@ -187,10 +222,23 @@ class StepPace:
         """
         if self._max_overhead is None:
             return True
-        if not self.pauses and self._step_tokens.weight:
+        has_step = self._step_tokens.weight > 0
+        if not self.pauses and has_step and not self._is_control(request):
             return self.load.speculates(request)
         self.load.skips(request)
-        return not self.pauses and self._clock() - self._tried_at >= FREE_S
+        return not self.pauses and not has_step and self._clock() - self._tried_at >= FREE_S
+
+    def _is_control(self, request: Hashable) -> bool:
+        """Return whether the target should write in place of a request's next chain, so that its own speed is known.
+        Under load, `LoadChoice` has it write."""
+        if self.load.num_running > 1:
+            return False
+        if self._num_chains >= self._control_at:
+            self._control_at = self._num_chains + min(self._num_chains, CONTROL_EVERY)
+            self._controlled, self._control_left = request, KNOWN_TOKENS
+        if self._control_left <= 0:
+            self._controlled = None
+        return self._controlled is request
 
     def rereads(self, num_tokens: int) -> bool:
         """Return whether the target should read a whole text again to check an answer of the draft. If that has cost

@@ -660,6 +660,7 @@ class Request:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.generated(1)
             self.ledger.wrote("regenerated", 1)
+            self.pace.regenerated(1, 0.0)
             self.transcript.extend([choices[num_kept]])
             return proposal.ids[num_kept + 1 :]
         return proposal.ids[num_kept:]
@@ -675,6 +676,7 @@ class Request:
         stop = self.transcript.rest_of_step(room)
         await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
+        since = time.perf_counter()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
@@ -694,8 +696,11 @@ class Request:
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
         watch.tell(self.pace)
+        num_new = len(self.transcript.open_ids) - num_before
+        if fate == "regenerated":
+            self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)
-        self.ledger.wrote(fate, len(self.transcript.open_ids) - num_before)
+        self.ledger.wrote(fate, num_new)
 
     def _close_step(self, verdict: Verdict | None = None) -> None:
         """Commit the open step. If it opens a tool call, the target continues alone."""
@@ -712,8 +717,8 @@ class Request:
         self.pace.load.committed(self, self.num_written - self._num_told)
         self._num_told = self.num_written
 
-    def _writing_watch(self) -> "WritingWatch":
-        return WritingWatch(None if self.ledger.cached is None else time.perf_counter())
+    def _writing_watch(self, *, control: bool = False) -> "WritingWatch":
+        return WritingWatch(None if self.ledger.cached is None else time.perf_counter(), control)
 
     # Writing without speculation on steps
 
@@ -746,7 +751,8 @@ class Request:
         drafting = Drafting() if draft else self.policy.token.drafting
         call = Generate(self.transcript.buffer, self.sampling, stop, drafting, json_schema=json_schema)
         await self._wait_for_prompt(writer)
-        self._writing_since, self._proposed, watch = time.time_ns(), False, self._writing_watch()
+        self._writing_since, self._proposed = time.time_ns(), False
+        watch = self._writing_watch(control=self.transcript.thinking)
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
@@ -780,10 +786,11 @@ class WritingWatch:
 
     Args:
         began: when the call began; None for the first call of a request, which reads all of the prompt.
+        control: see `StepPace.wrote`.
     """
 
-    def __init__(self, began: float | None) -> None:
-        self._began = began
+    def __init__(self, began: float | None, control: bool = False) -> None:
+        self._began, self._control = began, control
         self._chunks: list[tuple[float, int]] = []
 
     def got(self, num_tokens: int) -> None:
@@ -797,7 +804,7 @@ class WritingWatch:
             timed, since = self._chunks, self._began
         num_tokens = sum(count for _, count in timed)
         if since is not None and num_tokens >= least:
-            pace.wrote(num_tokens, self._chunks[-1][0] - since)
+            pace.wrote(num_tokens, self._chunks[-1][0] - since, control=self._control)
             del self._chunks[:-1]
             self._began = None
 

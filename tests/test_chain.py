@@ -15,8 +15,9 @@ from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
+from stepspec.loop.depth import MAX_DEPTH, ChainDepth
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.pace import FIRST_CONTROL, FREE_S, MAX_DEPTH, StepPace
+from stepspec.loop.pace import FIRST_CONTROL, FREE_S, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Done, Proposal
 
@@ -349,15 +350,15 @@ def test_bad_depths_are_sentences(score: dict[str, Any], message: str) -> None:
         chains(1, score=score)
 
 
-def pace(*, accepted: float, draft_s: float, base_s: float, step_s: float, write_s: float) -> StepPace:
-    pace = StepPace()
+def depth(*, accepted: float, draft_s: float, base_s: float, step_s: float, write_s: float) -> ChainDepth:
+    depth = ChainDepth()
     for number in range(200):
         steps = 1 + number % 3
-        pace.drafted(10, draft_s)
-        pace.read(10 * steps, base_s + step_s * steps)
-        pace.replaced(write_s)
-        pace.decided(accepted=number % 100 < 100 * accepted)
-    return pace
+        depth.drafted(10, draft_s)
+        depth.read(10 * steps, base_s + step_s * steps)
+        depth.replaced(write_s)
+        depth.decided(accepted=number % 100 < 100 * accepted)
+    return depth
 
 
 @pytest.mark.parametrize(("committed", "least"), [(0, 0.0), (5, 0.0), (12, 0.9)])
@@ -382,7 +383,7 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
 def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(chain_s: float, most_s: float) -> None:
     """A chain gives 44 easy tokens. The 3 after them are hard: the target takes five times as long for each."""
     pace, request, token_s, seconds, tokens = StepPace(0.02), object(), 0.0068, 0.0, 0
-    pace.drafted(44, 0.1)
+    pace.depth.drafted(44, 0.1)
     while seconds < 300:
         if pace.speculates(request):
             pace.tries()
@@ -398,7 +399,7 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(chai
 
 def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
     pace = StepPace(0.02)
-    pace.drafted(10, 0.1)
+    pace.depth.drafted(10, 0.1)
     for _ in range(FIRST_CONTROL):
         assert pace.speculates("a request")
         pace.tries()
@@ -467,15 +468,15 @@ def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> No
     now[0] = FREE_S
     assert pace.speculates("a request"), "the request that tried it was cancelled"
     pace.tries()
-    pace.drafted(10, 0.1)
+    pace.depth.drafted(10, 0.1)
     assert pace.speculates("a request")
 
 
 def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:
-    assert StepPace().depth() == 1
-    assert pace(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0).depth() == MAX_DEPTH
-    assert pace(accepted=0.5, draft_s=1.0, base_s=0.1, step_s=0.1, write_s=1.0).depth() == 1
-    middle = pace(accepted=0.8, draft_s=0.5, base_s=1.0, step_s=0.1, write_s=2.0).depth()
+    assert ChainDepth().best() == 1
+    assert depth(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0).best() == MAX_DEPTH
+    assert depth(accepted=0.5, draft_s=1.0, base_s=0.1, step_s=0.1, write_s=1.0).best() == 1
+    middle = depth(accepted=0.8, draft_s=0.5, base_s=1.0, step_s=0.1, write_s=2.0).best()
     assert 1 < middle < MAX_DEPTH
 
 
@@ -501,9 +502,9 @@ def test_a_text_is_read_again_for_an_answer_while_that_saves_time_and_then_now_a
 
 
 def test_what_texts_have_shown_is_forgotten_and_costs_are_not() -> None:
-    good = pace(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0)
+    good = depth(accepted=1.0, draft_s=0.1, base_s=1.0, step_s=0.1, write_s=1.0)
     good.forget()
-    assert 1 < good.depth() < MAX_DEPTH
+    assert 1 < good.best() < MAX_DEPTH
 
 
 # With real models

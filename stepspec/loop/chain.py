@@ -10,8 +10,8 @@ from types import TracebackType
 
 from stepspec.engines.protocol import Probe, Stop, Verification
 from stepspec.errors import ContextError, EngineError
+from stepspec.loop.depth import Depth
 from stepspec.loop.ledger import ahead
-from stepspec.loop.pace import Depth
 from stepspec.loop.request import Judged, Request
 from stepspec.loop.step import Proposal, StepJudged, StepProposed
 
@@ -203,7 +203,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
     """
     started = time.perf_counter()
     request.pace.tries()
-    most = request.pace.depth(ahead=table.ahead) if table.depth == "auto" else table.depth
+    most = request.pace.depth.best(ahead=table.ahead) if table.depth == "auto" else table.depth
     most = 1 if request.transcript.open_ids else most  # the rest of a step has less room than a whole one
     chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None
     try:
@@ -215,7 +215,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
             if front.follows and not request.target_has(proposal.ids):
                 request.ledger.abandoned(len(proposal.ids))
                 break
-            request.pace.drafted(len(proposal.ids), proposal.seconds)
+            request.pace.depth.drafted(len(proposal.ids), proposal.seconds)
             goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
@@ -356,7 +356,7 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
         if judged is not None:
             judged = replace(judged, next_id=chain.next_id(number))
             seconds += judged.seconds
-            request.pace.decided(accepted=judged.accepted)
+            request.pace.depth.decided(accepted=judged.accepted)
             request.ledger.add(steps_judged=judged.by_judges)
             request.emit([StepJudged(len(request.transcript.steps), judged.accepted, judged.verdict.scores)])
             yield judged

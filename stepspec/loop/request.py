@@ -414,7 +414,7 @@ class Request:
                 verification = await self.target.verify(call)
         num_asked = sum(len(probe.ids) for probe in probes)
         num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
-        self.pace.read(max(1, num_read), time.perf_counter() - since)
+        self.pace.depth.read(max(1, num_read), time.perf_counter() - since)
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
@@ -605,7 +605,7 @@ class Request:
             self._record(judged, num_salvaged)
             return
         await self._write_step("regenerated", hint)
-        self.pace.replaced(time.perf_counter() - since)
+        self.pace.depth.replaced(time.perf_counter() - since)
         self._record(judged, num_salvaged, time.perf_counter() - since)
         self._close_step(judged.verdict)
 

@@ -6,8 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from stepspec.base.file_model import number_or_auto
 from stepspec.loop.chain import Chains, Proposing
+from stepspec.loop.depth import MAX_DEPTH, Depth
 from stepspec.loop.family import FamilyTable
-from stepspec.loop.pace import MAX_DEPTH, Depth
 from stepspec.loop.request import Request
 
 

@@ -109,6 +109,15 @@ async def test_a_tool_call_cannot_be_pieced_together_from_both_models() -> None:
     assert play.result.steps[0].scores == {}
 
 
+async def test_the_draft_is_not_asked_after_a_tool_call_that_a_paused_step_opened() -> None:
+    stage = Stage(REDRAFT, [TWO], ["Three nine five.\n\n"], [" ten.\n\n", Reply(TWO + END + ANSWER, chunk_size=3)])
+    demands, asked = Demands(call_opener=re.compile("nine ten")), iter([True, False])
+    stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
+    stage.request.pace.speculates = lambda request: next(asked, True)
+    play = await stage.play()
+    assert (play.result.answer, len(stage.draft.calls)) == ("So 9.", 1)
+
+
 async def test_each_step_has_its_own_probe() -> None:
     rating = {"kind": "rating", "threshold": 7}
     stage = Stage(chains(3, rating), [ONE, TWO, END], [Opinion(ONE + TWO + END, rating="8")], [ANSWER])
@@ -379,9 +388,12 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
     assert chains, "the draft may try again"
 
 
-@pytest.mark.parametrize(("chain_s", "most_s"), [(0.28, 1.05), (0.15, 0.8)])
-def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(chain_s: float, most_s: float) -> None:
-    """A chain gives 44 easy tokens. The 3 after them are hard: the target takes five times as long for each."""
+@pytest.mark.parametrize(("chain_s", "stall_s", "most"), [(0.28, 0.0, 1.05), (0.28, 3.0, 1.05), (0.15, 0.0, 0.8)])
+def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
+    chain_s: float, stall_s: float, most: float
+) -> None:
+    """A chain gives 44 easy tokens. The 3 after them are hard: the target takes five times as long for each. The
+    machine may stall in the first control."""
     pace, request, token_s, seconds, tokens = StepPace(0.02), object(), 0.0068, 0.0, 0
     pace.depth.drafted(44, 0.1)
     while seconds < 300:
@@ -392,9 +404,9 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(chai
             pace.regenerated(3, 3 * 5 * token_s)
             seconds, tokens = seconds + chain_s + 3 * 5 * token_s, tokens + 47
         else:
-            pace.wrote(16, 16 * token_s, control=True)
-            seconds, tokens = seconds + 16 * token_s, tokens + 16
-    assert seconds <= most_s * tokens * token_s
+            pace.wrote(16, 16 * token_s + stall_s, control=True)
+            seconds, tokens, stall_s = seconds + 16 * token_s, tokens + 16, 0.0
+    assert seconds <= most * tokens * token_s
 
 
 def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
@@ -454,6 +466,16 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
     stage.request.pace = paused()
     play = await stage.play()
     assert [origin for origin, *_ in play.steps] == 11 * ["target"] + ["draft"]
+
+
+async def test_what_the_prompt_takes_to_read_is_not_a_cost_of_speculation() -> None:
+    stage, pace = Stage(chains(1), [ONE, END], [Opinion(ONE, delay_s=0.5), END], [ANSWER]), StepPace(0.02)
+    pace.wrote(100, 1.0)
+    for num_tokens in 20 * (4, 8):
+        pace.depth.read(num_tokens, 0.001 * num_tokens)
+    stage.request.pace, before_s = pace, pace._balance_s
+    await stage.play()
+    assert pace._balance_s > before_s - 0.1
 
 
 def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:

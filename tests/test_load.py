@@ -214,6 +214,35 @@ def test_fewer_requests_do_not_make_a_way_look_better() -> None:
     assert load.speculated_s > 20
 
 
+def test_the_time_of_one_request_alone_does_not_count() -> None:
+    clock = Clock()
+    with clock.choice.request("a"):
+        with clock.choice.request("b"):
+            for request in "ab":
+                clock.choice.speculates(request)
+            clock.commit("a", 100, 0.2)
+            clock.commit("b", 100, 0.0)
+        clock.choice.stops_asking("a")
+        clock.now += 20.0
+        clock.choice.committed("a", 1000)
+        with clock.choice.request("c"):
+            clock.choice.speculates("c")
+            while clock.choice._last is None:
+                clock.commit("c", 100, 0.2)
+                clock.commit("a", 100, 0.0)
+            assert clock.choice._last.rate == pytest.approx(1000)
+
+
+def test_a_request_that_was_alone_and_did_not_ask_delays_no_burst() -> None:
+    load = Load()
+    load.run(2, 40, {True: 3200, False: 4000})
+    with load.choice.request("alone"):
+        load.choice.skips("alone")
+        load.choice.committed("alone", 100)
+        with load.choice.request("another"):
+            assert not load.choice.speculates("another")
+
+
 def test_a_great_load_is_decided_on_after_an_epoch_each() -> None:
     load = Load()
     load.run(64, 30, {True: 6400, False: 7680})

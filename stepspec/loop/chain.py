@@ -371,7 +371,8 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
     if chain.answer_s is not None and judged is not None:
         read_s = judged.seconds if shared and shared.was_made else 0.0
         request.pace.reread(num_kept, chain.answer_s + read_s)
-    request.pace.ended(request.ledger.num_accepted - accepted, seconds)
+    request.pace.ended(request.ledger.num_accepted - accepted, seconds - request.prompt_s)
+    request.prompt_s = 0.0  # the target alone would have read the prompt too
 
 
 def _keep_answer(request: Request, answer: Sequence[int], own: Sequence[int]) -> int:

@@ -39,7 +39,7 @@ async def run(request: Request) -> AsyncGenerator[Event, None]:
 async def _work(request: Request) -> None:
     """Emit all events of a request."""
     controller = request.ledger.time("controller")  # excludes nested timers: the engines' time
-    with request.spans.request(), request.pace.load.request(request), controller:
+    with request.spans.request(), request.pace.request(request), controller:
         request.limits.start()
         try:
             if request.think_end is not None or request.demands.json_schema is None:

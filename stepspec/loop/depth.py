@@ -95,6 +95,11 @@ class ChainDepth:
         seconds = waited_s + pass_s + (1 - all_stand) * self._write_s.value
         return committed / seconds if seconds else 0.0
 
+    def pass_s(self, num_tokens: int) -> float:
+        """Return the seconds of a pass that reads some tokens. Only after a first pass."""
+        base_s, token_s = self._pass_s()
+        return base_s + num_tokens * token_s
+
     def _pass_s(self) -> tuple[float, float]:
         """Return the seconds of a pass and those of each token that it reads, from a line through the observations.
 

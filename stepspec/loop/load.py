@@ -182,8 +182,12 @@ class LoadChoice:
             self._restart()
 
     def _note_running(self) -> None:
+        """Add up how many requests ran for how long. What one alone commits does not count, so its time does not."""
         now = self._clock()
-        self._running_s += self.num_running * (now - self._changed_at)
+        if self.num_running > 1:
+            self._running_s += self.num_running * (now - self._changed_at)
+        else:
+            self._began_at += now - self._changed_at
         self._changed_at = now
 
     def committed(self, request: Hashable, num_tokens: int) -> None:
@@ -224,6 +228,7 @@ class LoadChoice:
     def skips(self, request: Hashable) -> None:
         """Note that what a request does next says nothing, as it may not speculate for a reason of its own."""
         self._skipped.add(request)
+        self._asked_alone = self.num_running < 2
         self.stops_asking(request)
 
     def stops_asking(self, request: Hashable) -> None:

@@ -2,24 +2,30 @@
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
+from statistics import median_low
 
 from stepspec.loop.depth import ChainDepth, Mean
 from stepspec.loop.load import LoadChoice
 
 MOST_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least `FREE_S` do. It bounds what a change for the worse can
-cost."""
+cost. A single loss counts as no more than that, as a machine may stall."""
 KEPT = 3.0
-"""Savings that are kept when the load changes, in times of a chain. What pays at one load may not pay at another."""
+"""Savings and losses that are kept when the load changes, in times of a chain. What pays at one load may not pay at
+another."""
 FREE_S = 1.0
 """Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
 a model also allocate and compile, and a bad first step says little about the next ones."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 FIRST_CONTROL, CONTROL_EVERY = 4, 64
-"""Chains before the target first writes in place of one, and then each time. The number doubles until then."""
+"""Number of chains before the first control, and most chains between two of them. Their total doubles until then."""
+MOST_CONTROLS, SLOWEST = 50, 2.0
+"""Number of measurements of controls that count, and how many times as slow as the median one of them counts as. A
+machine that stalls in one of the first few would make the target look slow for long."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 FIRST_STEP_TOKENS = 64
@@ -29,6 +35,21 @@ MOST_REREAD = 256
 all its tokens; vLLM keeps as much free for the sampling of 256 requests."""
 MOST_REST = 64
 """Most answers that the target writes before the draft's is checked once more, where that cost more than it saved."""
+
+
+class ControlSpeed:
+    """Seconds a token of the latest controls."""
+
+    def __init__(self) -> None:
+        self._token_s = deque[tuple[float, int]](maxlen=MOST_CONTROLS)
+        self.value, self.num_tokens = 0.0, 0
+
+    def note(self, token_s: float, num_tokens: int) -> None:
+        """Add the seconds a token that some tokens took."""
+        self._token_s.append((token_s, num_tokens))
+        most = SLOWEST * median_low(token_s for token_s, _ in self._token_s)
+        self.num_tokens = sum(count for _, count in self._token_s)
+        self.value = sum(count * min(token_s, most) for token_s, count in self._token_s) / self.num_tokens
 
 
 class TargetSpeed:
@@ -44,25 +65,31 @@ class TargetSpeed:
 
     def __init__(self, load: LoadChoice) -> None:
         self._load = load
-        self._all_s, self._control_s = defaultdict[int, Mean](Mean), defaultdict[int, Mean](Mean)
+        self._all_token_s = defaultdict[int, Mean](Mean)
+        self._control_token_s = defaultdict[int, ControlSpeed](ControlSpeed)
         self._num_chains, self._control_at, self._tokens_left = 0, FIRST_CONTROL, 0
         self._controlled: Hashable = None
 
     def wrote(self, num_tokens: int, seconds: float, *, control: bool) -> None:
         """Note that the target has written tokens; see `StepPace.wrote`."""
         level = self._load.level
-        self._all_s[level].note(seconds / num_tokens, num_tokens)
+        self._all_token_s[level].note(seconds / num_tokens, num_tokens)
         if control:
-            self._control_s[level].note(seconds / num_tokens, num_tokens)
+            self._control_token_s[level].note(seconds / num_tokens, num_tokens)
             self._tokens_left -= num_tokens
 
-    def chain_begins(self) -> None:
-        """Note that the draft begins a chain."""
+    def chain_ended(self) -> None:
+        """Note that a chain has ended."""
         self._num_chains += 1
 
-    def measures(self, request: Hashable) -> bool:
-        """Return whether the target should write in place of a request's next chain. Under load, `LoadChoice` has it
-        write."""
+    def request_ended(self, request: Hashable) -> None:
+        """Note that a request has ended, and its control with it."""
+        if self._controlled is request:
+            self._controlled = None
+
+    def controls(self, request: Hashable) -> bool:
+        """Return whether the target should write in place of a request's next chain. It begins a control when one is
+        due, and ends it after `KNOWN_TOKENS`. Under load there are none: `LoadChoice` has the target write."""
         if self._load.num_running > 1:
             return False
         if self._num_chains >= self._control_at:
@@ -74,7 +101,7 @@ class TargetSpeed:
 
     @property
     def _known(self) -> list[int]:
-        return [level for level, mean in self._all_s.items() if mean.weight >= KNOWN_TOKENS]
+        return [level for level, mean in self._all_token_s.items() if mean.weight >= KNOWN_TOKENS]
 
     @property
     def is_known(self) -> bool:
@@ -89,16 +116,16 @@ class TargetSpeed:
     @property
     def has_controls(self) -> bool:
         """Whether the speed is that of controls."""
-        return self.is_known and self._control_s[self._level].weight >= KNOWN_TOKENS
+        return self.is_known and self._control_token_s[self._level].num_tokens >= KNOWN_TOKENS
 
     @property
     def token_s(self) -> float:
         """Seconds a token. Only once the speed is known."""
-        return (self._control_s if self.has_controls else self._all_s)[self._level].value
+        return (self._control_token_s if self.has_controls else self._all_token_s)[self._level].value
 
 
 class StepPace:
-    """Pauses speculation on steps that costs more than it saves, and chooses the length of chains.
+    """Pauses speculation on steps that costs more than it saves.
 
     The balance is what speculation has saved less what it has cost, in seconds. It begins with `FREE_S`, and grows with
     the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
@@ -118,22 +145,30 @@ class StepPace:
         self._balance_s, self._level = 0.0, 0
         self._chain_s = Mean()
         self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
-        self._clock, self._tried_at = clock, -math.inf  # the last request that tried a draft without a step yet
+        self._clock, self._tried_at = clock, -math.inf  # when the last chain began, if it has not ended
         self.depth, self.load = ChainDepth(), LoadChoice()
         self._target = TargetSpeed(self.load)
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was learned from texts, as the share of accepted steps. The costs are preserved."""
+        """Drop what was learned from texts, such as the share of accepted steps. The costs are preserved."""
         self.depth.forget()
         self._saved_s, self._num_rested, self._rest = Mean(), 0, 1  # of answers that a text was read again for
+
+    @contextmanager
+    def request(self, request: Hashable) -> Generator[None]:
+        """Count a request while it runs."""
+        with self.load.request(request):
+            try:
+                yield
+            finally:
+                self._target.request_ended(request)
 
     # What was measured
 
     def tries(self) -> None:
         """Note that the draft begins a chain."""
         self._tried_at = self._clock()
-        self._target.chain_begins()
 
     def reread(self, num_kept: int, seconds: float) -> None:
         """Note what drafting an answer and reading the whole text again to check it took, and how many tokens the
@@ -165,6 +200,7 @@ class StepPace:
     def ended(self, num_committed: int, seconds: float) -> None:
         """Note what a chain has committed, in tokens, and what drafting and judging it took."""
         self._tried_at = -math.inf
+        self._target.chain_ended()
         self._chain_s.note(seconds)
         if self._target.is_known:
             self._ended(num_committed, seconds)
@@ -176,12 +212,14 @@ class StepPace:
 
     def _settle(self, seconds: float) -> None:
         self._note_level()
-        self._balance_s = min(self._balance_s + seconds, max(FREE_S, MOST_SAVED * self._chain_s.value))
+        most = max(FREE_S, MOST_SAVED * self._chain_s.value)
+        self._balance_s = min(self._balance_s + max(seconds, -most), most)
 
     def _note_level(self) -> None:
-        """Keep less of what was saved if the load has changed."""
+        """Keep less of what was saved, and of what was spent, if the load has changed."""
         if self.load.level != self._level and self._target.is_known:
-            self._balance_s = min(self._balance_s, KEPT * self._chain_s.value)
+            kept = KEPT * self._chain_s.value
+            self._balance_s = max(-kept, min(self._balance_s, kept))
         self._level = self.load.level
 
     # What follows from it
@@ -202,7 +240,7 @@ class StepPace:
         if self._max_overhead is None:
             return True
         has_step = self.depth.step_tokens.weight > 0
-        if not self.pauses and has_step and not self._target.measures(request):
+        if not self.pauses and has_step and not self._target.controls(request):
             return self.load.speculates(request)
         self.load.skips(request)
         return not self.pauses and not has_step and self._clock() - self._tried_at >= FREE_S

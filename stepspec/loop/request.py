@@ -123,6 +123,8 @@ class Request:
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
         self._num_told = 0
+        self.prompt_s = 0.0
+        """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
         self._writing_since: int | None = None
         self._proposed = False
         self._prompt_read: asyncio.Task[Verification] | None = None
@@ -161,8 +163,9 @@ class Request:
             elif self.pace.speculates(self):
                 return True
             else:
-                await self.complete_step()
-                await self.write_on()
+                await self.complete_step()  # which may open a tool call
+                if not self.only_target:
+                    await self.write_on()
         return False
 
     async def complete_step(self) -> None:
@@ -410,11 +413,14 @@ class Request:
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
                 await self._prompt_is_read()
-                since = time.perf_counter()
+                reads_prompt, since = self.ledger.cached is None, time.perf_counter()
                 verification = await self.target.verify(call)
+        seconds = time.perf_counter() - since
         num_asked = sum(len(probe.ids) for probe in probes)
         num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
-        self.pace.depth.read(max(1, num_read), time.perf_counter() - since)
+        self.pace.depth.read(max(1, num_read), seconds)
+        if reads_prompt:
+            self.prompt_s = max(0.0, seconds - self.pace.depth.pass_s(len(ids) + num_asked))
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
@@ -676,9 +682,9 @@ class Request:
         stop = self.transcript.rest_of_step(room)
         await self._wait_for_prompt("target")
         num_before, chunk, watch = len(self.transcript.open_ids), Chunk(()), self._writing_watch()
-        since = time.perf_counter()
         table = self.policy.token
         call = Generate(self.transcript.buffer, self.sampling, stop, table.drafting, hint if table.hint else ())
+        reads_prompt, since = self.ledger.cached is None, time.perf_counter()
         async with aclosing(punctual(self.target.generate(call), self.limits.deadline)) as chunks:
             while not self.answer.stopped:
                 try:
@@ -697,7 +703,7 @@ class Request:
                 self.emit(self.transcript.emit())
         watch.tell(self.pace)
         num_new = len(self.transcript.open_ids) - num_before
-        if fate == "regenerated":
+        if fate == "regenerated" and not reads_prompt:
             self.pace.regenerated(num_new, time.perf_counter() - since)
         self.ledger.add_target_call(chunk)
         self.ledger.wrote(fate, num_new)
@@ -770,6 +776,9 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
+                if watch.control and not self.transcript.thinking:
+                    watch.tell(self.pace)
+                    watch.control = False  # answers are easy
                 watch.tell(self.pace, TOLD_TOKENS)
                 if chunk.end is None and self.transcript.thinking and until():
                     watch.tell(self.pace)
@@ -790,7 +799,7 @@ class WritingWatch:
     """
 
     def __init__(self, began: float | None, control: bool = False) -> None:
-        self._began, self._control = began, control
+        self._began, self.control = began, control
         self._chunks: list[tuple[float, int]] = []
 
     def got(self, num_tokens: int) -> None:
@@ -804,7 +813,7 @@ class WritingWatch:
             timed, since = self._chunks, self._began
         num_tokens = sum(count for _, count in timed)
         if since is not None and num_tokens >= least:
-            pace.wrote(num_tokens, self._chunks[-1][0] - since, control=self._control)
+            pace.wrote(num_tokens, self._chunks[-1][0] - since, control=self.control)
             del self._chunks[:-1]
             self._began = None
 

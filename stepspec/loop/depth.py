@@ -89,13 +89,12 @@ class ChainDepth:
         share = self._accepted.value
         all_stand = share**depth
         committed = sum(share**number for number in range(1, depth + 1)) + 1 - all_stand
-        base_s, token_s = self._pass_s()
-        draft_s, pass_s = depth * self._draft_s.value, base_s + depth * token_s * self.step_tokens.value
+        draft_s, pass_s = depth * self._draft_s.value, self.pass_s(depth * self.step_tokens.value)
         waited_s = draft_s - all_stand * min(draft_s, pass_s) if ahead else draft_s
         seconds = waited_s + pass_s + (1 - all_stand) * self._write_s.value
         return committed / seconds if seconds else 0.0
 
-    def pass_s(self, num_tokens: int) -> float:
+    def pass_s(self, num_tokens: float) -> float:
         """Return the seconds of a pass that reads some tokens. Only after a first pass."""
         base_s, token_s = self._pass_s()
         return base_s + num_tokens * token_s

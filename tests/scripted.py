@@ -148,6 +148,8 @@ class Reply:
     hangs: bool = False
     delay_s: float = 0.0
     """Time to wait before the first chunk."""
+    gap_s: float | None = None
+    """Time to wait before each further chunk; None if they come together."""
     queue_s: float = 0.0
     chunk_size: int = 1_000_000
     token_drafted: int = 0
@@ -258,6 +260,8 @@ class ScriptedEngine:
                 if len(ids) == reply.chunk_size:
                     yield chunk()
                     ids, logprobs = [], []
+                    if reply.gap_s is not None:
+                        await asyncio.sleep(reply.gap_s)
             if ids:
                 yield chunk()
             if reply.hangs:

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import time
+import weakref
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +21,7 @@ from stepspec.loop.depth import MAX_DEPTH, ChainDepth
 from stepspec.loop.limits import Demands, Limits
 from stepspec.loop.pace import FIRST_CONTROL, FREE_S, StepPace
 from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.request import WritingWatch
 from stepspec.loop.step import Done, Proposal
 
 pytestmark = pytest.mark.anyio
@@ -410,13 +413,76 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
 
 
 def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
-    pace = StepPace(0.02)
+    pace, request = StepPace(0.02), asyncio.Event()
     pace.depth.drafted(10, 0.1)
-    for _ in range(FIRST_CONTROL):
-        assert pace.speculates("a request")
-        pace.tries()
-        pace.ended(10, 0.01)
-    assert [pace.speculates(request) for request in ("a request", "a request", "another")] == [False, False, True]
+    with pace.request(request):
+        for _ in range(FIRST_CONTROL):
+            assert pace.speculates(request)
+            pace.tries()
+            pace.ended(10, 0.01)
+        assert [pace.speculates(each) for each in (request, request, "another")] == [False, False, True]
+    finished = weakref.ref(request)
+    del request
+    assert finished() is None, "a session does not hold a finished request, and its text"
+
+
+def test_slow_writing_after_a_rejected_step_earns_no_more_than_the_usual_one() -> None:
+    pace = StepPace(0.05)
+    pace.wrote(32, 0.32, control=True)
+    pace.ended(0, 20.0)
+    pace.wrote(1000, 2000.0)
+    assert pace.pauses
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_text_that_comes_in_one_piece_after_the_prompt_earns_too(is_known: bool) -> None:
+    """It says nothing about the target's speed, and may be all that a server ever sends while the draft rests."""
+    pace = paused()
+    if is_known:
+        pace.wrote(32, 0.0001)
+        while not pace.pauses:
+            pace.ended(0, 1.0)
+    stage = Stage(chains(1, score={"max_overhead": 0.05}), [], [], [Reply(ONE + END + ANSWER, delay_s=0.05)])
+    stage.request.pace = pace
+    await stage.play()
+    assert not pace.pauses
+
+
+def test_chunks_that_come_together_are_not_written_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[int, float]] = []
+    pace = StepPace(0.02)
+    monkeypatch.setattr(pace, "wrote", lambda num_tokens, seconds, control: noted.append((num_tokens, seconds)))
+    for num_more in (0, 20):
+        watch = WritingWatch(reads_prompt=False, control=False)
+        time.sleep(0.02)
+        for _ in range(10):
+            watch.got(4)
+            watch.tell(pace)
+        time.sleep(0.01)
+        for _ in range(num_more):
+            watch.got(4)
+            watch.tell(pace)
+        watch.end(pace)
+    assert [sum(each) for each in zip(*noted, strict=True)] == [40 + 80, pytest.approx(0.03, abs=0.01)]
+
+
+async def test_the_draft_does_not_write_ahead_while_the_target_writes_in_place_of_it() -> None:
+    stage = Stage(
+        chains(score={"look_ahead": True}),
+        [ONE, Reply("Six", hangs=True, chunk_size=1)],
+        [PROMPT_READ, Opinion(ONE, delay_s=0.05)],
+        [TWO + END + ANSWER],
+    )
+    asked, reply_to, num_drafting = iter([True, False]), stage.target._reply_to, list[int]()
+
+    def reply(call: Any) -> Any:
+        num_drafting.append(stage.draft.num_open)
+        return reply_to(call)
+
+    stage.target._reply_to = reply
+    stage.request.pace.speculates = lambda request: next(asked)
+    assert (await stage.play()).result.answer == "So 9."
+    assert num_drafting == [0]
 
 
 def test_a_change_for_the_worse_costs_a_few_chains() -> None:
@@ -456,12 +522,12 @@ def paused() -> StepPace:
 
 async def test_the_target_writes_while_speculation_does_not_pay() -> None:
     """Its speed is known some chunks after the first one, which waits for the prompt. It finishes its open step."""
-    writes = [Reply(6 * (ONE + TWO), chunk_size=9), ANSWER]
+    writes = [Reply(6 * (ONE + TWO), chunk_size=9, gap_s=0.001), ANSWER]
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
     stage.request.pace = paused()
     play = await stage.play()
     assert [origin for origin, *_ in play.steps] == 10 * ["target"] + ["draft"]
-    writes = [Reply(5 * (TWO + ONE) + ONE[:-2], chunk_size=10), ONE[-2:], ANSWER]
+    writes = [Reply(5 * (TWO + ONE) + ONE[:-2], chunk_size=10, gap_s=0.001), ONE[-2:], ANSWER]
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
     stage.request.pace = paused()
     play = await stage.play()

@@ -310,7 +310,7 @@ class Chains:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._drop()
+        await self.drop_ahead()
 
     async def judged(self) -> AsyncGenerator[Judged, None]:
         """Let the draft propose a chain, and yield its steps as they are judged; see `judge_chain`."""
@@ -321,10 +321,10 @@ class Chains:
         async for judged in judge_chain(self._request, chain):
             num_accepted += judged.accepted
             if not judged.accepted:
-                await self._drop()
+                await self.drop_ahead()
             yield judged
         if num_accepted < len(chain.steps):
-            await self._drop()
+            await self.drop_ahead()
 
     async def _take(self) -> Chain:
         following, self._next = self._next, None
@@ -335,7 +335,8 @@ class Chains:
             self._request.read_ahead()
         return await propose_chain(self._request, self._table, Front(self._request))
 
-    async def _drop(self) -> None:
+    async def drop_ahead(self) -> None:
+        """Stop what the draft writes ahead, and count it."""
         following, self._next = self._next, None
         if following is not None:
             await following.drop()

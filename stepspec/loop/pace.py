@@ -187,10 +187,21 @@ class StepPace:
         """
         was_known = self._target.is_known
         self._target.wrote(num_tokens, seconds, control=control)
-        self._settle((self._max_overhead or 0.0) * seconds)
+        self._earn(num_tokens * self._target.token_s if self._target.has_controls else seconds)
         if self._target.is_known and not was_known:
             self._settle(FREE_S)
             self._ended(self._early_tokens, self._early_s)
+
+    def wrote_at_unknown_speed(self, seconds: float) -> None:
+        """Note what the target took to read a prompt and write a text that came in one piece."""
+        if self._target.is_known:
+            self._earn(seconds)
+        else:
+            self._early_s = max(0.0, self._early_s - (self._max_overhead or 0.0) * seconds)
+
+    def _earn(self, seconds: float) -> None:
+        """Allow speculation to cost a share of the target's own time."""
+        self._settle((self._max_overhead or 0.0) * seconds)
 
     def regenerated(self, num_tokens: int, seconds: float) -> None:
         """Note that the target has written tokens after the kept part of a rejected step. `seconds` are all it took."""

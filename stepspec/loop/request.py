@@ -48,6 +48,9 @@ DRAFT_SEED = 0x5EED
 TOLD_TOKENS = 16
 """Tokens of the target after which their time counts, before its call ends."""
 
+BUNDLE_S = 1e-4
+"""Longest time between chunks that a server sent together. The first of them says nothing about the others' speed."""
+
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one: all others are less likely."""
 
@@ -146,8 +149,10 @@ class Request:
 
     # Speculating
 
-    async def speculates(self) -> bool:
+    async def speculates(self, drop_ahead: Callable[[], Awaitable[None]] | None = None) -> bool:
         """Whether the next step may be speculated on. The target first writes the steps that the policy leaves to it.
+
+        `drop_ahead` stops what the draft writes ahead, before the target writes in place of it.
 
         False once the thinking or the budget has ended, the draft is missing, too much was wasted, or a tool call has
         begun, which only the target writes. False too if the policy is exact and the target cannot say what it would
@@ -163,6 +168,8 @@ class Request:
             elif self.pace.speculates(self):
                 return True
             else:
+                if drop_ahead is not None:
+                    await drop_ahead()
                 await self.complete_step()  # which may open a tool call
                 if not self.only_target:
                     await self.write_on()
@@ -701,7 +708,7 @@ class Request:
                 self.ledger.generated(len(chunk.ids))
                 self.transcript.extend(chunk.ids)
                 self.emit(self.transcript.emit())
-        watch.tell(self.pace)
+        watch.end(self.pace)
         num_new = len(self.transcript.open_ids) - num_before
         if fate == "regenerated" and not reads_prompt:
             self.pace.regenerated(num_new, time.perf_counter() - since)
@@ -724,7 +731,7 @@ class Request:
         self._num_told = self.num_written
 
     def _writing_watch(self, *, control: bool = False) -> "WritingWatch":
-        return WritingWatch(None if self.ledger.cached is None else time.perf_counter(), control)
+        return WritingWatch(reads_prompt=self.ledger.cached is None, control=control)
 
     # Writing without speculation on steps
 
@@ -777,13 +784,13 @@ class Request:
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
                 if watch.control and not self.transcript.thinking:
-                    watch.tell(self.pace)
+                    watch.tell(self.pace, 1)
                     watch.control = False  # answers are easy
-                watch.tell(self.pace, TOLD_TOKENS)
+                watch.tell(self.pace)
                 if chunk.end is None and self.transcript.thinking and until():
-                    watch.tell(self.pace)
+                    watch.end(self.pace)
                     return False
-        watch.tell(self.pace)
+        watch.end(self.pace)
         self.emit(self.transcript.finish(writer))
         return True
 
@@ -791,31 +798,47 @@ class Request:
 class WritingWatch:
     """Times what the target writes in a call after its first chunk, which waits for the prompt to be read.
 
-    Where a call has a single chunk, as from a server that is asked for a whole step, all of it is timed.
+    Where a call has a single chunk, as from a server that is asked for a whole step, all of it is timed. In the first
+    call of a request, which reads the prompt, this says nothing about the target's speed.
 
     Args:
-        began: when the call began; None for the first call of a request, which reads all of the prompt.
+        reads_prompt: whether the call is the first one of its request.
         control: see `StepPace.wrote`.
     """
 
-    def __init__(self, began: float | None, control: bool = False) -> None:
-        self._began, self.control = began, control
-        self._chunks: list[tuple[float, int]] = []
+    def __init__(self, *, reads_prompt: bool, control: bool) -> None:
+        self._reads_prompt, self.control = reads_prompt, control
+        self._began = self._since = self._last = time.perf_counter()
+        self._num_first = 0  # tokens of the first chunk, or of the first ones that came together
+        self._num_timed = 0  # tokens after `_since` that were not passed on yet
+        self._told = False
 
     def got(self, num_tokens: int) -> None:
         """Note a chunk."""
-        self._chunks.append((time.perf_counter(), num_tokens))
+        now = time.perf_counter()
+        begins = not (self._num_timed or self._told) and now - self._since < BUNDLE_S
+        if begins or not self._num_first:
+            self._num_first, self._since = self._num_first + num_tokens, now
+        else:
+            self._num_timed += num_tokens
+        self._last = now
 
-    def tell(self, pace: StepPace, least: int = 1) -> None:
+    def tell(self, pace: StepPace, least: int = TOLD_TOKENS) -> None:
         """Pass on what was timed since the last time, if it is at least `least` tokens."""
-        timed, since = self._chunks[1:], self._chunks[0][0] if self._chunks else None
-        if len(self._chunks) == 1:
-            timed, since = self._chunks, self._began
-        num_tokens = sum(count for _, count in timed)
-        if since is not None and num_tokens >= least:
-            pace.wrote(num_tokens, self._chunks[-1][0] - since, control=self.control)
-            del self._chunks[:-1]
-            self._began = None
+        if self._num_timed >= least:
+            pace.wrote(self._num_timed, self._last - self._since, control=self.control)
+            self._since, self._num_timed, self._told = self._last, 0, True
+
+    def end(self, pace: StepPace) -> None:
+        """Pass on the rest at the end of the call."""
+        self.tell(pace, 1)
+        if self._told or not self._num_first:
+            return
+        seconds = self._last - self._began
+        if self._reads_prompt:
+            pace.wrote_at_unknown_speed(seconds)
+        else:
+            pace.wrote(self._num_first, seconds, control=self.control)
 
 
 def num_written(chunk: Chunk) -> int:

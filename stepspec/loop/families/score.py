@@ -66,7 +66,7 @@ async def score(request: Request, table: ScoreTable) -> None:
     works = True
     proposing = Proposing.fitted(request, table.depth, answer=table.draft_answer, ahead=table.look_ahead)
     async with Chains(request, proposing) as chains:
-        while works and await request.speculates():
+        while works and await request.speculates(chains.drop_ahead):
             works = False
             several = table.candidates > 1
             async for step in request.judge(await request.propose(table.candidates)) if several else chains.judged():

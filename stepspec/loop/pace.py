@@ -21,9 +21,10 @@ FREE_S = 1.0
 a model also allocate and compile, and a bad first step says little about the next ones."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
-FIRST_CONTROL, CONTROL_EVERY = 4, 64
-"""Number of chains before the first control, and most chains between two of them. Their total doubles until then."""
-MOST_CONTROLS, SLOWEST = 50, 2.0
+FIRST_CONTROL, RARER, CONTROL_EVERY = 4, 4, 256
+"""Number of chains before the first control, by what it grows with each of the next ones, and most chains between two
+of them."""
+MOST_CONTROLS, SLOWEST = 24, 1.5
 """Number of measurements of controls that count, and how many times as slow as the median one of them counts as. A
 machine that stalls in one of the first few would make the target look slow for long."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
@@ -93,7 +94,7 @@ class TargetSpeed:
         if self._load.num_running > 1:
             return False
         if self._num_chains >= self._control_at:
-            self._control_at = self._num_chains + min(self._num_chains, CONTROL_EVERY)
+            self._control_at = min(RARER * self._num_chains, self._num_chains + CONTROL_EVERY)
             self._controlled, self._tokens_left = request, KNOWN_TOKENS
         if self._tokens_left <= 0:
             self._controlled = None

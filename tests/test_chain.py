@@ -2,10 +2,9 @@
 
 import asyncio
 import re
-import time
 import weakref
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -426,11 +425,13 @@ def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
     assert finished() is None, "a session does not hold a finished request, and its text"
 
 
-def test_slow_writing_after_a_rejected_step_earns_no_more_than_the_usual_one() -> None:
+@pytest.mark.parametrize(("num_tokens", "seconds"), [(1000, 2000.0), (200_000, 10.0)])
+def test_writing_earns_a_share_of_its_time_and_slow_writing_no_more(num_tokens: int, seconds: float) -> None:
+    """What follows a rejected step is slow to write, and an answer fast."""
     pace = StepPace(0.05)
     pace.wrote(32, 0.32, control=True)
     pace.ended(0, 20.0)
-    pace.wrote(1000, 2000.0)
+    pace.wrote(num_tokens, seconds)
     assert pace.pauses
 
 
@@ -448,22 +449,59 @@ async def test_a_text_that_comes_in_one_piece_after_the_prompt_earns_too(is_know
     assert not pace.pauses
 
 
-def test_chunks_that_come_together_are_not_written_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    noted: list[tuple[int, float]] = []
-    pace = StepPace(0.02)
-    monkeypatch.setattr(pace, "wrote", lambda num_tokens, seconds, control: noted.append((num_tokens, seconds)))
-    for num_more in (0, 20):
-        watch = WritingWatch(reads_prompt=False, control=False)
-        time.sleep(0.02)
-        for _ in range(10):
-            watch.got(4)
-            watch.tell(pace)
-        time.sleep(0.01)
-        for _ in range(num_more):
-            watch.got(4)
-            watch.tell(pace)
-        watch.end(pace)
-    assert [sum(each) for each in zip(*noted, strict=True)] == [40 + 80, pytest.approx(0.03, abs=0.01)]
+@dataclass
+class Written:
+    """What a watch has passed on, with a clock that only it moves."""
+
+    at: float = 0.0
+    noted: list[tuple[int, float, bool]] = field(default_factory=list[tuple[int, float, bool]])
+    unknown_s: float = 0.0
+
+    def wrote(self, num_tokens: int, seconds: float, *, control: bool) -> None:
+        self.noted.append((num_tokens, round(seconds, 6), control))
+
+    def wrote_at_unknown_speed(self, seconds: float) -> None:
+        self.unknown_s += seconds
+
+
+def watched(chunks: list[tuple[float, int]], *, first: bool = False, thinking: int = 1000) -> Written:
+    """Return what a watch says about chunks, each with the wait for it. The thinking ends after some of them. What is
+    done with a chunk takes 5 ms."""
+    pace: Any = Written()
+    watch = WritingWatch(reads_prompt=first, control=True, clock=lambda: pace.at)
+    for number, (wait_s, num_tokens) in enumerate(chunks, 1):
+        watch.asks()
+        pace.at += wait_s
+        watch.got(num_tokens)
+        pace.at += 0.005
+        if number >= thinking:
+            watch.thinking_ended(pace)
+        watch.tell(pace)
+    watch.end(pace)
+    return pace
+
+
+def test_chunks_that_come_together_are_not_written_in_no_time() -> None:
+    bundle = [(0.2, 1), *39 * [(0.0, 1)]]  # with what is done with them, 10 ms a token
+    for num_tokens, seconds, _ in watched(5 * bundle).noted:
+        assert seconds / num_tokens == pytest.approx(0.01)
+    assert sum(num_tokens for num_tokens, *_ in watched(5 * bundle).noted) == 160
+
+
+@pytest.mark.parametrize("last_s", [0.0, 0.002])
+def test_a_text_that_comes_at_a_time_is_timed_as_a_whole(last_s: float) -> None:
+    """Its end may come in a chunk of its own. In the first call, reading the prompt may have taken most of the time."""
+    chunks = [(5.0, 600), (last_s, 1)]
+    ((num_tokens, seconds, control),) = watched(chunks, thinking=1).noted
+    assert (num_tokens, seconds, control) == (601, pytest.approx(5.0, abs=0.01), True)
+    later = watched(chunks, first=True)
+    assert (later.noted, later.unknown_s) == ([], pytest.approx(5.0, abs=0.01))
+
+
+def test_the_answer_is_no_control() -> None:
+    noted = watched(30 * [(0.015, 2)], thinking=16).noted
+    assert all(seconds / num_tokens == pytest.approx(0.01) for num_tokens, seconds, _ in noted)
+    assert [sum(each[0] for each in noted if each[2] is control) for control in (True, False)] == [28, 30]
 
 
 async def test_the_draft_does_not_write_ahead_while_the_target_writes_in_place_of_it() -> None:
@@ -526,12 +564,12 @@ async def test_the_target_writes_while_speculation_does_not_pay() -> None:
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
     stage.request.pace = paused()
     play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == 10 * ["target"] + ["draft"]
-    writes = [Reply(5 * (TWO + ONE) + ONE[:-2], chunk_size=10, gap_s=0.001), ONE[-2:], ANSWER]
+    assert [origin for origin, *_ in play.steps] == 12 * ["target"] + ["draft"]
+    writes = [Reply(5 * (TWO + ONE) + TWO + ONE[:-2], chunk_size=9, gap_s=0.001), ONE[-2:], ANSWER]
     stage = Stage(chains(1, score={"max_overhead": 0.05}), [THREE, END], [THREE, END], writes)
     stage.request.pace = paused()
     play = await stage.play()
-    assert [origin for origin, *_ in play.steps] == 11 * ["target"] + ["draft"]
+    assert [origin for origin, *_ in play.steps] == 12 * ["target"] + ["draft"]
 
 
 async def test_what_the_prompt_takes_to_read_is_not_a_cost_of_speculation() -> None:

@@ -337,9 +337,9 @@ class Chains:
 
     async def drop_ahead(self) -> None:
         """Stop what the draft writes ahead, and count it."""
-        following, self._next = self._next, None
-        if following is not None:
-            await following.drop()
+        if self._next is not None:
+            await self._next.drop()
+            self._next = None  # only now, as this may be cancelled
 
 
 async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, None]:

@@ -22,11 +22,11 @@ a model also allocate and compile, and a bad first step says little about the ne
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 FIRST_CONTROL, RARER, CONTROL_EVERY = 4, 4, 256
-"""Number of chains before the first control, by what it grows with each of the next ones, and most chains between two
-of them."""
-MOST_CONTROLS, SLOWEST = 24, 1.5
-"""Number of measurements of controls that count, and how many times as slow as the median one of them counts as. A
-machine that stalls in one of the first few would make the target look slow for long."""
+"""Number of chains before the first control, the factor by which it grows with each further one, and most chains
+between two controls."""
+MOST_CONTROLS, SPREAD = 16, 1.5
+"""Number of measurements of controls that count, and how many times as slow or as fast as the median one of them counts
+as. A machine that stalls in one of the first few would make the target look slow for long."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 FIRST_STEP_TOKENS = 64
@@ -48,9 +48,10 @@ class ControlSpeed:
     def note(self, token_s: float, num_tokens: int) -> None:
         """Add the seconds a token that some tokens took."""
         self._token_s.append((token_s, num_tokens))
-        most = SLOWEST * median_low(token_s for token_s, _ in self._token_s)
+        median = median_low(token_s for token_s, _ in self._token_s)
         self.num_tokens = sum(count for _, count in self._token_s)
-        self.value = sum(count * min(token_s, most) for token_s, count in self._token_s) / self.num_tokens
+        within = [(min(max(token_s, median / SPREAD), median * SPREAD), count) for token_s, count in self._token_s]
+        self.value = sum(token_s * count for token_s, count in within) / self.num_tokens
 
 
 class TargetSpeed:
@@ -188,7 +189,8 @@ class StepPace:
         """
         was_known = self._target.is_known
         self._target.wrote(num_tokens, seconds, control=control)
-        self._earn(num_tokens * self._target.token_s if self._target.has_controls else seconds)
+        usual_s = num_tokens * self._target.token_s if self._target.has_controls else math.inf
+        self._earn(min(seconds, usual_s))  # slow writing may be a consequence of speculation
         if self._target.is_known and not was_known:
             self._settle(FREE_S)
             self._ended(self._early_tokens, self._early_s)

@@ -49,7 +49,7 @@ TOLD_TOKENS = 16
 """Tokens of the target after which their time counts, before its call ends."""
 
 BUNDLE_S = 1e-4
-"""Longest time between chunks that a server sent together. The first of them says nothing about the others' speed."""
+"""Longest wait for a chunk that came together with the one before."""
 
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one: all others are less likely."""
@@ -696,6 +696,7 @@ class Request:
             while not self.answer.stopped:
                 try:
                     with self.ledger.time("target"):
+                        watch.asks()
                         following = await anext(chunks, None)
                 except ContextError:
                     if not self.transcript.open_ids:
@@ -769,6 +770,7 @@ class Request:
         async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
+                    watch.asks()
                     chunk = await anext(chunks, None)
                 if chunk is None:
                     break
@@ -783,9 +785,8 @@ class Request:
                     self.ledger.add_target_call(chunk)
                 self.emit(self.transcript.write_on(chunk.ids, writer))
                 self.tell_committed()
-                if watch.control and not self.transcript.thinking:
-                    watch.tell(self.pace, 1)
-                    watch.control = False  # answers are easy
+                if not self.transcript.thinking:
+                    watch.thinking_ended(self.pace)
                 watch.tell(self.pace)
                 if chunk.end is None and self.transcript.thinking and until():
                     watch.end(self.pace)
@@ -798,47 +799,66 @@ class Request:
 class WritingWatch:
     """Times what the target writes in a call after its first chunk, which waits for the prompt to be read.
 
-    Where a call has a single chunk, as from a server that is asked for a whole step, all of it is timed. In the first
-    call of a request, which reads the prompt, this says nothing about the target's speed.
+    Chunks that need no waiting came together with the one before: a server may send many tokens at a time. Where most
+    of a text came at a time, the whole call is timed. In the first call of a request, which reads the prompt, this says
+    nothing about the target's speed.
 
     Args:
         reads_prompt: whether the call is the first one of its request.
         control: see `StepPace.wrote`.
+        clock: returns the time in seconds.
     """
 
-    def __init__(self, *, reads_prompt: bool, control: bool) -> None:
-        self._reads_prompt, self.control = reads_prompt, control
-        self._began = self._since = self._last = time.perf_counter()
-        self._num_first = 0  # tokens of the first chunk, or of the first ones that came together
-        self._num_timed = 0  # tokens after `_since` that were not passed on yet
+    def __init__(self, *, reads_prompt: bool, control: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._reads_prompt, self._began_as_control, self.control = reads_prompt, control, control
+        self._clock = clock
+        self._began = self._asked_at = clock()
+        self._bundles: list[tuple[float, int]] = []  # of chunks that came together: when, and how many tokens
         self._told = False
+
+    def asks(self) -> None:
+        """Note that the next chunk is asked for."""
+        self._asked_at = self._clock()
 
     def got(self, num_tokens: int) -> None:
         """Note a chunk."""
-        now = time.perf_counter()
-        begins = not (self._num_timed or self._told) and now - self._since < BUNDLE_S
-        if begins or not self._num_first:
-            self._num_first, self._since = self._num_first + num_tokens, now
-        else:
-            self._num_timed += num_tokens
-        self._last = now
+        now = self._clock()
+        if self._bundles and now - self._asked_at < BUNDLE_S:
+            now, num_before = self._bundles.pop()
+            num_tokens += num_before
+        self._bundles.append((now, num_tokens))
 
-    def tell(self, pace: StepPace, least: int = TOLD_TOKENS) -> None:
-        """Pass on what was timed since the last time, if it is at least `least` tokens."""
-        if self._num_timed >= least:
-            pace.wrote(self._num_timed, self._last - self._since, control=self.control)
-            self._since, self._num_timed, self._told = self._last, 0, True
+    def tell(self, pace: StepPace) -> None:
+        """Pass on what was timed since the last time, if it is enough. More may belong to the latest chunks."""
+        if sum(count for _, count in self._bundles[1:-1]) >= TOLD_TOKENS:
+            self._pass_on(pace, self._bundles[:-1])
+
+    def thinking_ended(self, pace: StepPace) -> None:
+        """Pass on what was timed before. The answer that follows is no control, as answers are easy."""
+        if self.control:
+            self._pass_on(pace, self._bundles[:-1])
+            self.control = False
 
     def end(self, pace: StepPace) -> None:
         """Pass on the rest at the end of the call."""
-        self.tell(pace, 1)
-        if self._told or not self._num_first:
+        if not self._bundles:
             return
-        seconds = self._last - self._began
-        if self._reads_prompt:
+        (_, num_first), *others = self._bundles
+        num_others = sum(count for _, count in others)
+        seconds = self._bundles[-1][0] - self._began
+        if self._told or num_others > num_first:
+            self._pass_on(pace, self._bundles)
+        elif self._reads_prompt:
             pace.wrote_at_unknown_speed(seconds)
         else:
-            pace.wrote(self._num_first, seconds, control=self.control)
+            pace.wrote(num_first + num_others, seconds, control=self._began_as_control)
+
+    def _pass_on(self, pace: StepPace, bundles: Sequence[tuple[float, int]]) -> None:
+        """Pass on what these bundles have after the first of them."""
+        num_tokens = sum(count for _, count in bundles[1:])
+        if num_tokens:
+            pace.wrote(num_tokens, bundles[-1][0] - bundles[0][0], control=self.control)
+            self._bundles, self._told = self._bundles[len(bundles) - 1 :], True
 
 
 def num_written(chunk: Chunk) -> int:

@@ -496,6 +496,7 @@ def test_a_text_that_comes_at_a_time_is_timed_as_a_whole(last_s: float) -> None:
     assert (num_tokens, seconds, control) == (601, pytest.approx(5.0, abs=0.01), True)
     later = watched(chunks, first=True)
     assert (later.noted, later.unknown_s) == ([], pytest.approx(5.0, abs=0.01))
+    assert watched([(5.0, 0)]).noted == watched([]).noted == [], "an empty text"
 
 
 def test_the_answer_is_no_control() -> None:

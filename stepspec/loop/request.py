@@ -841,17 +841,17 @@ class WritingWatch:
 
     def end(self, pace: StepPace) -> None:
         """Pass on the rest at the end of the call."""
-        if not self._bundles:
+        num_tokens = sum(count for _, count in self._bundles)
+        if not num_tokens:  # a server may send an empty text
             return
-        (_, num_first), *others = self._bundles
-        num_others = sum(count for _, count in others)
+        num_first = self._bundles[0][1]
         seconds = self._bundles[-1][0] - self._began
-        if self._told or num_others > num_first:
+        if self._told or num_tokens > 2 * num_first:
             self._pass_on(pace, self._bundles)
         elif self._reads_prompt:
             pace.wrote_at_unknown_speed(seconds)
         else:
-            pace.wrote(num_first + num_others, seconds, control=self._began_as_control)
+            pace.wrote(num_tokens, seconds, control=self._began_as_control)
 
     def _pass_on(self, pace: StepPace, bundles: Sequence[tuple[float, int]]) -> None:
         """Pass on what these bundles have after the first of them."""

@@ -810,7 +810,7 @@ class WritingWatch:
     """
 
     def __init__(self, *, reads_prompt: bool, control: bool, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._reads_prompt, self._began_as_control, self.control = reads_prompt, control, control
+        self._reads_prompt, self._began_as_control, self._control = reads_prompt, control, control
         self._clock = clock
         self._began = self._asked_at = clock()
         self._bundles: list[tuple[float, int]] = []  # of chunks that came together: when, and how many tokens
@@ -835,9 +835,9 @@ class WritingWatch:
 
     def thinking_ended(self, pace: StepPace) -> None:
         """Pass on what was timed before. The answer that follows is no control, as answers are easy."""
-        if self.control:
+        if self._control:
             self._pass_on(pace, self._bundles[:-1])
-            self.control = False
+            self._control = False
 
     def end(self, pace: StepPace) -> None:
         """Pass on the rest at the end of the call."""
@@ -857,7 +857,7 @@ class WritingWatch:
         """Pass on what these bundles have after the first of them."""
         num_tokens = sum(count for _, count in bundles[1:])
         if num_tokens:
-            pace.wrote(num_tokens, bundles[-1][0] - bundles[0][0], control=self.control)
+            pace.wrote(num_tokens, bundles[-1][0] - bundles[0][0], control=self._control)
             self._bundles, self._told = self._bundles[len(bundles) - 1 :], True
 
 

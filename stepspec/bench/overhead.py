@@ -124,7 +124,7 @@ async def overhead(
         policies: the policy, and the one for its target alone.
         kind: what the draft does.
         questions: the questions, each used once.
-        concurrency: requests beside each other. A block has ten times as many problems.
+        concurrency: requests beside each other. A block has five times as many problems.
         temperature: sampling temperature.
         progress: called with None, and the numbers of finished and of all questions.
     """
@@ -150,7 +150,8 @@ async def overhead(
         seconds = time.perf_counter() - since
         return seconds, sum(committed for committed, _ in found), sum(accepted for _, accepted in found)
 
-    size = 1 if concurrency == 1 else 10 * concurrency  # at both ends of a block, few requests run
+    # At both ends of a block few requests run, but in a long one the machine and the target's drafting change too much.
+    size = 1 if concurrency == 1 else 5 * concurrency
     numbered = [*enumerate(questions)]
     blocks = [numbered[start : start + size] for start in range(0, len(numbered), size)]
     measured = np.zeros((len(blocks), 2, 3))

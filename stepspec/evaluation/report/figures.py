@@ -71,7 +71,7 @@ TOKENS_PER_PASS = Column(
 LENGTH = Column("length", "tokens committed over the target's", lambda each: cells.times(each.length_ratio))
 JUDGING = Column(
     "judging",
-    "share of the wall time spent in the judge and the controller",
+    "share of the wall time spent in the judge and the controller, and in reading the prompt where a judge does that",
     lambda each: (cells.percent(each.judge_controller_share), ""),
 )
 

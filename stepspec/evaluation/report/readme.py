@@ -99,8 +99,8 @@ def _policy(run: RunRecord) -> str:
     certificate = Policy.model_validate(tomllib.loads(record.text)).at(run.temperature).certificate
     models = {role: engine.weights for role, engine in run.engines.items() if engine is not None}
     if certificate is not None and certificate.models == models:
-        return f"`{HEADLINED}` with thresholds certified for this pair"
-    return f"a policy `{HEADLINED}` with other thresholds than the shipped ones"
+        return f"the policy `{HEADLINED}` certified for this pair"
+    return f"a policy `{HEADLINED}` with other settings than the shipped one"
 
 
 def _at_temperature(run: RunRecord, summary: Summary) -> str:

@@ -390,6 +390,20 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
     assert chains, "the draft may try again"
 
 
+def test_a_draft_of_no_use_costs_a_smaller_share_under_load() -> None:
+    """The times of 16 requests add up, and a chain of one takes passes from all."""
+    pace, chains, written = StepPace(0.04), 0, 10_000
+    with ExitStack() as stack:
+        for request in range(16):
+            stack.enter_context(pace.request(request))
+        for _ in range(written):
+            pace.wrote(10, 1.0)
+            while not pace.pauses:
+                pace.ended(0, 1.0)
+                chains += 1
+    assert chains == pytest.approx(5 + 0.01 * written, abs=1), "the first credit and the chain in which it ends"
+
+
 @pytest.mark.parametrize(("chain_s", "stall_s", "most"), [(0.28, 0.0, 1.05), (0.28, 3.0, 1.05), (0.15, 0.0, 0.8)])
 def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
     chain_s: float, stall_s: float, most: float

@@ -11,23 +11,23 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 512, 16, 0.5
+LEAST_TOKENS, EPOCH_TOKENS, EPOCH_S = 1024, 32, 0.5
 """Shortest epoch: committed tokens, committed tokens for each running request, and seconds."""
 MOST_LATE = 0.1
 """Share of the requests that need not have committed in the first epoch after a change: none of fewer than ten. The
 fast ones alone say too much, and the slowest of many may take very long."""
-NOISE = 16.0
-"""Variance of the logarithm of the ratio of two epochs, times their tokens: that of 700 tokens varies by 15%."""
+NOISE = 24.0
+"""Variance of the logarithm of the ratio of two epochs, times their tokens: that of 1,024 tokens varies by 15%."""
 FIRST_TOKENS = 2048
 """Committed tokens, older ones weighted less, that are compared before one way is chosen."""
 CERTAIN = 1.0
 """Gain or loss of speculation, in standard errors, at which a way is chosen before that. A smaller loss is no reason to
 leave what the policy asks for."""
-FIRST_REST, LONGEST_REST = 16, 64
-"""Time between two trials of the slower way, in times of the last one. It doubles with each trial that does not change
-the choice."""
+LEAST_REST, LONGEST_REST = 4, 64
+"""Time between two trials of the slower way, in times of the last one. It grows with the square of the evidence, as a
+first choice may be wrong."""
 MEMORY = 0.9
-"""What a comparison counts after the next one. With epochs of 512 tokens, a loss of less than 5% is no evidence."""
+"""What a comparison counts after the next one. With epochs of 1,024 tokens, a loss of less than 5% is no evidence."""
 FAR = 2
 """Difference between two levels of load from which a choice for the one is no choice for the other."""
 
@@ -60,7 +60,6 @@ class Level:
     """Mean of the logarithms of the throughput with speculation over that without it."""
     weight: float = 0.0
     """Tokens that the mean is of."""
-    rest: int = FIRST_REST
     rested_s: float = 0.0
     took_s: dict[bool, float] = field(default_factory=dict[bool, float])
     """Seconds of the last epoch after a change to speculation and to none, with the change, which takes long under a
@@ -84,11 +83,9 @@ class Level:
     def compare(self, one: Epoch, other: Epoch) -> None:
         """Add what two epochs say, one with speculation and one without it."""
         gain = math.log(one.rate / other.rate) * (1 if one.speculating else -1)
-        num_tokens, kept, best = min(one.num_tokens, other.num_tokens), MEMORY * self.weight, self.best
+        num_tokens, kept = min(one.num_tokens, other.num_tokens), MEMORY * self.weight
         self.weight = kept + num_tokens
         self.gain = (kept * self.gain + num_tokens * gain) / self.weight
-        if self.best != best:
-            self.rest, self.rested_s = FIRST_REST, 0.0
 
     def next(self, speculating: bool, changing_s: float, seconds: float) -> bool:
         """Return whether to speculate in the epoch after one with speculation or without it. It took some seconds, and
@@ -100,9 +97,10 @@ class Level:
             return not speculating
         best = self.best
         self.rested_s = self.rested_s + seconds if speculating == best else 0.0
-        if self.rested_s <= self.rest * self.took_s[not best]:
+        rest = min(max(LEAST_REST, LEAST_REST * self.evidence**2), LONGEST_REST)
+        if self.rested_s <= rest * self.took_s[not best]:
             return best
-        self.rest, self.rested_s = min(2 * self.rest, LONGEST_REST), 0.0
+        self.rested_s = 0.0
         return not best
 
 

@@ -11,8 +11,8 @@ from stepspec.loop.depth import ChainDepth, Mean
 from stepspec.loop.load import LoadChoice
 
 MOST_SAVED = 10.0
-"""Savings that count as credit, in times of a chain; at least `FREE_S` do. It bounds what a change for the worse can
-cost. A single loss counts as no more than that, as a machine may stall."""
+"""Savings that count as credit, in times of a chain; at least the first credit does. It bounds what a change for the
+worse can cost. A single loss counts as no more than that, as a machine may stall."""
 KEPT = 3.0
 """Savings and losses that are kept when the load changes, in times of a chain. What pays at one load may not pay at
 another."""
@@ -133,6 +133,10 @@ class StepPace:
     the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
     under load, where speculation was measured to give a lower throughput, see `LoadChoice`.
 
+    Under load the times of all requests add up, and a chain takes passes from the others, which its own time does not
+    show: with 16 requests, chains of 2.5% of that sum took 6% of the machine. So the first credit grows with the square
+    root of the number of requests, and the share that the target's own work earns falls with it.
+
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
         clock: returns the time in seconds.
@@ -190,21 +194,25 @@ class StepPace:
         was_known = self._target.is_known
         self._target.wrote(num_tokens, seconds, control=control)
         usual_s = num_tokens * self._target.token_s if self._target.has_controls else math.inf
-        self._earn(min(seconds, usual_s))  # slow writing may be a consequence of speculation
+        self._settle(self._earned_s(min(seconds, usual_s)))  # slow writing may be a consequence of speculation
         if self._target.is_known and not was_known:
-            self._settle(FREE_S)
+            self._settle(self._free_s)
             self._ended(self._early_tokens, self._early_s)
 
     def wrote_at_unknown_speed(self, seconds: float) -> None:
         """Note what the target took to read a prompt and write a text that came in one piece."""
         if self._target.is_known:
-            self._earn(seconds)
+            self._settle(self._earned_s(seconds))
         else:
-            self._early_s = max(0.0, self._early_s - (self._max_overhead or 0.0) * seconds)
+            self._early_s = max(0.0, self._early_s - self._earned_s(seconds))
 
-    def _earn(self, seconds: float) -> None:
-        """Allow speculation to cost a share of the target's own time."""
-        self._settle((self._max_overhead or 0.0) * seconds)
+    def _earned_s(self, seconds: float) -> float:
+        """Return what speculation may cost for some seconds of the target's own work."""
+        return (self._max_overhead or 0.0) * seconds / math.sqrt(max(1, self.load.num_running))
+
+    @property
+    def _free_s(self) -> float:
+        return FREE_S * math.sqrt(max(1, self.load.num_running))
 
     def regenerated(self, num_tokens: int, seconds: float) -> None:
         """Note that the target has written tokens after the kept part of a rejected step. `seconds` are all it took."""
@@ -226,7 +234,7 @@ class StepPace:
 
     def _settle(self, seconds: float) -> None:
         self._note_level()
-        most = max(FREE_S, MOST_SAVED * self._chain_s.value)
+        most = max(self._free_s, MOST_SAVED * self._chain_s.value)
         self._balance_s = min(self._balance_s + max(seconds, -most), most)
 
     def _note_level(self) -> None:

@@ -391,16 +391,18 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
 
 
 def test_a_draft_of_no_use_costs_a_smaller_share_under_load() -> None:
-    """The times of 16 requests add up, and a chain of one takes passes from all."""
+    """The times of 16 requests add up, and a chain of one takes passes from all. All ask at the same time."""
     pace, chains, written = StepPace(0.04), 0, 10_000
+    pace.depth.drafted(10, 0.1)
     with ExitStack() as stack:
         for request in range(16):
             stack.enter_context(pace.request(request))
         for _ in range(written):
             pace.wrote(10, 1.0)
-            while not pace.pauses:
-                pace.ended(0, 1.0)
-                chains += 1
+            speculating = [request for request in range(16) if pace.speculates(request) and not pace.tries(request)]
+            for request in speculating:
+                pace.ended(0, 1.0, request)
+            chains += len(speculating)
     assert chains == pytest.approx(5 + 0.01 * written, abs=1), "the first credit and the chain in which it ends"
 
 
@@ -414,8 +416,8 @@ def test_what_the_target_writes_after_rejected_steps_is_not_its_usual_speed(
     pace.depth.drafted(44, 0.1)
     while seconds < 300:
         if pace.speculates(request):
-            pace.tries()
-            pace.ended(44, chain_s)
+            pace.tries(request)
+            pace.ended(44, chain_s, request)
             pace.wrote(3, 3 * 5 * token_s)
             pace.regenerated(3, 3 * 5 * token_s)
             seconds, tokens = seconds + chain_s + 3 * 5 * token_s, tokens + 47
@@ -431,8 +433,8 @@ def test_a_control_that_tells_nothing_ends_with_its_request() -> None:
     with pace.request(request):
         for _ in range(FIRST_CONTROL):
             assert pace.speculates(request)
-            pace.tries()
-            pace.ended(10, 0.01)
+            pace.tries(request)
+            pace.ended(10, 0.01, request)
         assert [pace.speculates(each) for each in (request, request, "another")] == [False, False, True]
     finished = weakref.ref(request)
     del request
@@ -565,6 +567,30 @@ def test_what_speculation_saved_under_load_is_not_spent_where_it_does_not_pay() 
     assert wasted <= 3
 
 
+def test_under_load_the_common_throughput_decides() -> None:
+    """The target's own speed is that of the time before the machine became slower."""
+    pace, rates = StepPace(0.02), {True: 0.1, False: 0.15}
+    pace.depth.drafted(10, 0.1)
+    now, longest, writing = [0.0], 0, 0
+    pace.load._clock = lambda: now[0]
+    with ExitStack() as stack:
+        for request in range(4):
+            stack.enter_context(pace.request(request))
+        for turn in range(4000):
+            slow = 6.0 if turn > 1000 else 1.0
+            modes = [pace.speculates(request) for request in range(4)]
+            writing = 0 if any(modes) else writing + 1
+            longest = max(longest, writing)
+            now[0] += max(rates[mode] for mode in modes) * slow
+            for request, mode in enumerate(modes):
+                if mode:
+                    pace.ended(20, rates[mode] * slow, request)
+                else:
+                    pace.wrote(20, rates[mode] * slow, control=True)
+                pace.load.committed(request, 20)
+    assert longest <= 15, "no more than an epoch of the target"
+
+
 def paused() -> StepPace:
     """Return a pace that lets the target write until its speed is known, and then allows almost any overhead."""
     pace = StepPace(1000.0)
@@ -600,17 +626,21 @@ async def test_what_the_prompt_takes_to_read_is_not_a_cost_of_speculation() -> N
 def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:
     now = [0.0]
     pace = StepPace(0.05, clock=lambda: now[0])
-    assert pace.speculates("a request")
-    pace.tries()
-    assert not pace.speculates("a request"), "the draft may hang"
-    pace.ended(0, 0.1)
-    assert pace.speculates("a request")
-    pace.tries()
+    assert pace.speculates("a")
+    pace.tries("a")
+    assert not pace.speculates("b"), "the draft may hang"
+    pace.ended(0, 0.1, "a")
+    assert pace.speculates("b")
+    with pace.request("b"):
+        pace.tries("b")
+    assert pace.speculates("c"), "the request that tried it was cancelled"
+    pace.tries("c")
     now[0] = FREE_S
-    assert pace.speculates("a request"), "the request that tried it was cancelled"
-    pace.tries()
+    assert pace.speculates("d")
+    pace.tries("d")
+    assert not pace.speculates("e")
     pace.depth.drafted(10, 0.1)
-    assert pace.speculates("a request")
+    assert pace.speculates("e")
 
 
 def test_chains_become_long_where_steps_stand_and_passes_cost_more_than_steps() -> None:

@@ -53,6 +53,13 @@ POLICIES: tuple[dict[str, Any], ...] = (
         "salvage": {"redraft": True},
         "score": {"depth": 2, "draft_answer": True, "max_overhead": 0.1},
     },
+    {"family": "score", "judges": ({"kind": "rating"},), "score": {"look_ahead": True}},
+    {
+        "family": "score",
+        "judges": ({"kind": "random", "share": 0.8},),
+        "salvage": {"redraft": True},
+        "score": {"look_ahead": True, "depth": 3, "draft_answer": True, "max_overhead": 0.1},
+    },
     {"family": "compare", "judges": ({"kind": "equivalence"},)},
     {"family": "compare", "judges": ({"kind": "random", "share": 0.7},), "compare": {"depth": 2, "width": 3}},
     {"family": "route"},
@@ -205,7 +212,8 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     text = stage.tokenizer.decode(request.transcript.buffer.since(0))
     assert text.removeprefix(PROMPT).removesuffix("<|end|>").replace(END, "") == result.reasoning + result.answer
     check_limits(stage, result.reasoning, steps)
-    overlapping = stage.policy.family == "compare" or stage.policy.score.candidates > 1
+    score = stage.policy.score
+    overlapping = stage.policy.family == "compare" or score.candidates > 1 or score.look_ahead
     check_times(result.times, target, draft, overlapping)
 
 

@@ -53,8 +53,8 @@ def test_a_first_choice_that_was_wrong_is_soon_corrected() -> None:
     load.run(4, 1.5, {True: 3500, False: 4000})
     assert not load.choice._speculating
     load.speculated_s = 0.0
-    load.run(4, 8, {True: 4600, False: 4000})
-    assert load.speculated_s > 4
+    load.run(4, 12, {True: 4600, False: 4000})
+    assert load.speculated_s > 7
 
 
 def test_a_change_is_noticed_by_a_trial() -> None:
@@ -71,6 +71,25 @@ def test_a_machine_that_slows_down_does_not_make_the_other_way_look_better() -> 
     load.speculated_s = 0.0
     load.run(4, 30, {True: 2800, False: 2520})
     assert load.speculated_s > 27
+
+
+def test_a_doubt_has_a_choice_measured_again() -> None:
+    load, rates = Load(), {True: 4000, False: 2800}
+    assert not load.choice.pays, "nothing is known yet"
+    with ExitStack() as stack:
+        for request in range(4):
+            stack.enter_context(load.choice.request(request))
+        for _ in range(100):
+            load.step(4, rates)
+        assert load.choice.pays
+        load.choice.doubts()
+        load.speculated_s = 0.0
+        for _ in range(10):
+            load.step(4, rates)
+        assert load.speculated_s < 1
+        for _ in range(600):
+            load.step(4, {True: 2800, False: 4000})
+        assert not load.choice.pays
 
 
 def test_requests_that_take_turns_are_one_load() -> None:
@@ -177,6 +196,36 @@ def test_a_request_that_ends_or_no_longer_asks_is_not_waited_for() -> None:
             assert clock.counted[1] == 0, "the last request has not asked"
         clock.commit("a", 120, 1)  # in 1.2 seconds
         assert clock.counted == pytest.approx((100, 1))
+
+
+def test_what_the_draft_reads_first_after_a_change_does_not_count() -> None:
+    clock = Clock()
+    with clock.choice.request("a"), clock.choice.request("b"):
+        clock.try_steps("a", "b")
+        while not clock.choice._speculating:
+            clock.commit("a", LEAST_TOKENS, EPOCH_S)
+            clock.commit("b", LEAST_TOKENS, 0)
+        clock.choice.speculates("a")
+        clock.choice.speculates("b")
+        for num_tokens, seconds in [(10, 5.0), (100, 1.0)]:
+            clock.commit("a", num_tokens, seconds)
+            clock.commit("b", num_tokens, 0)
+        assert clock.counted == pytest.approx((200, 2))
+
+
+def test_a_growing_load_does_not_make_a_way_look_better() -> None:
+    load = Load()
+    with ExitStack() as stack:
+        for request in range(12):
+            stack.enter_context(load.choice.request(request))
+        while load.choice._speculating:
+            load.step(12, {True: 4800, False: 4000})
+        for request in range(12, 22):
+            stack.enter_context(load.choice.request(request))
+        load.speculated_s = 0.0
+        for _ in range(200):
+            load.step(22, {True: 8800, False: 7400})
+    assert load.speculated_s > 14
 
 
 def test_a_request_in_its_answer_delays_no_change() -> None:

@@ -202,7 +202,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
         front: where the draft writes on; it moves along.
     """
     started = time.perf_counter()
-    request.pace.tries()
+    request.pace.tries(request)
     most = request.pace.depth.best(ahead=table.ahead) if table.depth == "auto" else table.depth
     most = 1 if request.transcript.open_ids else most  # the rest of a step has less room than a whole one
     chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None
@@ -210,7 +210,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
         while goes_on and len(chain) < most and (not front.follows or request.room_after(front.uncommitted)):
             proposal = await request.propose_one(after=front.uncommitted, index=front.num_steps)
             goes_on = False
-            if proposal is None:
+            if proposal is None or (front.follows and not proposal.ids):  # a server may send an empty step
                 break
             if front.follows and not request.target_has(proposal.ids):
                 request.ledger.abandoned(len(proposal.ids))
@@ -315,7 +315,8 @@ class Chains:
     async def judged(self) -> AsyncGenerator[Judged, None]:
         """Let the draft propose a chain, and yield its steps as they are judged; see `judge_chain`."""
         chain, table = await self._take(), self._table
-        if table.ahead and chain.goes_on and self._request.room_after(chain.ids):
+        goes_on = chain.goes_on and not self._request.transcript.open_ids  # else the rest of a step has its own limits
+        if table.ahead and goes_on and self._request.room_after(chain.ids):
             self._next = NextChain(self._request, table, chain)
         num_accepted = 0
         async for judged in judge_chain(self._request, chain):
@@ -372,7 +373,7 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
     if chain.answer_s is not None and judged is not None:
         read_s = judged.seconds if shared and shared.was_made else 0.0
         request.pace.reread(num_kept, chain.answer_s + read_s)
-    request.pace.ended(request.ledger.num_accepted - accepted, seconds - request.prompt_s)
+    request.pace.ended(request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s), request)
     request.prompt_s = 0.0  # the target alone would have read the prompt too
 
 

@@ -41,12 +41,17 @@ def level_of(num_running: float) -> int:
 class Epoch:
     """What the requests committed in an epoch."""
 
-    load: int
-    """Binary logarithm of the number of running requests."""
+    num_running: float
+    """Mean number of running requests."""
     speculating: bool
     num_tokens: float
     rate: float
     """Tokens per second."""
+
+    @property
+    def load(self) -> int:
+        """Level of load."""
+        return level_of(max(2.0, self.num_running))
 
 
 @dataclass
@@ -81,9 +86,12 @@ class Level:
         return self.evidence > -CERTAIN
 
     def compare(self, one: Epoch, other: Epoch) -> None:
-        """Add what two epochs say, one with speculation and one without it."""
+        """Add what two epochs say, one with speculation and one without it. If the number of requests has changed, the
+        throughput may have changed as much for that reason, so they say less."""
         gain = math.log(one.rate / other.rate) * (1 if one.speculating else -1)
-        num_tokens, kept = min(one.num_tokens, other.num_tokens), MEMORY * self.weight
+        changed = math.log(one.num_running / other.num_running)
+        num_tokens = 1 / (1 / min(one.num_tokens, other.num_tokens) + changed**2 / NOISE)
+        kept = MEMORY * self.weight
         self.weight = kept + num_tokens
         self.gain = (kept * self.gain + num_tokens * gain) / self.weight
 
@@ -203,6 +211,21 @@ class LoadChoice:
             self._late.discard(request)
 
     @property
+    def prefers_steps(self) -> bool:
+        """Whether a request should speculate if it asks now."""
+        return self._speculating or self.num_running < 2
+
+    @property
+    def pays(self) -> bool:
+        """Whether speculation is known to be no slower at this load."""
+        level = self._levels[self.level]
+        return self.num_running > 1 and level.is_known and level.best
+
+    def doubts(self) -> None:
+        """Try the slower way after the present epoch."""
+        self._levels[self.level].rested_s = math.inf
+
+    @property
     def num_running(self) -> int:
         """Number of running requests."""
         return len(self._committed_at)
@@ -221,7 +244,7 @@ class LoadChoice:
         self._silent.discard(request)
         self._follow(request)
         self._asked_alone = num_running < 2
-        return self._speculating or self._asked_alone
+        return self.prefers_steps
 
     def skips(self, request: Hashable) -> None:
         """Note that what a request does next says nothing, as it may not speculate for a reason of its own."""
@@ -237,6 +260,9 @@ class LoadChoice:
 
     def _follow(self, request: Hashable) -> None:
         if self._unchanged:
+            begins = self._speculating and self._last is not None and not self._last.speculating
+            if begins and request in self._unchanged:
+                self._skipped.add(request)  # the draft first reads what the target has written meanwhile
             self._unchanged.discard(request)
             if not self._unchanged:
                 self._since = self._clock()
@@ -247,15 +273,14 @@ class LoadChoice:
         self._note_running()
         seconds = self._changed_at - self._began_at
         mean_running = self._running_s / seconds if seconds else self.num_running
-        load = level_of(max(2.0, mean_running))
         rate = self._num_tokens * mean_running / self._seconds
-        epoch = Epoch(load, self._speculating, self._num_tokens, rate)
-        level, last = self._levels[load], self._last
-        if last is not None and (last.load, last.speculating) == (load, not epoch.speculating):
+        epoch = Epoch(mean_running, self._speculating, self._num_tokens, rate)
+        level, last = self._levels[epoch.load], self._last
+        if last is not None and (last.load, last.speculating) == (epoch.load, not epoch.speculating):
             level.compare(last, epoch)
         changing_s = max(0.0, self._since - self._chosen_at)
         self._speculating = level.next(epoch.speculating, changing_s, self._seconds / mean_running)
-        self._last, self._chosen_for, self._chosen_at = epoch, load, self._changed_at
+        self._last, self._chosen_for, self._chosen_at = epoch, epoch.load, self._changed_at
         if self._speculating == epoch.speculating:
             self._begin()
         else:

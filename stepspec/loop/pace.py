@@ -14,8 +14,8 @@ MOST_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least the first credit does. It bounds what a change for the
 worse can cost. A single loss counts as no more than that, as a machine may stall."""
 KEPT = 3.0
-"""Savings and losses that are kept when the load changes, in times of a chain. What pays at one load may not pay at
-another."""
+"""Savings and losses that are kept when the load changes, in times of a chain; savings at least for one chain of each
+request. What pays at one load may not pay at another."""
 FREE_S = 1.0
 """Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
 a model also allocate and compile, and a bad first step says little about the next ones."""
@@ -81,8 +81,8 @@ class TargetSpeed:
             self._tokens_left -= num_tokens
 
     def chain_ended(self) -> None:
-        """Note that a chain has ended."""
-        self._num_chains += 1
+        """Note that a chain has ended. Controls are for requests that run alone, so are the chains between them."""
+        self._num_chains += self._load.num_running < 2
 
     def request_ended(self, request: Hashable) -> None:
         """Note that a request has ended, and its control with it."""
@@ -135,7 +135,9 @@ class StepPace:
 
     Under load the times of all requests add up, and a chain takes passes from the others, which its own time does not
     show: with 16 requests, chains of 2.5% of that sum took 6% of the machine. So the first credit grows with the square
-    root of the number of requests, and the share that the target's own work earns falls with it.
+    root of the number of requests, and the share that the target's own work earns falls with it. No more chains run
+    beside each other than the balance pays for. Where speculation was measured to pay under load, a balance below 0
+    does not end it, but has that measured again.
 
     Args:
         max_overhead: largest share of the target's own time that speculation may cost; None for no limit.
@@ -148,10 +150,12 @@ class StepPace:
 
     def __init__(self, max_overhead: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._max_overhead = max_overhead
-        self._balance_s, self._level = 0.0, 0
+        self._balance_s = 0.0
+        self._level: int = 0
         self._chain_s = Mean()
         self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
-        self._clock, self._tried_at = clock, -math.inf  # when the last chain began, if it has not ended
+        self._clock = clock
+        self._begun: dict[Hashable, float] = {}  # when the chains that run began, by request
         self.depth, self.load = ChainDepth(), LoadChoice()
         self._target = TargetSpeed(self.load)
         self.forget()
@@ -168,13 +172,14 @@ class StepPace:
             try:
                 yield
             finally:
+                self._begun.pop(request, None)
                 self._target.request_ended(request)
 
     # What was measured
 
-    def tries(self) -> None:
-        """Note that the draft begins a chain."""
-        self._tried_at = self._clock()
+    def tries(self, request: Hashable) -> None:
+        """Note that the draft begins a chain for a request."""
+        self._begun[request] = self._clock()
 
     def reread(self, num_kept: int, seconds: float) -> None:
         """Note what drafting an answer and reading the whole text again to check it took, and how many tokens the
@@ -219,9 +224,9 @@ class StepPace:
         if self._target.has_controls:
             self._settle(num_tokens * self._target.token_s - seconds)
 
-    def ended(self, num_committed: int, seconds: float) -> None:
-        """Note what a chain has committed, in tokens, and what drafting and judging it took."""
-        self._tried_at = -math.inf
+    def ended(self, num_committed: int, seconds: float, request: Hashable = None) -> None:
+        """Note what a chain of a request has committed, in tokens, and what drafting and judging it took."""
+        self._begun.pop(request, None)
         self._target.chain_ended()
         self._chain_s.note(seconds)
         if self._target.is_known:
@@ -230,18 +235,20 @@ class StepPace:
             self._early_tokens, self._early_s = self._early_tokens + num_committed, self._early_s + seconds
 
     def _ended(self, num_committed: int, seconds: float) -> None:
-        self._settle((1 + (self._max_overhead or 0.0)) * num_committed * self._target.token_s - seconds)
+        target_s = num_committed * self._target.token_s
+        self._settle(target_s + self._earned_s(target_s) - seconds)
 
     def _settle(self, seconds: float) -> None:
         self._note_level()
-        most = max(self._free_s, MOST_SAVED * self._chain_s.value)
+        most = max(self._free_s, (MOST_SAVED + self.load.num_running) * self._chain_s.value)
         self._balance_s = min(self._balance_s + max(seconds, -most), most)
 
     def _note_level(self) -> None:
         """Keep less of what was saved, and of what was spent, if the load has changed."""
         if self.load.level != self._level and self._target.is_known:
-            kept = KEPT * self._chain_s.value
-            self._balance_s = max(-kept, min(self._balance_s, kept))
+            chain_s = self._chain_s.value
+            most = max(KEPT, self.load.num_running) * chain_s
+            self._balance_s = max(-KEPT * chain_s, min(self._balance_s, most))
         self._level = self.load.level
 
     # What follows from it
@@ -249,23 +256,41 @@ class StepPace:
     @property
     def pauses(self) -> bool:
         """Whether the target should write the next step."""
-        if self._max_overhead is None:
-            return False
+        return self._max_overhead is not None and not self._pays_for(len(self._begun))
+
+    def _pays_for(self, num_chains: int) -> bool:
+        """Return whether one more chain may begin beside others."""
         self._note_level()
-        return self._balance_s < 0 if self._target.is_known else self._early_s >= FREE_S
+        others_s = num_chains * self._chain_s.value
+        return self._balance_s >= others_s if self._target.is_known else self._early_s + others_s < self._free_s
 
     def speculates(self, request: Hashable) -> bool:
         """Return whether a request should speculate on its next step. Requests ask after every step or chunk.
 
         Until the draft has written its first step, one request at a time tries it, and the others do not wait for it.
+        Where not all requests may speculate, what they commit says nothing about the load.
         """
+        self._begun.pop(request, None)
         if self._max_overhead is None:
             return True
-        has_step = self.depth.step_tokens.weight > 0
-        if not self.pauses and has_step and not self._target.controls(request):
+        if self.load.pays:
+            self._note_level()
+            if self._balance_s < 0:  # the machine may have become slower, and the target with it
+                self._balance_s = self.load.num_running * self._chain_s.value
+                self.load.doubts()
             return self.load.speculates(request)
+        if self.pauses:
+            speculates = False
+        elif not self.depth.step_tokens.weight:
+            speculates = all(self._clock() - began >= FREE_S for began in self._begun.values())
+        elif self._target.controls(request):
+            speculates = False
+        elif self._pays_for(self.load.num_running - 1):
+            return self.load.speculates(request)
+        else:
+            speculates = self.load.prefers_steps
         self.load.skips(request)
-        return not self.pauses and not has_step and self._clock() - self._tried_at >= FREE_S
+        return speculates
 
     def rereads(self, num_tokens: int) -> bool:
         """Return whether the target should read a whole text again to check an answer of the draft. If that has cost

@@ -130,7 +130,7 @@ class Request:
         """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
         self._writing_since: int | None = None
         self._proposed = False
-        self._prompt_read: asyncio.Task[Verification] | None = None
+        self._prompt_read: asyncio.Task[Verification | None] | None = None
 
     @property
     def num_written(self) -> int:
@@ -230,6 +230,8 @@ class Request:
             self.ledger.proposed(len(ids))
             self.ledger.abandoned(0 if proposal else len(ids))
         if proposal is None:
+            if ids:  # else only short steps would count, and a long one never be waited for
+                self.pace.depth.step_tokens.note(len(ids))
             return None
         self._proposed = True
         self.spans.drafted(since, index, len(proposal.ids))
@@ -419,15 +421,17 @@ class Request:
         call = Verify(self.transcript.buffer, ids, probes, scores, sampling)
         with self.ledger.time("judge"):
             async with asyncio.timeout_at(self.limits.deadline):
+                asked = time.perf_counter()
                 await self._prompt_is_read()
                 reads_prompt, since = self.ledger.cached is None, time.perf_counter()
+                self.prompt_s += since - asked
                 verification = await self.target.verify(call)
         seconds = time.perf_counter() - since
         num_asked = sum(len(probe.ids) for probe in probes)
         num_read = len(self.transcript.buffer) - verification.cached + len(ids) + num_asked
         self.pace.depth.read(max(1, num_read), seconds)
         if reads_prompt:
-            self.prompt_s = max(0.0, seconds - self.pace.depth.pass_s(len(ids) + num_asked))
+            self.prompt_s += max(0.0, seconds - self.pace.depth.pass_s(len(ids) + num_asked))
         self.ledger.waited("judge", verification.queue_s)
         self.ledger.found_cached(verification.cached)
         self.ledger.add(target_passes=verification.passes)
@@ -436,17 +440,22 @@ class Request:
     def read_ahead(self) -> None:
         """Let the target read the prompt while the draft writes."""
         if self.ledger.cached is None and self._prompt_read is None:
-            call = Verify(self.transcript.buffer, (), scores=False)
-            self._prompt_read = asyncio.create_task(ahead(self.target.verify, call))
+            self._prompt_read = asyncio.create_task(ahead(self._read_prompt))
+
+    async def _read_prompt(self) -> Verification | None:
+        """Return the target's pass over the prompt. None if it failed, which shows in its next call."""
+        with self.ledger.time("judge"), suppress(EngineError, ContextError):
+            return await self.target.verify(Verify(self.transcript.buffer, (), scores=False))
+        return None
 
     async def _prompt_is_read(self) -> None:
-        """Wait until the target has read the prompt, if it does that ahead. A failure shows in its next call."""
+        """Wait until the target has read the prompt, if it does that ahead."""
         task, self._prompt_read = self._prompt_read, None
         if task is None:
             return
         try:
-            with suppress(EngineError, ContextError):
-                found = await task
+            found = await task
+            if found is not None:
                 self.ledger.found_cached(found.cached)
                 self.ledger.add(target_passes=found.passes)
         finally:
@@ -787,6 +796,7 @@ class Request:
                 self.tell_committed()
                 if not self.transcript.thinking:
                     watch.thinking_ended(self.pace)
+                    self.pace.load.stops_asking(self)
                 watch.tell(self.pace)
                 if chunk.end is None and self.transcript.thinking and until():
                     watch.end(self.pace)

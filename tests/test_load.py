@@ -50,11 +50,11 @@ def test_requests_do_what_gives_all_of_them_more_tokens(num_requests: int, bette
 
 def test_a_first_choice_that_was_wrong_is_soon_corrected() -> None:
     load = Load()
-    load.run(4, 1.5, {True: 3500, False: 4000})
+    load.run(4, 1.5, {True: 3200, False: 4000})
     assert not load.choice._speculating
     load.speculated_s = 0.0
-    load.run(4, 12, {True: 4600, False: 4000})
-    assert load.speculated_s > 7
+    load.run(4, 30, {True: 4600, False: 4000})
+    assert load.speculated_s > 15
 
 
 def test_a_change_is_noticed_by_a_trial() -> None:

@@ -20,13 +20,13 @@ NOISE = 24.0
 """Variance of the logarithm of the ratio of two epochs, times their tokens: that of 1,024 tokens varies by 15%."""
 FIRST_TOKENS = 2048
 """Committed tokens, older ones weighted less, that are compared before one way is chosen."""
-CERTAIN = 1.0
+CERTAIN = 1.5
 """Gain or loss of speculation, in standard errors, at which a way is chosen before that. A smaller loss is no reason to
 leave what the policy asks for."""
 LEAST_REST, LONGEST_REST = 4, 64
 """Time between two trials of the slower way, in times of the last one. It grows with the square of the evidence, as a
 first choice may be wrong."""
-MEMORY = 0.9
+MEMORY = 0.95
 """What a comparison counts after the next one. With epochs of 1,024 tokens, a loss of less than 5% is no evidence."""
 FAR = 2
 """Difference between two levels of load from which a choice for the one is no choice for the other."""

@@ -14,7 +14,7 @@ MOST_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least the first credit does. It bounds what a change for the
 worse can cost. A single loss counts as no more than that, as a machine may stall."""
 KEPT = 3.0
-"""Savings and losses that are kept when the load changes, in times of a chain; savings at least for one chain of each
+"""Savings and losses that are kept when the load changes, in times of a chain; of savings one more for each running
 request. What pays at one load may not pay at another."""
 FREE_S = 1.0
 """Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
@@ -247,7 +247,7 @@ class StepPace:
         """Keep less of what was saved, and of what was spent, if the load has changed."""
         if self.load.level != self._level and self._target.is_known:
             chain_s = self._chain_s.value
-            most = max(KEPT, self.load.num_running) * chain_s
+            most = (KEPT + self.load.num_running) * chain_s
             self._balance_s = max(-KEPT * chain_s, min(self._balance_s, most))
         self._level = self.load.level
 
@@ -285,10 +285,10 @@ class StepPace:
             speculates = all(self._clock() - began >= FREE_S for began in self._begun.values())
         elif self._target.controls(request):
             speculates = False
-        elif self._pays_for(self.load.num_running - 1):
+        elif self._pays_for(self.load.num_running - 1) or not self.load.prefers_steps:
             return self.load.speculates(request)
         else:
-            speculates = self.load.prefers_steps
+            speculates = True
         self.load.skips(request)
         return speculates
 

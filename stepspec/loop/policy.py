@@ -27,7 +27,8 @@ class StepTable(FileModel):
     max_step_tokens: int = Field(default=512, ge=1)
     """Longest step, in tokens."""
     draft_deadline_s: float = Field(default=60.0, gt=0)
-    """Seconds for the draft to write a step. A slower draft is not used for the rest of the request."""
+    """Seconds for the draft to write a step. A slower draft is not used for the rest of the request. With
+    `max_overhead` the limit is lower where the target itself is faster."""
     judge_deadline_s: float = Field(default=10.0, gt=0)
     """Seconds for a judge to score a step, besides the target's pass over it. A slower judge rejects the step."""
     abort_entropy: float | None = Field(default=None, gt=0)

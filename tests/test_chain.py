@@ -399,7 +399,7 @@ def test_a_draft_of_no_use_costs_a_smaller_share_under_load() -> None:
             stack.enter_context(pace.request(request))
         for _ in range(written):
             pace.wrote(10, 1.0)
-            speculating = [request for request in range(16) if pace.speculates(request) and not pace.tries(request)]
+            speculating = [request for request in range(16) if pace.speculates(request)]
             for request in speculating:
                 pace.ended(0, 1.0, request)
             chains += len(speculating)

@@ -155,7 +155,7 @@ class StepPace:
         self._chain_s = Mean()
         self._early_tokens, self._early_s = 0, 0.0  # of chains before the target's speed was known
         self._clock = clock
-        self._begun: dict[Hashable, float] = {}  # when the chains that run began, by request
+        self._begun: dict[Hashable, float] = {}  # when chains that run or may now begin did so, by request
         self.depth, self.load = ChainDepth(), LoadChoice()
         self._target = TargetSpeed(self.load)
         self.forget()
@@ -289,6 +289,8 @@ class StepPace:
             return self.load.speculates(request)
         else:
             speculates = True
+        if speculates:  # else others would also stop writing for it
+            self._begun[request] = self._clock()
         self.load.skips(request)
         return speculates
 

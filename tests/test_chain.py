@@ -623,6 +623,20 @@ async def test_what_the_prompt_takes_to_read_is_not_a_cost_of_speculation() -> N
     assert pace._balance_s > before_s - 0.1
 
 
+async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
+    stage, unread = Stage(chains(1), [ONE, TWO, END], [ONE, TWO, END], [ANSWER]), list[int]()
+    prompt = len(stage.request.transcript.buffer)
+    stage.request.pace.patience_s = unread.append
+    await stage.play()
+    assert unread[0] == prompt
+    assert unread[1:] == [0, 0]
+    pace = StepPace(0.02)
+    assert pace.patience_s(0) == FREE_S
+    assert pace.patience_s(10_000) == pytest.approx(FREE_S * (1 + 10_000 / 16 / 64))
+    pace.wrote(100, 1.0)
+    assert pace.patience_s(10_000) == pytest.approx(2 * 0.01 * (64 + 10_000 / 16))
+
+
 def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:
     now = [0.0]
     pace = StepPace(0.05, clock=lambda: now[0])

@@ -31,6 +31,8 @@ PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
 FIRST_STEP_TOKENS = 64
 """Tokens that the draft's first step is taken to have, for this limit."""
+READ_TOKENS = 16
+"""Tokens that a draft may read in the time in which it may write one."""
 MOST_REREAD = 256
 """Longest text that a target reads again to check an answer of the draft. A server may need memory for the logits of
 all its tokens; vLLM keeps as much free for the sampling of 256 requests."""
@@ -304,13 +306,18 @@ class StepPace:
         self._num_rested = (self._num_rested + 1) % self._rest
         return not self._num_rested
 
-    @property
-    def patience_s(self) -> float | None:
-        """Seconds after which a draft that is still writing a step is too slow to be of use; None for no limit."""
+    def patience_s(self, num_unread: int) -> float | None:
+        """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
+        limit.
+
+        Args:
+            num_unread: tokens that it reads first.
+        """
         if self._max_overhead is None:
             return None
+        reading = num_unread / READ_TOKENS
         if not self._target.is_known:
-            return FREE_S
+            return FREE_S * (1 + reading / FIRST_STEP_TOKENS)
         step_tokens = self.depth.step_tokens
         num_tokens = step_tokens.value if step_tokens.weight else FIRST_STEP_TOKENS
-        return max(LEAST_PATIENCE_S, PATIENCE * self._target.token_s * num_tokens)
+        return max(LEAST_PATIENCE_S, PATIENCE * self._target.token_s * (num_tokens + reading))

@@ -126,6 +126,7 @@ class Request:
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
         self._num_told = 0
+        self._num_read = 0  # tokens that the draft has read
         self.prompt_s = 0.0
         """Seconds of the first pass over a chain in which the target read the prompt. Not a cost of speculation."""
         self._writing_since: int | None = None
@@ -260,13 +261,16 @@ class Request:
         watch, since = Watch(self.policy.step.abort_entropy), time.perf_counter()
         try:
             with self.ledger.time("draft"):
-                patience = min(self.policy.step.draft_deadline_s, self.pace.patience_s or math.inf)
+                num_before = len(self.transcript.buffer) + len(after)
+                patience = self.pace.patience_s(max(0, num_before - self._num_read)) or math.inf
+                patience = min(patience, self.policy.step.draft_deadline_s)
                 async with asyncio.timeout(patience), asyncio.timeout_at(self.limits.deadline):
                     chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
             if not isinstance(error, ContextError) and not self.limits.expired and not sibling:
                 self.breaker.failed()
             return None
+        self._num_read = num_before + len(ids)
         self.breaker.worked()
         self.ledger.waited("draft", chunk.queue_s)
         seconds = time.perf_counter() - since

@@ -390,6 +390,20 @@ def test_a_draft_that_does_not_pay_costs_five_percent_at_most(committed: int, le
     assert chains, "the draft may try again"
 
 
+@pytest.mark.parametrize(("saved", "least", "most"), [(0.0, 0.2, 0.35), (0.03, 0.4, 0.6), (0.08, 0.99, 1.0)])
+def test_chains_that_save_little_are_few(saved: float, least: float, most: float) -> None:
+    """The target writes 10 tokens a second. A draft that is as fast may write longer texts."""
+    pace, chains = StepPace(0.02), 0
+    pace.wrote(64, 6.4)
+    for _ in range(3000):
+        if pace.pauses:
+            pace.wrote(10, 1.0)
+        else:
+            pace.ended(10, 1 - saved)
+            chains += 1
+    assert least <= chains / 3000 <= most
+
+
 def test_a_draft_of_no_use_costs_a_smaller_share_under_load() -> None:
     """The times of 16 requests add up, and a chain of one takes passes from all. All ask at the same time."""
     pace, chains, written = StepPace(0.04), 0, 10_000

@@ -19,6 +19,8 @@ request. What pays at one load may not pay at another."""
 FREE_S = 1.0
 """Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
 a model also allocate and compile, and a bad first step says little about the next ones."""
+LEAST_GAIN = 0.05
+"""Least share of the target's time that a chain must save to be no loss."""
 KNOWN_TOKENS = 32
 """Tokens that the target must have written before its speed counts as known. A few may be easy ones."""
 FIRST_CONTROL, RARER, CONTROL_EVERY = 4, 4, 256
@@ -135,6 +137,9 @@ class StepPace:
     the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
     under load, where speculation was measured to give a lower throughput, see `LoadChoice`.
 
+    A chain that saves less than `LEAST_GAIN` counts as a loss: the draft's text may be longer than the target's own, and
+    it may be wrong.
+
     Under load the times of all requests add up, and a chain takes passes from the others, which its own time does not
     show: with 16 requests, chains of 2.5% of that sum took 6% of the machine. So the first credit grows with the square
     root of the number of requests, and the share that the target's own work earns falls with it. No more chains run
@@ -238,7 +243,7 @@ class StepPace:
 
     def _ended(self, num_committed: int, seconds: float) -> None:
         target_s = num_committed * self._target.token_s
-        self._settle(target_s + self._earned_s(target_s) - seconds)
+        self._settle((1 - LEAST_GAIN) * target_s - seconds)
 
     def _settle(self, seconds: float) -> None:
         self._note_level()

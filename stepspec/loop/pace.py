@@ -137,8 +137,8 @@ class StepPace:
     the target's own work by `max_overhead` of it. While it is below 0, the target writes the steps. It also writes them
     under load, where speculation was measured to give a lower throughput, see `LoadChoice`.
 
-    A chain that saves less than `LEAST_GAIN` counts as a loss: the draft's text may be longer than the target's own, and
-    it may be wrong.
+    A chain that saves less than `LEAST_GAIN` counts as a loss: the draft's text may be longer than the target's own,
+    and it may be wrong.
 
     Under load the times of all requests add up, and a chain takes passes from the others, which its own time does not
     show: with 16 requests, chains of 2.5% of that sum took 6% of the machine. So the first credit grows with the square

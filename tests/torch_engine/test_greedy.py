@@ -7,6 +7,7 @@ from tiny_models import (
     DRAFTED,
     EXPERTS,
     FAMILIES,
+    WINDOWS,
     generate,
     generate_all,
     make_config,
@@ -101,13 +102,17 @@ async def test_concurrent_calls_with_other_drafters_equal_transformers(
         assert 0 < sum(chunk.accepted for chunk in chunks) < sum(chunk.drafted for chunk in chunks)
 
 
-@pytest.mark.parametrize("family", [*EXPERTS, "opt"])
-async def test_mixture_of_experts_and_opt_models_equal_transformers(family: str) -> None:
-    """Concurrent calls with and without drafting equal transformers."""
+@pytest.mark.parametrize("uses_graphs", [False, True], ids=["as they come", "uses_graphs"])
+@pytest.mark.parametrize("family", [*EXPERTS, *WINDOWS, "bloom", "opt"])
+async def test_models_with_experts_windows_caps_sinks_and_alibi_equal_transformers(
+    family: str, uses_graphs: bool
+) -> None:
+    """Concurrent calls with and without drafting equal transformers, far beyond the windows."""
     network = make_network(make_config(family))
     expected = [slow_greedy(network, prompt, NUM_NEW) for prompt in PROMPTS]
-    async with serving(make_model(network), make_model(noisy_copy(network, NOISE))) as engine:
-        for drafting in (Drafting(), DRAFTED, Drafting("early-exit", 3)):
+    models = (make_model(each, uses_graphs=uses_graphs) for each in (network, noisy_copy(network, NOISE)))
+    async with serving(*models) as engine:
+        for drafting in (Drafting(), DRAFTED, Drafting("early-exit", 3), Drafting("prompt-lookup", 3)):
             chunks = await generate_all(engine, PROMPTS, NUM_NEW, drafting)
             assert [list(chunk.ids) for chunk in chunks] == expected
             assert drafting.drafter != "draft-model" or sum(chunk.accepted for chunk in chunks) > 0

@@ -15,23 +15,17 @@ from transformers import (
     AutoModelForCausalLM,
     BartConfig,
     BertConfig,
-    BloomConfig,
     DogeConfig,
     FalconConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
     GPTNeoConfig,
-    GptOssConfig,
     JambaConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
-    MistralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen3Config,
     RwkvConfig,
-    Starcoder2Config,
     T5Config,
     ViTConfig,
 )
@@ -47,20 +41,9 @@ SMALL = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 TRAINED = {"initializer_range": 0.3}  # large weights, so that attention matters as in a trained model
 
 UNSUPPORTED = {
-    "Mistral as it comes": (MistralConfig(**GROUPED), "sliding-window attention with a window of 4096 tokens"),
-    "Starcoder2 with a window": (
-        Starcoder2Config(**GROUPED, sliding_window=64),
-        "sliding-window attention with a window of 64",
-    ),
-    "Qwen3 with a sliding layer": (
-        Qwen3Config(**GROUPED, use_sliding_window=True, sliding_window=64, max_window_layers=1),
-        "has layers of type sliding_attention",
-    ),
-    "Gemma 2": (Gemma2Config(**GROUPED), "has layers of type sliding_attention"),
-    "Gemma 3": (Gemma3TextConfig(**GROUPED), "has layers of type sliding_attention"),
-    "Gemma 2 with full attention only": (
-        Gemma2Config(**GROUPED, layer_types=["full_attention"] * 2),
-        "attention scores are soft-capped",
+    "Llama 4": (
+        Llama4TextConfig(**GROUPED, layer_types=["chunked_attention", "full_attention"]),
+        "has layers of type chunked_attention",
     ),
     "T5": (T5Config(vocab_size=48, d_model=32, num_layers=2), "is an encoder-decoder model"),
     "Mamba": (
@@ -73,14 +56,12 @@ UNSUPPORTED = {
 
 OWN_ATTENTION = "it does not use transformers' attention interface"
 LOCAL = [[["global", "local"], 1]]
-EIGHT = {"head_dim": 8}
 
 NOT_REPRODUCED: dict[str, tuple[PreTrainedConfig, str]] = {
     "BERT": (
         BertConfig(**SMALL, **TRAINED, intermediate_size=48),
         "its logits for a token depend on later tokens",
     ),
-    "Bloom": (BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4), OWN_ATTENTION),
     "Falcon with ALiBi": (FalconConfig(**SMALL, alibi=True), OWN_ATTENTION),
     "GPT-Neo": (
         GPTNeoConfig(vocab_size=48, hidden_size=32, num_layers=2, num_heads=4, attention_types=LOCAL),
@@ -89,10 +70,6 @@ NOT_REPRODUCED: dict[str, tuple[PreTrainedConfig, str]] = {
     "BART's decoder": (
         BartConfig(vocab_size=48, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48),
         "it does not take position_ids as an input",
-    ),
-    "GPT-OSS without windows": (
-        GptOssConfig(**GROUPED, **EIGHT, num_local_experts=4, layer_types=["full_attention"] * 2),
-        "its attention has sinks",
     ),
     "Doge": (DogeConfig(**GROUPED), "its layers add a bias to the attention scores"),
 }

@@ -11,18 +11,27 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    Cohere2Config,
     DeepseekV3Config,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo3Config,
     OPTConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Starcoder2Config,
 )
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer
@@ -74,9 +83,16 @@ def make_config(family: str, **changes: object) -> PreTrainedConfig:
         return MistralConfig(**(GROUPED | {"sliding_window": None} | changes))
     if family == "gpt-neox":
         return GPTNeoXConfig(**(SHAPE | changes))
+    if family in WINDOWS:
+        kind, shape = WINDOWS[family]
+        return kind(**(GROUPED | shape | changes))
     if family in EXPERTS:
         kind, shape = EXPERTS[family]
         return kind(**(GROUPED | shape | changes))
+    if family == "bloom":
+        ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        shape = {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 2, "n_head": 6}
+        return BloomConfig(**(shape | ends | {"initializer_range": WEIGHT_SCALE} | changes))
     if family == "opt":
         return OPTConfig(**(SHAPE | {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": WEIGHT_SCALE} | changes))
     assert family == "gpt2", family
@@ -110,6 +126,26 @@ EXPERTS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
     ),
 }
 """Mixture-of-experts families and the settings that they add. Keys and values of DeepSeek-V3 also differ in size."""
+
+HEADS = {"head_dim": 8}
+SLIDES = {"sliding_window": 8}
+BOTH = SLIDES | {"layer_types": ["sliding_attention", "full_attention"]}
+
+WINDOWS: dict[str, tuple[type[PreTrainedConfig], dict[str, object]]] = {
+    "mistral-window": (MistralConfig, SLIDES),
+    "phi3-window": (Phi3Config, SLIDES),
+    "starcoder2-window": (Starcoder2Config, SLIDES),
+    "mixtral-window": (MixtralConfig, SLIDES | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2-window": (Qwen2Config, BOTH | {"use_sliding_window": True}),
+    "qwen3-window": (Qwen3Config, BOTH | HEADS | {"use_sliding_window": True}),
+    "gemma2": (Gemma2Config, BOTH | HEADS | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0}),
+    "gemma3": (Gemma3TextConfig, BOTH | HEADS | {"query_pre_attn_scalar": 8}),
+    "cohere2": (Cohere2Config, BOTH),
+    "olmo3": (Olmo3Config, BOTH),
+    "gpt-oss": (GptOssConfig, BOTH | HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+"""Families with layers that see only the last 8 tokens, and the settings that they add. The attention scores of Gemma 2
+are soft-capped, the attention of gpt-oss has sinks."""
 
 FAMILIES = ["llama", "qwen3", "mistral", "gpt-neox"]
 

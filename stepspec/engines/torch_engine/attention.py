@@ -5,7 +5,7 @@ The query heads that share a key head are packed into one longer query, so keys 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from transformers import AttentionInterface
 
 NAME = "stepspec_packed"
 
-UNSUPPORTED = {
-    "softcap": "its attention scores are soft-capped",
-    "s_aux": "its attention has sinks",
-    "sliding_window": "it uses sliding-window attention",
-}
-"""Attention options that are not supported, each with the reason that the error gives."""
+
+class Masks(NamedTuple):
+    """The positions that a pass may see, bool [B, 1, T, S]; None makes all of them visible."""
+
+    full: Tensor | None = None
+    window: Tensor | None = None
+    """For the layers with a sliding window."""
+    keys: Tensor | None = None
+    """The positions of the keys, [B, S]; None where nothing depends on them."""
 
 
 class UnsupportedAttentionError(Exception):
@@ -45,18 +48,19 @@ def packed_attention(
         attention_mask: bool [B, 1, T, S], true where a position is visible; None makes all visible.
         scaling: factor on the attention scores; None is 1 / sqrt(D).
         dropout: unused.
-        options: further options of transformers; those in `UNSUPPORTED` must be None.
+        options: further options of transformers. `softcap` is a bound on the scores (arXiv:2408.00118, section 2), and
+            `s_aux` holds the sinks of the heads (arXiv:2508.10925, section 2), [H]. The mask has a sliding window.
 
     Raises:
-        UnsupportedAttentionError: an option is not supported, or the mask is not bool.
+        UnsupportedAttentionError: the mask is not bool.
     """
-    for option, meaning in UNSUPPORTED.items():
-        if options.get(option) is not None:
-            raise UnsupportedAttentionError(meaning)
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise UnsupportedAttentionError("its layers add a bias to the attention scores")
     bias = packed_bias(attention_mask, query.shape[1] // key.shape[1], query.dtype)
-    return attend(query, key, value, bias, scaling).contiguous(), None
+    softcap, sinks = options.get("softcap"), options.get("s_aux")
+    if softcap is None and sinks is None:
+        return attend(query, key, value, bias, scaling).contiguous(), None
+    return attend_with_scores(query, key, value, bias, scaling, softcap, sinks).contiguous(), None
 
 
 def packed_bias(mask: Tensor | None, packed: int, dtype: torch.dtype) -> Tensor | None:
@@ -84,6 +88,42 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scali
     query = query.reshape(batch, key.shape[1], -1, size)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
     return output.reshape(batch, heads, length, -1).transpose(1, 2)
+
+
+def attend_with_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Run `attend` with changes to the scores, which take a softmax in float32 as in transformers.
+
+    Args:
+        query: [B, H, T, D].
+        key: [B, H_kv, S, D].
+        value: [B, H_kv, S, D].
+        bias: what `packed_bias` returns.
+        scaling: factor on the attention scores; None is 1 / sqrt(D).
+        softcap: bound on the scores; None for no bound.
+        sinks: for each head, the score of a position without value, [H]; None without sinks.
+
+    Returns:
+        [B, T, H, D].
+    """
+    batch, heads, length, size = query.shape
+    packed = query.reshape(batch, key.shape[1], -1, size)
+    scores = packed @ key.transpose(-1, -2) * (size**-0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    scores = (scores if bias is None else scores + bias).float()
+    if sinks is not None:
+        sink = sinks.float().view(1, key.shape[1], -1, 1).repeat_interleave(length, 2)  # [1, H_kv, packed * T, 1]
+        scores = torch.cat([scores, sink.expand(batch, -1, -1, -1)], -1)
+    weights = scores.softmax(-1).to(value.dtype)[..., : key.shape[2]]
+    return (weights @ value).reshape(batch, heads, length, -1).transpose(1, 2)
 
 
 def attend_in_runs(

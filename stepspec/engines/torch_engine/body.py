@@ -20,7 +20,7 @@ from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from stepspec.engines.torch_engine.attention import attend_in_runs, packed_bias
+from stepspec.engines.torch_engine.attention import Masks, attend_in_runs, packed_bias
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.matrix import Matrix, packing_pays
 
@@ -31,13 +31,13 @@ STATIC_ROPE = {"default", "linear", "llama3", "yarn"}  # other types change thei
 class Body(Protocol):
     """A model without its head: from ids to hidden states."""
 
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
+    def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
         """Read ids into the cache and return their hidden states.
 
         Args:
             ids: [B, T].
             positions: position ids of the ids, [B, T].
-            mask: bool [B, 1, T, S], true where a position is visible; None makes all visible.
+            masks: the visible positions.
             cache: the cache, after `SlotCache.begin`.
 
         Returns:
@@ -52,7 +52,53 @@ class Body(Protocol):
 
 def make_body(network: PreTrainedModel) -> Body:
     """Return the network's layers, fused if `is_fusible` allows it."""
+    if has_alibi(network):
+        return AlibiBody(network)
     return FusedBody(network) if is_fusible(network) else ModuleBody(network)
+
+
+def has_alibi(network: PreTrainedModel) -> bool:
+    """Return whether `AlibiBody` supports the network."""
+    return network.config.model_type == "bloom"
+
+
+class AlibiBody:
+    """The layers of Bloom, which add a bias to the attention scores that grows with a key's position
+    (arXiv:2108.12409). The network itself takes only biases for texts that begin at position 0."""
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        body: Any = network.base_model
+        self._embed: Callable[[Tensor], Tensor] = lambda ids: body.word_embeddings_layernorm(body.word_embeddings(ids))
+        self._layers: Sequence[Any] = [*body.h]
+        self._norm = body.ln_f
+        self._slopes = alibi_slopes(network.config.n_head).to(network.device)
+
+    def first_layers(self, num_layers: int) -> "AlibiBody":
+        """Return the same body with only its first `num_layers` layers."""
+        short = copy.copy(self)
+        short._layers = self._layers[:num_layers]
+        return short
+
+    def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
+        assert masks.keys is not None
+        hidden = self._embed(ids)
+        alibi = (self._slopes[:, None] * masks.keys[:, None]).flatten(0, 1)[:, None].to(hidden.dtype)  # [B * H, 1, S]
+        mask = None
+        if masks.full is not None:
+            lowest = torch.finfo(hidden.dtype).min
+            mask = torch.zeros_like(masks.full, dtype=hidden.dtype).masked_fill_(~masks.full, lowest)
+        for layer in self._layers:
+            hidden = layer(hidden, alibi=alibi, attention_mask=mask, layer_past=cache, use_cache=True)[0]
+        return self._norm(hidden)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Return the slope of each head's bias, [H]: a geometric series for a power of 2, else completed by every second
+    term of the next one (arXiv:2108.12409, section 3)."""
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2.0 ** (-8 * step / power) for step in range(1, power + 1)]
+    further = [2.0 ** (-4 * step / power) for step in range(1, 2 * (num_heads - power) + 1, 2)]
+    return torch.tensor([*slopes, *further])
 
 
 class ModuleBody:
@@ -60,6 +106,9 @@ class ModuleBody:
 
     def __init__(self, network: PreTrainedModel) -> None:
         self._body: Any = network.base_model
+        text: Any = network.config.get_text_config()
+        self._slides = window_of(text) is not None
+        self._by_type = "sliding_attention" in (getattr(text, "layer_types", None) or ())
 
     def first_layers(self, num_layers: int) -> "ModuleBody":
         """Return the same body with only its first `num_layers` layers."""
@@ -67,10 +116,29 @@ class ModuleBody:
         short._body = _shortened(self._body, num_layers)
         return short
 
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
+    def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
+        mask: Any = masks.window if self._slides else masks.full
+        if self._by_type:
+            mask = {"full_attention": masks.full, "sliding_attention": masks.window}
         return self._body(
             input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state
+
+
+def window_of(text: Any) -> int | None:
+    """Return the window of a model's sliding layers, in tokens, from its text configuration; None if no layer slides.
+
+    A position sees itself and the `window - 1` positions before it.
+    """
+    types, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+    slides = "sliding_attention" in types if types else getattr(text, "use_sliding_window", True)
+    return window if slides else None
+
+
+def _slides(text: Any, index: int) -> bool:
+    """Return whether a layer has a sliding window."""
+    types = getattr(text, "layer_types", None)
+    return window_of(text) is not None and (not types or types[index] == "sliding_attention")
 
 
 def sharing_weights(network: PreTrainedModel) -> PreTrainedModel:
@@ -200,13 +268,13 @@ class RaggedRow(NamedTuple):
         slot: its slot in the cache.
         start: position of its first id.
         length: number of its ids, T.
-        mask: bool [1, 1, T, S], true where a position is visible; None makes all visible.
+        masks: the visible positions.
     """
 
     slot: int
     start: int
     length: int
-    mask: Tensor | None
+    masks: Masks
 
 
 @dataclass(frozen=True)
@@ -220,6 +288,8 @@ class _Layer:
     mlp_norm: Tensor  # [W]
     gate_up: Matrix  # [W, 2 F]
     down: Matrix  # [F, W]
+    slides: bool
+    """Whether it has a sliding window."""
 
 
 class FusedBody:
@@ -237,7 +307,9 @@ class FusedBody:
         self._signs = self._scale * torch.ones_like(self._frequencies)
         self._signs[: self._size // 2].neg_()
         packed = packing_pays(self._embedding, _size(network))
-        self._layers = [self._fused(layer, packed) for layer in body.layers]
+        self._layers = [
+            self._fused(layer, packed, slides=_slides(config, index)) for index, layer in enumerate(body.layers)
+        ]
         self._norm = body.norm.weight
         self._attend = attend_in_runs
 
@@ -247,7 +319,7 @@ class FusedBody:
         short._layers = self._layers[:num_layers]
         return short
 
-    def _fused(self, layer: Any, packed: bool) -> _Layer:
+    def _fused(self, layer: Any, packed: bool, *, slides: bool) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         qk_norm = None
         if hasattr(attention, "q_norm"):
@@ -264,14 +336,15 @@ class FusedBody:
             mlp_norm=layer.post_attention_layernorm.weight,
             gate_up=_joined(mlp.gate_proj, mlp.up_proj, packed=packed),
             down=_joined(mlp.down_proj, packed=packed),
+            slides=slides,
         )
 
-    def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache) -> Tensor:
-        bias = self._bias(mask)
+    def __call__(self, ids: Tensor, positions: Tensor, masks: Masks, cache: SlotCache) -> Tensor:
+        biases = self._biases(masks)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
             keys, values = cache.update(k.transpose(1, 2), v.transpose(1, 2), index)
-            return self._attend(q.transpose(1, 2), keys, values, bias, cache.runs)
+            return self._attend(q.transpose(1, 2), keys, values, biases[self._layers[index].slides], cache.runs)
 
         return self._read(ids, positions, attend)
 
@@ -287,7 +360,7 @@ class FusedBody:
         Returns:
             Hidden states [1, N, W].
         """
-        biases = [self._bias(row.mask) for row in rows]
+        biases = [self._biases(row.masks) for row in rows]
         lengths = [row.length for row in rows]
 
         def attend(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
@@ -295,13 +368,15 @@ class FusedBody:
             split = zip(*(each.transpose(1, 2).split(lengths, 2) for each in (q, k, v)), strict=True)
             for row, bias, (query, new_keys, new_values) in zip(rows, biases, split, strict=True):
                 keys, values = cache.update_row(new_keys, new_values, index, row.slot, row.start)
-                parts.append(self._attend(query, keys, values, bias, ()))
+                parts.append(self._attend(query, keys, values, bias[self._layers[index].slides], ()))
             return torch.cat(parts, 1)
 
         return self._read(ids, positions, attend)
 
-    def _bias(self, mask: Tensor | None) -> Tensor | None:
-        return packed_bias(mask, self._heads // self._kv_heads, self._embedding.dtype)
+    def _biases(self, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
+        """Return the biases of layers with full attention, and of those with a sliding window."""
+        packed, dtype = self._heads // self._kv_heads, self._embedding.dtype
+        return packed_bias(masks.full, packed, dtype), packed_bias(masks.window, packed, dtype)
 
     def _read(self, ids: Tensor, positions: Tensor, attend: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> Tensor:
         """Return the hidden states of ids [B, T], as [B, T, W].

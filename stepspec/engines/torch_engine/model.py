@@ -14,8 +14,17 @@ from transformers.utils import logging as transformers_logging
 
 from stepspec.engines.hugging_face import loading_options
 from stepspec.engines.torch_engine import attention
-from stepspec.engines.torch_engine.attention import UnsupportedAttentionError, runs_of_like_length
-from stepspec.engines.torch_engine.body import FusedBody, PartialHead, RaggedRow, make_body, make_head, sharing_weights
+from stepspec.engines.torch_engine.attention import Masks, UnsupportedAttentionError, runs_of_like_length
+from stepspec.engines.torch_engine.body import (
+    FusedBody,
+    PartialHead,
+    RaggedRow,
+    has_alibi,
+    make_body,
+    make_head,
+    sharing_weights,
+    window_of,
+)
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.errors import ModelError, UsageError, reason_of
 
@@ -27,6 +36,12 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 NUM_TRIALS, NUM_AGREEING = 8, 3
 """Number of trial texts for a network in 16 bits, and how many of them it must reproduce if not the first one."""
+
+LONGEST_TRIAL = 256
+"""Longest window that the trial texts exceed, in tokens."""
+
+UNLIMITED = 1 << 15
+"""Context of a model whose configuration names none, in tokens."""
 
 PREFILL_CHUNK = 512
 """Prompt ids that one pass reads. A step to be judged is always read in one pass."""
@@ -74,6 +89,9 @@ class CausalModel:
         self.vocab_size = int(network.config.get_text_config().vocab_size)
         self.num_layers = int(network.config.get_text_config().num_hidden_layers)
         self.max_context = _max_context(network.config)
+        self.window = window_of(network.config.get_text_config())
+        """Positions that layers with a sliding window see; None without such layers."""
+        self._has_alibi = has_alibi(network)
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
         self.cache = SlotCache()
         self.position_bytes = 1
@@ -96,13 +114,14 @@ class CausalModel:
         """
         network, deviation, failure = self.network, torch.inf, None
         own_attention: Any = network.config._attn_implementation
+        self._own_attention = own_attention
         trials = _trials(network)
         try:
             references = [_own_logits(network, ids) for ids in trials]
         except Exception as error:
             raise ModelError(f"{self.name} does not run: {type(error).__name__}: {reason_of(error)}.") from error
         network.set_attn_implementation(attention.NAME)
-        reached = network.config._attn_implementation == attention.NAME
+        reached = self._has_alibi or network.config._attn_implementation == attention.NAME
         try:
             self._body, self.logits = make_body(network), make_head(network)
             deviation = self._deviation(trials[0], references[0][-1])
@@ -146,7 +165,7 @@ class CausalModel:
     def as_it_was(self) -> PreTrainedModel:
         """Return the network with transformers' own attention, sharing the weights and their memory layout."""
         network = sharing_weights(self.network)
-        network.set_attn_implementation("sdpa")
+        network.set_attn_implementation(self._own_attention)
         return network
 
     def first_layers(self, num_layers: int) -> "CausalModel":
@@ -185,20 +204,20 @@ class CausalModel:
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
         self.cache.begin(slots, cells, span, runs)
         hides = width > 1 or len(ids) > 1 or isinstance(slots, Tensor)
-        position_ids, mask = self._places(starts, cells, span, branches, hides=hides)
-        return self._body(ids, position_ids, mask, self.cache)
+        position_ids, masks = self._places(starts, cells, span, branches, hides=hides)
+        return self._body(ids, position_ids, masks, self.cache)
 
     def _places(
         self, starts: Tensor, cells: Tensor, span: int, branches: Tensor | None, *, hides: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the position ids of a pass [B, T], and which positions are visible, bool [B, 1, T, S].
+    ) -> tuple[Tensor, Masks]:
+        """Return the position ids of a pass, [B, T], and which positions are visible.
 
         Args:
             starts: positions of the first ids, [B].
             cells: where the pass writes, [B, T].
             span: S.
             branches: what `_branch_columns` returns, [3, B, T]; None without branches.
-            hides: whether some position is not visible; else the mask is None.
+            hides: whether some position is not visible with full attention; else there is no mask for that.
         """
         position_ids, mask = cells, None
         if hides:
@@ -210,8 +229,17 @@ class CausalModel:
             of_key = numbers.new_zeros(len(cells), span).scatter(1, cells, numbers)[:, None]  # [B, 1, S]
             before = torch.arange(span, device=self.device) < (starts[:, None] + ends)[:, :, None]  # [B, T, S]
             mask = mask & (((of_key == 0) & before) | (of_key == numbers[:, :, None]))
+        keys = near = None
+        if self._has_alibi or (self.window is not None and (hides or span > self.window)):
+            keys = torch.arange(span, device=self.device).expand(len(cells), -1)
+            if branches is not None:
+                keys = keys.scatter(1, cells, position_ids)
+        if self.window is not None and keys is not None:
+            near = keys[:, None] > position_ids[:, :, None] - self.window  # [B, T, S]
+            near = near if mask is None else mask & near
         position_ids = position_ids.clamp(max=self.max_context - 1)  # padding may be beyond the context
-        return position_ids, None if mask is None else mask[:, None]
+        full, window = (None if each is None else each[:, None] for each in (mask, near))
+        return position_ids, Masks(full, window, keys)
 
     def extend(
         self,
@@ -311,8 +339,8 @@ class CausalModel:
             own = [] if branches is None else branches[index]
             shape = _branch_columns([len(row)], [own], len(row)) if any(each.length for each in own) else None
             cells, begin = torch.arange(start, start + len(row))[None], torch.tensor([start])
-            position_ids, mask = self._places(begin, cells, start + len(row), shape, hides=len(row) > 1)
-            rows.append(RaggedRow(slot, start, len(row), mask))
+            position_ids, masks = self._places(begin, cells, start + len(row), shape, hides=len(row) > 1)
+            rows.append(RaggedRow(slot, start, len(row), masks))
             places.append(position_ids)
         flat = torch.tensor([[id for row in ids for id in row]])
         return self._body.ragged(flat, torch.cat(places, 1), rows, self.cache)
@@ -338,16 +366,17 @@ class CausalModel:
             ids: a text.
             reference: the model's own logits after it, [V].
         """
+        start, rest = len(ids) - 3, ids[-3:]
         self.rollback(0, 0)
         self.rollback(1, 0)
-        self.extend([0, 1], [ids[:5], ids[:3]])
-        ragged = self.extend([0, 1], [ids[5:], ids[3:]])
-        self.rollback(0, 5)
-        alone = self.extend([0], [ids[5:]], keep=[[2]])
-        self.rollback(0, 5)
-        beside = self.extend([0], [[*ids[:2], *ids[5:]]], branches=[[Branch(2), Branch(3)]])
-        self.rollback(0, 4)
-        before = self.extend([0], [[*ids[4:6], *ids[5:]]], branches=[[Branch(3, hidden=1)]])
+        self.extend([0, 1], [ids[:start], ids[: start - 2]], keep=[[], []])
+        ragged = self.extend([0, 1], [rest, ids[start - 2 :]], keep=[[2], [4]])
+        self.rollback(0, start)
+        alone = self.extend([0], [rest], keep=[[2]])
+        self.rollback(0, start)
+        beside = self.extend([0], [[*ids[:2], *rest]], keep=[[4]], branches=[[Branch(2), Branch(3)]])
+        self.rollback(0, start - 1)
+        before = self.extend([0], [[*ids[start - 1 : start + 1], *rest]], branches=[[Branch(3, hidden=1)]])
         ends = torch.stack([each[-1] for each in (*ragged, *alone, *beside, *before)]).float()  # [5, V]
         spread = (reference - reference.mean()).norm()  # the measure is relative, as a small model's logits are small
         return float(((ends - reference).norm(dim=-1) / spread).nan_to_num(torch.inf).max())
@@ -361,11 +390,11 @@ def _difference(
     Args:
         network: the network with its own attention.
         trials: the ids of each trial text.
-        references: what `_own_logits` returned for them, [T, V] each.
+        references: what `_own_logits` returned for them, [4, V] each.
         reached: whether the network accepted the engine's attention implementation.
     """
     shorter = [_own_logits(network, ids[:-3])[-1] for ids in trials]
-    whole = [reference[-4] for reference in references]
+    whole = [reference[0] for reference in references]
     bound = TOLERANCE[network.dtype]
     if all((short - own).norm() > bound * own.norm() for short, own in zip(shorter, whole, strict=True)):
         return "its logits for a token depend on later tokens"
@@ -388,7 +417,7 @@ def _failure(error: Exception | None, deviation: float) -> str:
 def _max_context(config: Any) -> int:
     """Return the longest text, in tokens, up to which the position encoding does not depend on the length."""
     text = config.get_text_config()
-    longest = int(getattr(text, "max_position_embeddings", None) or 1 << 30)
+    longest = int(getattr(text, "max_position_embeddings", None) or getattr(text, "seq_length", None) or UNLIMITED)
     rope = getattr(text, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         return min(longest, int(rope.get("original_max_position_embeddings") or longest))
@@ -423,43 +452,43 @@ def _trials(network: PreTrainedModel) -> list[list[int]]:
     """Return short texts to check a network on.
 
     On some texts, such as tokens never seen in training, rounding to 16 bits alone changes a network's logits a lot. So
-    in 16 bits it is enough to reproduce the first text, or `NUM_AGREEING` of all.
+    in 16 bits it is enough to reproduce the first text, or `NUM_AGREEING` of all. They are longer than a short window.
     """
     vocab_size = int(network.config.get_text_config().vocab_size)
+    window = window_of(network.config.get_text_config()) or 0
+    length = 8 + (window if window <= LONGEST_TRIAL else 0)
     num_texts = 1 if network.dtype == torch.float32 else NUM_TRIALS
     starts = [5 + vocab_size * number // num_texts for number in range(num_texts)]
-    return [[token % vocab_size for token in range(start, start + 8)] for start in starts]
+    return [[token % vocab_size for token in range(start, start + length)] for start in starts]
 
 
 @torch.inference_mode()
 def _own_logits(network: PreTrainedModel, ids: Sequence[int]) -> Tensor:
-    """Return the model's own logits after each of T ids, [T, V], without the slot cache."""
-    return network(input_ids=torch.tensor([list(ids)], device=network.device), use_cache=False).logits[0].float()
+    """Return the model's own logits after the last four ids, [4, V], without the slot cache."""
+    return network(input_ids=torch.tensor([list(ids)], device=network.device), use_cache=False).logits[0, -4:].float()
 
 
 def refuse_unsupported(config: Any, name: str) -> None:
-    """Reject models without full attention, because only full attention allows rollback by a length.
+    """Reject models with layers whose state cannot be rolled back by a length.
+
+    With a sliding window it can: the cache keeps everything, and a mask hides what is too far back.
 
     Raises:
-        ModelError: the configuration has sliding, chunked or recurrent layers, soft-capped scores or an encoder.
+        ModelError: the configuration has chunked or recurrent layers, or an encoder.
     """
     text = config.get_text_config()
-    layers = set(getattr(text, "layer_types", None) or [])
-    sliding = getattr(text, "sliding_window", None) is not None and getattr(text, "use_sliding_window", True)
+    others = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
     reason = None
     if getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder model"
-    elif layers - {"full_attention"}:
-        reason = f"it has layers of type {', '.join(sorted(layers - {'full_attention'}))}"
-    elif not layers and sliding:
-        reason = f"it uses sliding-window attention with a window of {text.sliding_window} tokens"
-    elif getattr(text, "attn_logit_softcapping", None):
-        reason = "its attention scores are soft-capped"
+    elif others:
+        reason = f"it has layers of type {', '.join(sorted(others))}"
     elif not getattr(text, "num_attention_heads", None):
         reason = "it has no attention layers"
     if reason:
         raise ModelError(
-            f"The torch engine cannot serve {name}: {reason}, and only decoders with full attention are supported. "
+            f"The torch engine cannot serve {name}: {reason}, and only decoders with full or sliding-window attention "
+            "are supported. "
             "Serve it with vLLM or another server instead."
         )
 

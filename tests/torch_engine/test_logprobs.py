@@ -25,7 +25,9 @@ from stepspec.engines.torch_engine.model import CausalModel
 pytestmark = pytest.mark.anyio
 
 ROUNDING = 2e-4
-HOT = Sampling(0.8, top_p=0.9, repetition_penalty=1.2, logit_bias=((3, 2.0),), seed=5)
+HOT = Sampling(
+    0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, logit_bias=((3, 2.0),), seed=5
+)
 PROMPTS = [random_ids(12, 1), random_ids(5, 2), [7]]
 
 

@@ -13,6 +13,7 @@ from stepspec.engines.torch_engine.sampling import (
     ACCEPT,
     DRAFT,
     RESAMPLE,
+    Seen,
     accept,
     accept_choices,
     acceptance,
@@ -240,10 +241,24 @@ def test_rows_of_a_batch_have_their_own_sampling_settings() -> None:
 def test_a_penalty_applies_to_written_and_to_drafted_tokens() -> None:
     """As in `transformers`, the penalty divides positive logits and multiplies negative ones."""
     how = samplers([Sampling(1.0, repetition_penalty=2.0)], 4, CPU)
-    how = how._replace(seen=torch.tensor([[True, False, False, False]]))
+    how = how._replace(seen=Seen(torch.tensor([[True, False, False, False]]), torch.zeros(1, 4)))
     logits = torch.tensor([1.0, -1.0, 2.0, -2.0]).expand(1, 3, -1)
     actual = edited(logits, how, seen_along(how, torch.tensor([[3, 2]])))
     assert actual.tolist() == [[[0.5, -1.0, 2.0, -2.0], [0.5, -1.0, 2.0, -4.0], [0.5, -1.0, 1.0, -4.0]]]
+
+
+def test_presence_and_frequency_penalties_count_the_output_with_drafted_tokens() -> None:
+    """As in OpenAI's API: `logit - count * frequency - (count > 0) * presence`. The prompt does not count."""
+    settings = [Sampling(presence_penalty=0.5, frequency_penalty=0.25), Sampling(repetition_penalty=2.0)]
+    how = samplers(settings, 3, CPU)
+    text = torch.tensor([[True, True, False], [True, True, False]])
+    how = how._replace(seen=Seen(text, torch.tensor([[0.0, 2.0, 0.0], [0.0, 2.0, 0.0]])))
+    seen = seen_along(how, torch.tensor([[1, 2], [1, 2]]))
+    actual = edited(torch.tensor([4.0, 3.0, 2.0]).expand(2, 3, -1), how, seen)
+    assert actual[0].tolist() == [[4.0, 2.0, 2.0], [4.0, 1.75, 2.0], [4.0, 1.75, 1.25]]
+    assert actual[1].tolist() == [[2.0, 1.5, 2.0], [2.0, 1.5, 2.0], [2.0, 1.5, 1.0]]
+    assert seen is not None
+    assert [each[0, 0].tolist() for each in seen.last()] == [[True, True, True], [0.0, 3.0, 1.0]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5), st.integers(0, 3))

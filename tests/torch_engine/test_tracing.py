@@ -17,7 +17,7 @@ from stepspec.engines.torch_engine.drafters.draft_model import draft_loop
 from stepspec.engines.torch_engine.drafters.medusa import guess
 from stepspec.engines.torch_engine.graphs import graph_inputs
 from stepspec.engines.torch_engine.model import CausalModel
-from stepspec.engines.torch_engine.sampling import Samplers, samplers
+from stepspec.engines.torch_engine.sampling import Samplers, Seen, samplers
 
 LENGTHS = (9, 4)
 NUM_TOKENS = 3
@@ -25,7 +25,7 @@ SAMPLINGS = {
     "greedy": [Sampling(), Sampling()],
     "mixed": [
         Sampling(1.0, top_p=0.9, top_k=20, min_p=0.01, seed=1),
-        Sampling(repetition_penalty=1.2, logit_bias=((3, 1.0),)),
+        Sampling(repetition_penalty=1.2, presence_penalty=0.5, logit_bias=((3, 1.0),)),
     ],
 }
 
@@ -41,7 +41,9 @@ def how_for(name: str, vocab_size: int) -> Samplers:
     """Return the sampling settings of two rows, by their name in `SAMPLINGS`."""
     draftings = [Drafting(tolerance=0.1 if name == "mixed" else 0.0), Drafting()]
     how = samplers(SAMPLINGS[name], vocab_size, torch.device("cpu"), draftings)
-    return how if how.penalty is None else how._replace(seen=torch.zeros(2, vocab_size, dtype=torch.bool))
+    if how.penalties is None:
+        return how
+    return how._replace(seen=Seen(torch.zeros(2, vocab_size, dtype=torch.bool), torch.zeros(2, vocab_size)))
 
 
 def assert_traced_without_breaks(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -122,7 +122,7 @@ def write_next(
     hidden, partial = target.read(positions, last[:, None]), target.partial
     within = partial is not None and not how.edits
     own = partial.scored(hidden) if partial is not None and within else target.logits(hidden)
-    seen = None if how.seen is None else how.seen[:, None]
+    seen = None if how.seen is None else how.seen.before()
     logits = own if within else sampling.edited(own, how, seen, partial=partial is not None)
     places, _ = sampling.choose(logits, positions.starts[:, None] + 1, how, RESAMPLE)
     tokens = partial.named(places) if partial is not None and within else places
@@ -184,7 +184,7 @@ class Rounds:
         draft = Draft.empty(len(rows), logits.device)
         how = self._constrained(self._samplers(rows), rows, draft)
         firsts = torch.tensor([row.length for row in rows]).to(logits.device)
-        seen, partial = None if how.seen is None else how.seen[:, None], self._target.vocabulary is not None
+        seen, partial = None if how.seen is None else how.seen.before(), self._target.vocabulary is not None
         edited = sampling.edited(logits[:, None], how, seen, partial=partial)
         _, tokens = decide(edited, draft, firsts.new_zeros(len(rows)), firsts, how)
         if any(row.details is not None for row in rows):
@@ -320,8 +320,10 @@ class Rounds:
                 self._target.device,
                 [row.drafting for row in rows],
             )
-            if self._how.penalty is not None:
-                self._how = self._how._replace(seen=torch.stack([self._seen(row) for row in rows]))
+            if self._how.penalties is not None:
+                seen = [self._seen(row) for row in rows]
+                text, output = (torch.stack([*each]) for each in zip(*seen, strict=True))
+                self._how = self._how._replace(seen=sampling.Seen(text, output))
         return self._how
 
     def _constrained(self, how: Samplers, rows: Sequence[BatchRow], draft: Draft) -> Samplers:
@@ -332,11 +334,16 @@ class Rounds:
         allowed = allowed_tokens(constraints, draft.tokens.tolist(), self._target.vocab_size, self._target.device)
         return how._replace(allowed=allowed)
 
-    def _seen(self, row: BatchRow) -> Tensor:
-        """Return which tokens the row's text contains, bool [V], updated with the tokens since the last call."""
+    def _seen(self, row: BatchRow) -> sampling.Seen:
+        """Return the tokens of a row's text, [V], updated with those since the last call."""
+        size, device = self._target.vocab_size, self._target.device
         if row.seen is None:
-            row.seen = torch.zeros(self._target.vocab_size, dtype=torch.bool, device=self._target.device)
-        new = row.ids_from(row.num_seen)
-        row.seen[torch.tensor(new, dtype=torch.long, device=row.seen.device)] = True
+            row.seen = sampling.Seen(
+                torch.zeros(size, dtype=torch.bool, device=device), torch.zeros(size, device=device)
+            )
+        new = torch.tensor(row.ids_from(row.num_seen), dtype=torch.long, device=device)
+        written = new[max(0, row.buffer.num_prompt - row.num_seen) :]
+        row.seen.text[new] = True
+        row.seen.output.index_add_(0, written, torch.ones_like(written, dtype=torch.float32))
         row.num_seen = row.length
         return row.seen

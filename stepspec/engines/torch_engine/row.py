@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import ChunkEnd, Drafting, Sampling, TokenBuffer
 from stepspec.engines.stops import StopWatch
 from stepspec.engines.torch_engine.constraint import Constraint
+from stepspec.engines.torch_engine.sampling import Seen
 from stepspec.engines.torch_engine.slots import Slot
 
 
@@ -40,7 +39,7 @@ class BatchRow:
     """Number of ids in `beyond` that were not generated."""
     end: ChunkEnd | None = None
     slot: Slot = field(init=False)  # set when the call is admitted
-    seen: Tensor | None = None  # bool [V], the tokens in the first `num_seen` ids; set if there is a penalty
+    seen: Seen | None = None  # the tokens in the first `num_seen` ids, [V]; set if there is a penalty
     num_seen: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     details: TokenDetails | None = None

@@ -33,6 +33,29 @@ FEW, WORD = 8, (1 << 64) - 1
 """Most random numbers that are computed one by one on a CPU, and the mask of their 64 bits."""
 
 
+class Penalties(NamedTuple):
+    """Penalties of B rows for tokens that their texts have, as tensors [B]."""
+
+    repetition: Tensor  # 1 for a row without it
+    presence: Tensor
+    frequency: Tensor
+
+
+class Seen(NamedTuple):
+    """The tokens of rows' texts, as tensors [B, V], or [B, T, V] before each of T positions."""
+
+    text: Tensor  # bool, whether prompt and output have a token
+    output: Tensor  # float32, how often the output has it
+
+    def before(self) -> "Seen":
+        """Return them before a single position, [B, 1, V]."""
+        return Seen(self.text[:, None], self.output[:, None])
+
+    def last(self) -> "Seen":
+        """Return them before the last position, [B, 1, V]."""
+        return Seen(self.text[:, -1:], self.output[:, -1:])
+
+
 class Samplers(NamedTuple):
     """Sampling settings of B rows, as tensors [B]. A setting that no row uses is None and costs nothing."""
 
@@ -40,16 +63,16 @@ class Samplers(NamedTuple):
     temperature: Tensor | None = None  # None: every row is greedy; 1 for greedy rows beside others
     greedy: Tensor | None = None  # bool, which rows are greedy beside others
     filters: Filters | None = None
-    penalty: Tensor | None = None
+    penalties: Penalties | None = None
     bias: Tensor | None = None  # [B, V]; -inf where a token is not allowed
     allowed: Tensor | None = None  # bool [B, K + 1, V], tokens allowed at the K + 1 positions of a round
-    seen: Tensor | None = None  # bool [B, V], the tokens in each row's text; set if `penalty` is
+    seen: Seen | None = None  # the tokens in each row's text, [B, V]; set if `penalties` are
     tolerance: Tensor | None = None
 
     @property
     def edits(self) -> bool:
         """Whether `edited` changes logits."""
-        return self.penalty is not None or self.bias is not None or self.allowed is not None
+        return self.penalties is not None or self.bias is not None or self.allowed is not None
 
 
 def samplers(
@@ -61,14 +84,17 @@ def samplers(
         return torch.tensor(values, dtype=dtype, device=device)
 
     keys = column([seed_key(row.seed) for row in rows], torch.int64)
-    penalized = any(row.repetition_penalty != 1 for row in rows)
+    penalties = Penalties(
+        column([row.repetition_penalty for row in rows]),
+        column([row.presence_penalty for row in rows]),
+        column([row.frequency_penalty for row in rows]),
+    )
     edited = any(row.logit_bias or row.allowed is not None for row in rows)
-    penalty = column([row.repetition_penalty for row in rows]) if penalized else None
     bias = torch.stack([_bias(row, vocab_size, device) for row in rows]) if edited else None
     tolerances = [drafting.tolerance for drafting in draftings]
     how = Samplers(
         keys,
-        penalty=penalty,
+        penalties=penalties if any(row.depends_on_text for row in rows) else None,
         bias=bias,
         tolerance=column(tolerances) if any(tolerances) else None,
     )
@@ -93,13 +119,14 @@ def _bias(row: Sampling, vocab_size: int, device: torch.device) -> Tensor:
     bias = torch.zeros(vocab_size, device=device)
     if row.allowed is not None:
         bias.fill_(-torch.inf)[sorted(row.allowed)] = 0
-    for token, amount in row.logit_bias:
-        bias[token] += amount
+    if row.logit_bias:
+        ids, amounts = zip(*row.logit_bias, strict=True)
+        bias.index_add_(0, torch.tensor(ids, device=device), torch.tensor(amounts, device=device))
     return bias
 
 
-def seen_along(how: Samplers, after: Tensor) -> Tensor | None:
-    """Return which tokens occur before each of K + 1 positions, bool [B, K + 1, V]; None if `how.seen` is None.
+def seen_along(how: Samplers, after: Tensor) -> Seen | None:
+    """Return the tokens before each of K + 1 positions, [B, K + 1, V]; None if `how.seen` is None.
 
     Args:
         how: sampling settings of the rows.
@@ -107,26 +134,30 @@ def seen_along(how: Samplers, after: Tensor) -> Tensor | None:
     """
     if how.seen is None:
         return None
-    later = torch.nn.functional.one_hot(after, how.seen.shape[-1]).bool()
-    return torch.cat([how.seen[:, None], later], 1).cumsum(1) > 0
+    text, output = how.seen.before()
+    later = torch.nn.functional.one_hot(after, text.shape[-1])
+    counts = torch.cat([output, later.to(output.dtype)], 1).cumsum(1)
+    return Seen(text | (counts > 0), counts)
 
 
-def edited(logits: Tensor, how: Samplers, seen: Tensor | None, *, partial: bool = False) -> Tensor:
-    """Apply the repetition penalty (arXiv:1909.05858), the bias and the mask of allowed tokens, in this order.
+def edited(logits: Tensor, how: Samplers, seen: Seen | None, *, partial: bool = False) -> Tensor:
+    """Apply the repetition penalty (arXiv:1909.05858), the penalties of OpenAI's API, the bias and the mask of allowed
+    tokens, in this order.
 
     Args:
         logits: [B, T, V].
         how: sampling settings of the rows.
-        seen: tokens that get the penalty, bool, broadcast to [B, T, V].
+        seen: tokens that get penalties, broadcast to [B, T, V].
         partial: whether the model scores a draft vocabulary only.
 
     Returns:
         Logits [B, T, V] in float32.
     """
     logits = logits.float()
-    if how.penalty is not None and seen is not None:
-        penalty = how.penalty[:, None, None]
-        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if how.penalties is not None and seen is not None:
+        repetition, presence, frequency = (each[:, None, None] for each in how.penalties)
+        penalized = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(seen.text, penalized, logits) - frequency * seen.output - presence * (seen.output > 0)
     masked = _masked(logits, how)
     if not partial or masked is logits:
         return masked

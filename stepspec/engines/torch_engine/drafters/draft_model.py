@@ -146,7 +146,7 @@ def draft_loop(
             token, distribution = _sampled_within(model.partial, hidden, place, how, vocab_size)
         else:
             seen = sampling.seen_along(how, tokens)
-            seen = None if seen is None else seen[:, -1:]
+            seen = None if seen is None else seen.last()
             logits = _fitted(model.logits(hidden), vocab_size)
             logits = sampling.edited(logits, how, seen, partial=model.partial is not None)
             token, distribution = sampling.choose(logits, place, how, DRAFT)

@@ -104,7 +104,7 @@ def guess(
     distributions: list[Tensor] = []
     for index in range(num_tokens):
         seen = sampling.seen_along(how, tokens)
-        step_logits = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen[:, -1:])
+        step_logits = sampling.edited(logits[:, index : index + 1], how, None if seen is None else seen.last())
         token, distribution = sampling.choose(step_logits, firsts[:, None] + index, how, DRAFT)
         tokens = torch.cat([tokens, token], 1)
         distributions.extend([] if distribution is None else [distribution])

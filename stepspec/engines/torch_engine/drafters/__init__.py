@@ -1,10 +1,11 @@
 """Drafters by the names that policies and calls use."""
 
-from stepspec.engines.protocol import CALL_DRAFTERS, DrafterName
+from stepspec.engines.protocol import CALL_DRAFTERS, DrafterName, Tokenizer
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
 from stepspec.engines.torch_engine.drafters.draft_model import DraftModel, EarlyExit
 from stepspec.engines.torch_engine.drafters.lookup import PromptLookup
 from stepspec.engines.torch_engine.drafters.medusa import FILE, Medusa, MedusaHeads
+from stepspec.engines.torch_engine.drafters.retokenized import Retokenized
 from stepspec.engines.torch_engine.drafters.suffix import Suffix
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.row import BatchRow
@@ -20,9 +21,16 @@ class Drafters:
     """The drafters of one target. Each is created on first use."""
 
     def __init__(
-        self, target: CausalModel, draft: CausalModel | None, heads: MedusaHeads | None, max_slots: int
+        self,
+        target: CausalModel,
+        draft: CausalModel | None,
+        heads: MedusaHeads | None,
+        max_slots: int,
+        tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     ) -> None:
+        """`tokenizers` are those of the draft and of the target, if their vocabularies differ."""
         self._target = target
+        self._tokenizers = tokenizers
         self._draft = draft
         self._heads = heads
         self._max_slots = max_slots
@@ -61,6 +69,8 @@ class Drafters:
         target = self._target
         if name == "draft-model":
             assert self._draft is not None
+            if self._tokenizers is not None:
+                return Retokenized(self._draft, *self._tokenizers, self._max_slots + target.uses_graphs)
             return DraftModel(self._draft, target.vocab_size, self._max_slots + target.uses_graphs)
         if name == "early-exit":
             return EarlyExit(target, max(1, target.num_layers // EARLY_SHARE))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
-from stepspec.bench import conversation, exactness, overhead
+from stepspec.bench import conversation, exactness, overhead, servers
 from stepspec.bench.ablation import ablation_block
 from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
@@ -78,6 +78,7 @@ MEASURED: Mapping[str, Measured] = {
     ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
+    "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words),
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""

@@ -19,10 +19,10 @@ from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.chat.prompts import Message
-from stepspec.engines.protocol import SAMPLING_NUMBERS
+from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.loop.options import Options, RequestOptions, check_patience
-from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, Times
+from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, Times, TokenLogprob
 
 with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address
@@ -133,11 +133,13 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
         UsageError: the service does not support one of them.
     """
     sampling = options.sampling
-    if sampling.logit_bias or sampling.allowed is not None:
-        raise UsageError(
-            "logit_bias and allowed contain token ids, which a remote service does not accept. Leave them out."
-        )
-    fields: dict[str, Any] = {name: getattr(sampling, name) for name in SAMPLING_NUMBERS}
+    own = vars(sampling) if isinstance(sampling, Sampling) else {"seed": 0, **(sampling or {})}
+    given: dict[str, Any] = own
+    if given.get("allowed") is not None:
+        raise UsageError("allowed contains token ids, which a remote service does not accept. Leave it out.")
+    fields: dict[str, Any] = {name: given[name] for name in SAMPLING_NUMBERS if name in given}
+    if given.get("logit_bias"):
+        fields["logit_bias"] = {str(id): amount for id, amount in given["logit_bias"]}
     if options.tools:
         choice = options.tool_choice
         named = choice not in ("auto", "none", "required")
@@ -151,6 +153,12 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
         "max_completion_tokens": options.max_tokens,
         "thinking_token_budget": options.max_thinking_tokens,
         "deadline_s": options.deadline_s,
+        "enable_thinking": options.enable_thinking,
+        "reasoning_effort": options.reasoning_effort,
+        "chat_template_kwargs": dict(options.chat_template_kwargs) or None,
+        "draft_chat_template_kwargs": dict(options.draft_chat_template_kwargs) or None,
+        "logprobs": options.logprobs or None,
+        "top_logprobs": options.top_logprobs or None,
         "stop": list(options.stop) or None,
         "stop_token_ids": list(options.stop_token_ids) or None,
     }
@@ -166,6 +174,7 @@ class _Reader:
         self._steps: list[Step] = []
         self._answer: list[str] = []
         self._calls: list[ToolCall] = []
+        self._logprobs: tuple[TokenLogprob, ...] | None = None
         self._open: list[ToolCallDelta] = []
         """Chunks of the tool call that is being generated."""
 
@@ -183,6 +192,8 @@ class _Reader:
             return [Done(self._result(chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
         self.ended = choice["finish_reason"] or self.ended
+        if choice.get("logprobs"):
+            self._logprobs = tuple(map(_logprob_of, choice["logprobs"]["content"]))
         delta, events = choice["delta"], list[Event]()
         if "step" in about:
             step = Step(**about["step"], text=delta["reasoning"])
@@ -220,7 +231,13 @@ class _Reader:
             limit=statistics["limit"],
             token_level_exact=statistics["token_level_exact"],
             note=statistics["note"],
+            logprobs=self._logprobs,
         )
+
+
+def _logprob_of(token: Mapping[str, Any]) -> TokenLogprob:
+    top = tuple((each["token"], each["logprob"]) for each in token["top_logprobs"])
+    return TokenLogprob(token["token"], token["logprob"], top)
 
 
 def _refusal(address: Address, status: int, body: bytes) -> StepSpecError:

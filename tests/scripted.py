@@ -14,10 +14,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jinja2
+from jinja2.meta import find_undeclared_variables
 from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.chat.events import AnswerDelta
-from stepspec.chat.prompts import think_end_id
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     CALL_DRAFTERS,
@@ -35,6 +35,7 @@ from stepspec.engines.protocol import (
     Verify,
 )
 from stepspec.engines.stops import StopWatch
+from stepspec.engines.thinking import find_tags
 from stepspec.errors import ContextError, StepSpecError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
@@ -50,21 +51,35 @@ PLAIN_TEMPLATE = """\
 """
 THINKING_TEMPLATE = PLAIN_TEMPLATE.replace("<|assistant|>{% endif", "<|assistant|><think>{% endif")
 
-TOKENS = re.compile(r"</?think>|<\|\w+\|>|\n\n|\d| ?[A-Za-z]+|.", re.DOTALL)
+SPECIAL = r"</?think>|<\|\w+\|>"
+TOKENS = r"\n\n|\d| ?[A-Za-z]+|."
 
 
 class WordTokenizer:
     """Assigns ids to tokens in order of first use. `num_decoded` counts all ids that were decoded."""
 
-    def __init__(self, template: str = THINKING_TEMPLATE, *, tags: bool = True) -> None:
+    def __init__(
+        self,
+        template: str = THINKING_TEMPLATE,
+        *,
+        tags: bool = True,
+        special: str = SPECIAL,
+        ends: Sequence[str] = ("<|end|>",),
+    ) -> None:
+        """`special` matches the special tokens, and `ends` end a text. Without `tags`, think tags are not special."""
         self.num_decoded = 0
         self._tags = tags
+        self._special = special
+        self._tokens = re.compile(f"{special}|{TOKENS}", re.DOTALL)
         self._ids: dict[bytes, int] = {}
         self._pieces: list[bytes] = []
         environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
         environment.globals["raise_exception"] = _refuse
         self._template = environment.from_string(template)
-        self.end_ids = frozenset(self.encode("<|end|>"))
+        found = find_undeclared_variables(environment.parse(template))
+        self.template_variables = frozenset(found - {"messages", "tools", "add_generation_prompt", "raise_exception"})
+        self.end_ids = frozenset(id for end in ends for id in self.encode(end))
+        self.thinking = find_tags(self, template) if tags else None
 
     @property
     def num_ids(self) -> int | None:
@@ -72,14 +87,15 @@ class WordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         tokens: list[bytes] = []
-        for match in TOKENS.findall(text):
-            is_one_token = match.isascii() and (self._tags or "think" not in match)
+        for match in self._tokens.findall(text):
+            is_tag = re.fullmatch(self._special, match) is not None
+            is_one_token = (match.isascii() or is_tag) and (self._tags or "think" not in match)
             tokens += [match.encode()] if is_one_token else [bytes([byte]) for byte in match.encode()]
         return [self._id(token) for token in tokens]
 
     def encode_text(self, text: str) -> list[int]:
-        parts = re.split(r"(</?think>|<\|\w+\|>)", text)
-        chunks = [chunk for part in parts for chunk in (part if part.startswith("<") else [part])]
+        parts = re.split(f"({self._special})", text)
+        chunks = [chunk for index, part in enumerate(parts) for chunk in (part if index % 2 else [part])]
         return [id for chunk in chunks for id in self.encode(chunk)]
 
     def writes_special(self, text: str) -> bool:
@@ -101,7 +117,7 @@ class WordTokenizer:
         return self._pieces[token].decode("utf-8", "replace")
 
     def is_special(self, token: int) -> bool:
-        return re.fullmatch(r"</?think>|<\|\w+\|>", self.piece(token)) is not None
+        return re.fullmatch(self._special, self.piece(token)) is not None
 
     def same_vocabulary(self, other: "WordTokenizer") -> bool:
         return self is other
@@ -117,11 +133,11 @@ class WordTokenizer:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] = {},
     ) -> str:
+        given = {"add_generation_prompt": add_generation_prompt, "tools": list(tools) or None, **arguments}
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, tools=list(tools) or None
-            )
+            return self._template.render(messages=messages, **given)
         except (jinja2.TemplateError, TypeError) as error:
             raise UsageError(f"The model's chat template refuses these messages: {error}.") from error
 
@@ -130,7 +146,7 @@ class LetterTokenizer(WordTokenizer):
     """Has one token for every character outside of tags."""
 
     def encode(self, text: str) -> list[int]:
-        parts = re.split(r"(</?think>|<\|\w+\|>)", text)
+        parts = re.split(f"({self._special})", text)
         tokens = [token for index, part in enumerate(parts) for token in ([part] if index % 2 else part)]
         return [self._id(token.encode()) for token in tokens if token]
 
@@ -198,6 +214,7 @@ class ScriptedEngine:
 
     drafters: Sequence[DrafterName] = CALL_DRAFTERS
     own_speculation: str | None = "none"
+    default_sampling: Mapping[str, float] = {}
 
     def __init__(
         self,
@@ -417,7 +434,7 @@ class Stage:
             target=self.target,
             draft=self.draft,
             panel=self.policy.panel(self.tokenizer),
-            think_end=think_end_id(self.tokenizer),
+            tags=self.tokenizer.thinking,
             sampling=Sampling(temperature=self.temperature, seed=7),
             ledger=Ledger(self.max_tokens),
             prompt=self.tokenizer.encode(PROMPT),

@@ -12,6 +12,7 @@ from typer.main import get_command
 from stepspec.bench.documents import generated
 from stepspec.bench.plots import PLOTS, images
 from stepspec.cli import app
+from stepspec.engines.thinking import ThinkingFormat
 from stepspec.loop.policy import Policy
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +81,9 @@ def test_every_target_of_make_that_a_page_shows_exists() -> None:
     assert shown <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
 
 
-def test_every_policy_and_every_json_that_a_page_shows_is_valid() -> None:
-    assert [Policy.model_validate(tomllib.loads(block)) for block in blocks("toml")]
+def test_every_file_that_a_page_shows_is_valid() -> None:
+    tables = [tomllib.loads(block) for block in blocks("toml")]
+    formats = [table for table in tables if "opening" in table]
+    assert [ThinkingFormat.model_validate(table) for table in formats]
+    assert [Policy.model_validate(table) for table in tables if table not in formats]
     assert [json.loads(block) for block in blocks("json")]

@@ -16,7 +16,6 @@ from stepspec.chat.prompts import (
     prompt_version,
     rating_prompt,
     render_probe,
-    think_end_id,
 )
 from stepspec.errors import UsageError
 
@@ -48,7 +47,6 @@ def ask(question: str, template: str, *, tags: bool = True) -> str:
     [
         (THINKING_TEMPLATE, "<|end|><|assistant|><think>"),
         (NEWLINE_TEMPLATE, "<|end|><|assistant|><think>\n"),
-        (PLAIN_TEMPLATE, "<|end|><|assistant|><think>\n"),
         (FORGETFUL_TEMPLATE, "<|end|>\n<|assistant|>\n<think>\n"),
     ],
 )
@@ -71,14 +69,6 @@ def test_a_special_token_written_in_a_question_stays_text(tag: str) -> None:
 
 def test_the_thinking_is_not_opened_for_a_model_without_tags() -> None:
     assert ask("How many?", PLAIN_TEMPLATE, tags=False) == "<|user|>How many?<|end|><|assistant|>"
-
-
-def test_the_end_of_thinking_is_one_token_or_none() -> None:
-    tokenizer = WordTokenizer()
-    end = think_end_id(tokenizer)
-    assert end is not None
-    assert tokenizer.piece(end) == "</think>"
-    assert think_end_id(WordTokenizer(tags=False)) is None
 
 
 @pytest.mark.parametrize("id", PROBLEM_PROMPTS)

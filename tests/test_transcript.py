@@ -12,25 +12,28 @@ from scripted import WordTokenizer
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.events import AnswerDelta
 from stepspec.engines.protocol import Stop
+from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import StepCommitted
 from stepspec.loop.transcript import Transcript
 
 TOKENIZER = WordTokenizer()
 PROMPT = TOKENIZER.encode("<|user|>é<|end|><|assistant|><think>")
-THINK_END = TOKENIZER.encode("</think>")[0]
+TAGS = TOKENIZER.thinking
+assert TAGS is not None
+THINK_END = TAGS.end
 
 fragments = st.sampled_from(["One", " two", ".", "\n\n", "\n", "3", "é", "→", "😀", "\ufffd", "</think>"])
 texts = st.lists(fragments, max_size=40).map("".join)
 
 
-def new(max_step_tokens: int = 6, think_end: int | None = THINK_END, answer: AnswerReader | None = None) -> Transcript:
-    ends = TOKENIZER.end_ids | ({think_end} if think_end is not None else set())
-    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), frozenset(ends)), think_end, answer)
+def new(max_step_tokens: int = 6, tags: ThinkingTags | None = TAGS, answer: AnswerReader | None = None) -> Transcript:
+    ends = TOKENIZER.end_ids | (tags.ends if tags is not None else set())
+    return Transcript(PROMPT, TOKENIZER, Stop(max_step_tokens, ("\n\n",), ends), tags, answer)
 
 
-def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, think_end: int | None = THINK_END) -> Transcript:
+def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, tags: ThinkingTags | None = TAGS) -> Transcript:
     """Write the chunks, and check that the events match the transcript."""
-    transcript = new(max_step_tokens, think_end)
+    transcript = new(max_step_tokens, tags)
     events = [event for chunk in chunks for event in transcript.write_on(chunk, "target")]
     events += transcript.finish("target")
     assert [event.step for event in events if isinstance(event, StepCommitted)] == transcript.steps
@@ -44,19 +47,19 @@ def write(chunks: Sequence[Sequence[int]], max_step_tokens: int = 6, think_end: 
     ends=st.booleans(),
     cut=st.integers(0, 10),
     max_step_tokens=st.integers(1, 8),
-    think_end=st.sampled_from([THINK_END, None]),
+    tags=st.sampled_from([TAGS, None]),
     data=st.data(),
 )
 def test_however_the_ids_are_cut_into_chunks_the_text_is_the_same(
-    text: str, ends: bool, cut: int, max_step_tokens: int, think_end: int | None, data: st.DataObject
+    text: str, ends: bool, cut: int, max_step_tokens: int, tags: ThinkingTags | None, data: st.DataObject
 ) -> None:
     ids = TOKENIZER.encode(text + "<|end|>" * ends)
     ids = ids[: len(ids) - cut] if not ends else ids
     cuts = data.draw(st.sets(st.integers(0, len(ids))))
     bounds = [0, *sorted(cuts), len(ids)]
     chunks = [ids[start:end] for start, end in itertools.pairwise(bounds)]
-    in_one_chunk = write([ids], max_step_tokens, think_end)
-    in_chunks = write(chunks, max_step_tokens, think_end)
+    in_one_chunk = write([ids], max_step_tokens, tags)
+    in_chunks = write(chunks, max_step_tokens, tags)
     assert in_chunks.steps == in_one_chunk.steps
     assert in_chunks.answer.text == in_one_chunk.answer.text
     assert (in_chunks.thinking, in_chunks.ended) == (in_one_chunk.thinking, in_one_chunk.ended)
@@ -181,13 +184,10 @@ class SpaceEatingTokenizer(WordTokenizer):
 
 def test_a_space_at_the_start_of_a_step_or_an_answer_is_kept_for_any_tokenizer() -> None:
     tokenizer = SpaceEatingTokenizer()
-    (think_end,) = tokenizer.encode("</think>")
-    transcript = Transcript(
-        tokenizer.encode("<think>"),
-        tokenizer,
-        Stop(2, ("\n\n",), frozenset({think_end, *tokenizer.end_ids})),
-        think_end,
-    )
+    tags = tokenizer.thinking
+    assert tags is not None
+    stop = Stop(2, ("\n\n",), tags.ends | tokenizer.end_ids)
+    transcript = Transcript(tokenizer.encode("<think>"), tokenizer, stop, tags)
     events = list(transcript.write_on(tokenizer.encode(" One two six</think> Four"), "target"))
     assert [event.step.text for event in events if isinstance(event, StepCommitted)] == [" One two", " six"]
     assert transcript.answer.text == " Four"

@@ -102,11 +102,13 @@ async def test_a_step_has_no_more_target_tokens_than_requested() -> None:
     assert chunk.end == "length"
 
 
-async def test_requests_that_use_the_target_s_ids_are_refused() -> None:
+async def test_what_is_about_the_target_s_ids_does_not_reach_the_draft() -> None:
     tokenizer = WordTokenizer()
-    translated = TranslatedDraft(ScriptedEngine(tokenizer, [ONE], name="draft"), [0], tokenizer, 1)
-    with pytest.raises(UsageError, match="other token ids"):
-        await collect(translated.generate(Generate(TokenBuffer([0]), Sampling(allowed=frozenset({1})), Stop(5))))
+    draft = ScriptedEngine(tokenizer, [ONE], name="draft")
+    translated = TranslatedDraft(draft, [0], tokenizer, 1)
+    sampling = Sampling(0.5, logit_bias=((1, 5.0),), allowed=frozenset({1}))
+    await collect(translated.generate(Generate(TokenBuffer([0]), sampling, Stop(5, ("\n\n",)))))
+    assert draft.calls[0].sampling == Sampling(0.5)
     with pytest.raises(UsageError, match="another vocabulary"):
         await translated.verify(Verify(TokenBuffer([0]), [1]))
 

@@ -29,11 +29,29 @@ from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
-from stepspec.chat.prompts import Message, Room, checked_messages, encode_messages, problem_prompt, think_end_id
+from stepspec.chat.prompts import Message, Prompt, Room, checked_messages, encode_prompt, problem_prompt
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
 from stepspec.engines.judge_model import JudgeModel
-from stepspec.engines.protocol import Ability, DrafterName, Engine, Sampling, TokenBuffer, check_range, side_by_side
-from stepspec.errors import EngineError, ModelError, StepSpecError, UnknownIdError, UsageError, unknown_name
+from stepspec.engines.protocol import (
+    Ability,
+    DrafterName,
+    Engine,
+    Sampling,
+    TokenBuffer,
+    Verify,
+    check_range,
+    side_by_side,
+)
+from stepspec.engines.thinking import ThinkingTags
+from stepspec.errors import (
+    EngineError,
+    ModelError,
+    StepSpecError,
+    TargetError,
+    UnknownIdError,
+    UsageError,
+    unknown_name,
+)
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger
@@ -42,7 +60,7 @@ from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Event, Result
+from stepspec.loop.step import Done, Event, Result, TokenLogprob
 from stepspec.loop.tracing import Asked, Spans
 from stepspec.loop.translation import TranslatedDraft
 
@@ -74,6 +92,9 @@ RETURNED: Mapping[Ability, str] = {
     "entropies": "the entropies of its predictions",
 }
 """What models return, by ability."""
+
+SCORED_TOKENS = 256
+"""Most tokens of which one pass returns log-probabilities at the end of a request."""
 
 NO_DRAFT = "The policy needs a draft model. Name one with --draft, or choose the policy 'target'."
 
@@ -221,7 +242,7 @@ def load_pair(
     if draft_engine is None:
         return Pair(target_engine, None, judges=judge_models)
     one_vocabulary = target_engine.tokenizer.same_vocabulary(draft_engine.tokenizer)
-    if one_vocabulary and hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
+    if hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
     return Pair(target_engine, draft_engine, one_vocabulary, judges=judge_models, scope=scope, folder=models.folder)
 
@@ -403,7 +424,8 @@ class _Prepared:
 
     toolbox: Toolbox
     demands: Demands
-    ids: list[int]
+    prompt: Prompt
+    tags: ThinkingTags | None
     draft: Engine | None
     question: str
     """Text of the last user turn."""
@@ -492,7 +514,7 @@ class StepSpec:
     @property
     def thinks(self) -> bool:
         """Whether the target separates its thinking from the answer. If not, the steps are the answer."""
-        return think_end_id(self.pair.target.tokenizer) is not None
+        return self.pair.target.tokenizer.thinking is not None
 
     @known_options
     async def stream(
@@ -518,6 +540,7 @@ class StepSpec:
             TargetError: the target failed; the error carries the committed text.
         """
         options = RequestOptions.of(options, changes)
+        sampling = options.sampled(self._answering.default_sampling)
         # max_context is above every possible number of committed tokens, because the prompt takes part of it.
         ledger = Ledger(self.pair.target.max_context if options.max_tokens is None else options.max_tokens)
 
@@ -526,23 +549,51 @@ class StepSpec:
             toolbox = Toolbox.checked(options.tools, options.tool_choice, parallel=options.parallel_tool_calls)
             demands = self._demands(toolbox, options)
             try:
-                return self._prepared(messages, toolbox, demands)
+                self._check_sampling(sampling, demands)
+                return self._prepared(messages, toolbox, demands, options)
             except RecursionError:
                 raise UsageError("A message or a tool is nested too deeply.") from None
 
         with ledger.time("controller"):
-            inputs = question, options.tools, options.json_schema, options.stop_token_ids
+            variables = options.chat_template_kwargs, options.draft_chat_template_kwargs
+            inputs = question, options.tools, options.json_schema, options.stop_token_ids, variables
             prepared = await off_the_loop(inputs, prepare)
             if prepared.demands.json_schema is not None:
                 with ledger.time("target"):
                     await self._answering.check_schema(prepared.demands.json_schema)
-            request = self._request(prepared, options, ledger)
+            request = self._request(prepared, options, sampling, ledger)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    yield Done(await self._with_notes(event.result, prepared.ids, request))
+                    result = await self._with_logprobs(event.result, request, options)
+                    yield Done(await self._with_notes(result, prepared.prompt.ids, request))
                 else:
                     yield event
+
+    async def _with_logprobs(self, result: Result, request: Request, options: RequestOptions) -> Result:
+        """Add the log-probabilities of the committed tokens to the result, if the request wants them.
+
+        Raises:
+            TargetError: the target failed; the error carries the committed text.
+        """
+        if not options.logprobs:
+            return result
+        target, prompt = self.pair.target, TokenBuffer(request.prompt)
+        ids, found = request.transcript.buffer.since(len(prompt)), list[TokenLogprob]()
+        size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
+        piece = target.tokenizer.piece
+        for start in range(0, len(ids), max(1, size)):
+            part = ids[start : start + size]
+            try:
+                seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
+            except EngineError as error:
+                committed = result.reasoning * result.thinks + result.answer
+                raise TargetError(f"{error} The text was complete.", committed) from error
+            tops = seen.top or ((),) * len(part)
+            for id, logprob, top in zip(part, seen.logprobs or (), tops, strict=True):
+                found.append(TokenLogprob(piece(id), logprob, tuple((piece(each), value) for each, value in top)))
+            prompt.append(part)
+        return replace(result, logprobs=tuple(found))
 
     async def _with_notes(self, result: Result, prompt: Sequence[int], request: Request) -> Result:
         """Add a note to the result if the question is unlike the pair's training data, or if the policy's certificate
@@ -564,19 +615,20 @@ class StepSpec:
                 notes += [] if note is None else [note]
         return replace(result, note=" ".join(notes) or None)
 
-    def _request(self, prepared: _Prepared, options: RequestOptions, ledger: Ledger) -> Request:
+    def _request(self, prepared: _Prepared, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
         target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
-        policy, panel = next(each for bound, each in self._panels.items() if options.sampling.temperature <= bound)
+        policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(
             policy=policy,
             target=target,
             draft=prepared.draft,
             panel=panel,
-            think_end=think_end_id(target.tokenizer),
-            sampling=options.sampling,
+            tags=prepared.tags,
+            starts_thinking=prepared.prompt.thinks,
+            sampling=sampling,
             ledger=ledger,
-            prompt=prepared.ids,
+            prompt=prepared.prompt.ids,
             question=prepared.question,
             breaker=self.pair.breaker,
             pace=self._pace,
@@ -587,7 +639,7 @@ class StepSpec:
                 only_call=not toolbox.parallel,
                 marks=call_marks(target.tokenizer) if toolbox.tools and not in_json else "",
             ),
-            spans=Spans(Asked(target.name, self.policy_name, options)),
+            spans=Spans(Asked(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,
             judged_steps=[] if self._record else None,
         )
@@ -628,8 +680,31 @@ class StepSpec:
         if toolbox.tools and not self.thinks:
             opener = (call_format(self.pair.target.tokenizer) or HERMES).opener
         self._check_stop_ids(options.stop_token_ids)
+        if options.logprobs and "scores" not in self.pair.target.abilities:
+            raise UsageError(
+                f"{self.pair.target.name} does not return {RETURNED['scores']}, so logprobs are not supported. Serve "
+                "it with the torch engine, vLLM or SGLang, or leave out logprobs."
+            )
         stop_ids = frozenset(options.stop_token_ids)
         return Demands(schema, opener, options.max_thinking_tokens, options.deadline_s, stop_ids)
+
+    def _check_sampling(self, sampling: Sampling, demands: Demands) -> None:
+        """Check that the model has the tokens of a bias, and that its engine counts the tokens of the whole output, if
+        the request has penalties for them.
+
+        An engine that counts only those of a call is right if one call writes everything.
+        """
+        engine = self._answering
+        if sampling.named_ids and engine.tokenizer.num_ids is not None:
+            check_range(sampling.named_ids, engine.tokenizer.num_ids, engine.name)
+        if not (sampling.presence_penalty or sampling.frequency_penalty) or "penalties" in engine.abilities:
+            return
+        if self.policy.family != "target" or demands.separate_answer:
+            raise UsageError(
+                f"presence_penalty and frequency_penalty are not supported by {engine.name} with this policy: it "
+                "counts only the tokens of one call, and a step is a call. Choose the policy 'target' or 'engine', or "
+                "serve the model with the torch engine."
+            )
 
     def _check_stop_ids(self, stop_token_ids: Sequence[int]) -> None:
         """Check that the target has these tokens, if the size of its vocabulary is known."""
@@ -640,20 +715,34 @@ class StepSpec:
             except UnknownIdError as error:
                 raise UnknownIdError(f"stop_token_ids: {error}") from None
 
-    def _prepared(self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands) -> _Prepared:
+    def _prepared(
+        self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands, options: RequestOptions
+    ) -> _Prepared:
         """Encode the request once for each model.
 
         Raises:
-            UsageError: the target's chat template rejects the conversation.
+            UsageError: the target's chat template rejects the conversation, or does not have a variable of the request.
             ContextError: the conversation does not fit the target's context.
         """
         target, draft, tools = self.pair.target, self.pair.draft, list(toolbox.tools.values())
-        ids = encode_messages(target.tokenizer, messages, tools, Room(target.max_context, target.name))
+        given = options.template_variables(target)
+        prompt = encode_prompt(target.tokenizer, messages, tools, Room(target.max_context, target.name), given)
+        tags = target.tokenizer.thinking
+        if tags is not None and prompt.thinks and options.turns_thinking_off(given, tags):
+            demands = replace(demands, max_thinking_tokens=0)  # it ends where it begins
+        if tags is not None and (not tools or demands.json_schema is not None):  # no token opens a call
+            tags = replace(tags, implicit_ends=frozenset())
         if draft is not None and not self.pair.one_vocabulary:
-            draft_ids = encode_messages(draft.tokenizer, messages, tools)
-            draft = TranslatedDraft(draft, draft_ids, target.tokenizer, len(ids))
+            given = options.template_variables(draft, is_draft=True)
+            draft_ids = encode_prompt(draft.tokenizer, messages, tools, arguments=given).ids
+            draft = TranslatedDraft(draft, draft_ids, target.tokenizer, len(prompt.ids))
+        elif options.draft_chat_template_kwargs:
+            raise UsageError(
+                "draft_chat_template_kwargs has no effect, because the draft reads the target's prompt. Set "
+                "chat_template_kwargs."
+            )
         asked = [message["content"] for message in messages if message["role"] == "user"]
-        return _Prepared(toolbox, demands, ids, draft, asked[-1] if asked else "")
+        return _Prepared(toolbox, demands, prompt, tags, draft, asked[-1] if asked else "")
 
     @property
     def _answering(self) -> Engine:

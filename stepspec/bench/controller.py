@@ -8,14 +8,13 @@ import asyncio
 import statistics
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from weakref import WeakKeyDictionary
 
 from stepspec.api.session import Pair, fit_policy
 from stepspec.bench.speed import ControllerCost
-from stepspec.chat.prompts import think_end_id
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     EVERYTHING,
@@ -55,14 +54,15 @@ class InstantEngine:
     abilities: frozenset[Ability] = EVERYTHING - {"logprobs", "entropies"}
     drafters: tuple[DrafterName, ...] = ("draft-model",)
     own_speculation: str | None = "none"
+    default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     num_steps: WeakKeyDictionary[TokenBuffer, int] = field(default_factory=WeakKeyDictionary[TokenBuffer, int])
     """Steps proposed in each request. The target shares the draft's counts, because it rejects every fourth step."""
 
     def __post_init__(self) -> None:
         sentences = [f"{number}: {SENTENCE.format(number=number)}.\n\n" for number in range(STEPS)]
         self.steps = [tuple(self.tokenizer.encode_text(sentence)) for sentence in sentences]
-        tag = think_end_id(self.tokenizer)
-        self._end = next(iter(self.tokenizer.end_ids)) if tag is None else tag
+        tags = self.tokenizer.thinking
+        self._end = next(iter(self.tokenizer.end_ids)) if tags is None else tags.end
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`: yields the next step, the rest of a rejected step, or an end token."""
@@ -152,7 +152,7 @@ async def _requests(tokenizer: Tokenizer, context: int, concurrent: int) -> list
             target=target,
             draft=draft,
             panel=panel,
-            think_end=think_end_id(tokenizer),
+            tags=tokenizer.thinking,
             sampling=Sampling(),
             ledger=Ledger(1 << 30),
             prompt=prompt,

@@ -10,7 +10,7 @@ from typing import Any
 from stepspec.api.session import Pair, fit_policy
 from stepspec.bench.controller import InstantEngine
 from stepspec.bench.speed import ChatCost, ManyChats
-from stepspec.chat.prompts import encode_request, think_end_id
+from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Sampling, Tokenizer
 from stepspec.langchain.chat import ChatStepSpec
 from stepspec.loop.controller import run
@@ -39,7 +39,7 @@ async def chat_cost(tokenizer: Tokenizer) -> ChatCost:
             target=target,
             draft=draft,
             panel=panel,
-            think_end=think_end_id(tokenizer),
+            tags=tokenizer.thinking,
             sampling=Sampling(),
             ledger=Ledger(1 << 30),
             prompt=ids,

@@ -17,7 +17,6 @@ import httpx
 from pydantic import BaseModel, Field
 
 from stepspec.chat.prompts import RATING_PROMPTS
-from stepspec.engines.protocol import THINK_END, THINK_OPEN
 from stepspec.engines.remote.address import Address
 from stepspec.engines.remote.answers import ModelList, Usage, validated
 from stepspec.engines.remote.client import Traffic
@@ -25,6 +24,7 @@ from stepspec.engines.remote.limits import read_json
 from stepspec.engines.remote.problems import nonsense, refused, unreachable
 
 DELIMITER = "\n\n"
+THINK_OPEN, THINK_END = "<think>", "</think>"
 MAX_STEP_TOKENS = 512
 NUM_LOGPROBS = 10
 THRESHOLD = 7

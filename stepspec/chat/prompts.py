@@ -11,11 +11,13 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
-from stepspec.engines.protocol import THINK_END, THINK_OPEN, Tokenizer
+from stepspec.engines.protocol import Tokenizer
+from stepspec.engines.thinking import FORMATS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
 
 Message = Mapping[str, Any]
@@ -105,12 +107,6 @@ def prompt_version(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def think_end_id(tokenizer: Tokenizer) -> int | None:
-    """Return the id of the end-of-thinking token; None for a model without thinking tags."""
-    ids = tokenizer.encode(THINK_END)
-    return ids[0] if len(ids) == 1 else None
-
-
 def checked_messages(messages: Sequence[Message]) -> list[Message]:
     """Validate a conversation and convert it for chat templates.
 
@@ -147,14 +143,26 @@ def _checked_turn(number: int, message: Message) -> Message:
         raise UsageError(
             f"Turn {number} is not valid JSON: it contains a value such as NaN or half of a surrogate pair."
         ) from None
-    if role == "assistant" and THINK_END in text:
-        thinking, _, answer = text.partition(THINK_END)
-        turn |= {"reasoning_content": thinking.replace(THINK_OPEN, "", 1).strip(), "content": answer.strip()}
+    if role == "assistant":
+        turn |= _without_thinking(text)
     if calls := message.get("tool_calls"):
         if not isinstance(calls, Sequence):
             raise UsageError(f"Turn {number}: tool_calls must be a list.")
         turn["tool_calls"] = [_checked_call(number, call) for call in cast("Sequence[Any]", calls)]
     return turn
+
+
+def _without_thinking(text: str) -> Message:
+    """Return the content of an assistant turn without its thinking, and the thinking. Empty if there is none.
+
+    The tags may be those of another model, which has taken part in the conversation.
+    """
+    for form in FORMATS.values():
+        thinking, found, answer = text.partition(form.ending)
+        if found:  # the opening is missing if the chat template has written it
+            thinking = thinking.replace(form.opening.strip(), "", 1)
+            return {"reasoning_content": thinking.strip(), "content": answer.strip()}
+    return {}
 
 
 def _checked_call(number: int, call: Any) -> Mapping[str, Any]:
@@ -223,7 +231,27 @@ class Room:
 def encode_messages(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = (), room: Room | None = None
 ) -> list[int]:
-    """Return the prompt ids of a conversation, with the thinking opened if the chat template does not open it.
+    """Return the prompt ids of a conversation. Arguments and errors are those of `encode_prompt`."""
+    return encode_prompt(tokenizer, messages, tools, room).ids
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The ids of a conversation, up to where the model goes on."""
+
+    ids: list[int]
+    thinks: bool
+    """Whether the model thinks first. False if its chat template has closed the thinking for this conversation."""
+
+
+def encode_prompt(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    room: Room | None = None,
+    arguments: Mapping[str, Any] = {},
+) -> Prompt:
+    """Return the prompt of a conversation, with the thinking opened if the chat template does not open it.
 
     Special tokens inside message text are treated as plain text.
 
@@ -232,13 +260,14 @@ def encode_messages(
         messages: turns from `checked_messages`.
         tools: tools that the model may call.
         room: the context in which the prompt must fit. A prompt with too many bytes is rejected without encoding it.
+        arguments: further variables of the chat template. They count before those that turn the thinking on.
 
     Raises:
         UsageError: the model has no chat template, or its template rejects the conversation.
         ContextError: the prompt does not fit.
     """
     if room is not None:
-        _check_length(tokenizer, messages, tools, room)
+        _check_length(tokenizer, messages, tools, room, arguments)
     key, texts = secrets.token_hex(8), list[str]()
 
     def safe(text: str) -> str:
@@ -252,7 +281,9 @@ def encode_messages(
         return {name: value if name == "role" else _mapped(value, safe) for name, value in message.items()}
 
     turns = [safe_turn(message) for message in messages]
-    rendered = _render_request(tokenizer, turns, [_mapped(tool, safe) for tool in tools])
+    rendered, thinks = _render_request(
+        tokenizer, turns, [_mapped(tool, safe) for tool in tools], _mapped(arguments, safe)
+    )
     parts = re.split(f"{key}-(\\d+)-", rendered)
     parts[1::2] = [texts[int(index)] for index in parts[1::2]]
     ids: list[int] = []
@@ -260,17 +291,24 @@ def encode_messages(
         ids += tokenizer.encode_text(part) if index % 2 else tokenizer.encode(part)
     if room is not None:
         room.check(len(ids))
-    return ids
+    return Prompt(ids, thinks)
 
 
-def _check_length(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], room: Room) -> None:
+def _check_length(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    room: Room,
+    arguments: Mapping[str, Any],
+) -> None:
     """Reject a prompt that cannot fit, by its number of turns and bytes, before encoding it."""
     room.check(len(messages), at_least=True)  # each turn takes at least one token
     most = tokenizer.max_token_bytes
-    if most is None or _num_characters(messages) + _num_characters(tools) < room.num_tokens * most / UTF8_BYTES:
+    num_characters = sum(map(_num_characters, (messages, tools, arguments)))
+    if most is None or num_characters < room.num_tokens * most / UTF8_BYTES:
         return
     # Templates may leave out parts of the turns, so only the rendered text counts.
-    rendered = _render_request(tokenizer, messages, tools)
+    rendered, _ = _render_request(tokenizer, messages, tools, arguments)
     room.check(-(-len(rendered.encode()) // most), at_least=True)
 
 
@@ -299,19 +337,25 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _render_request(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+def _render_request(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool], arguments: Mapping[str, Any]
+) -> tuple[str, bool]:
+    """Return the text of a conversation, and whether the model thinks after it."""
+    tags = tokenizer.thinking
     with_calls = any(turn.get("tool_calls") or turn["role"] == "tool" for turn in messages)
     if (tools or with_calls) and call_format(tokenizer) is None:
         messages, tools, with_calls = in_plain_turns(messages, tools), (), False
+    arguments = {**(tags.format.on if tags else {}), **arguments}
+    render = partial(tokenizer.render, add_generation_prompt=True, tools=tools, arguments=arguments)
     try:
-        text = tokenizer.render(messages, add_generation_prompt=True, tools=tools)
+        text = render(messages)
     except UsageError:
         if not with_calls:
             raise
-        text = tokenizer.render(with_arguments_as_text(messages), add_generation_prompt=True, tools=tools)
-    if think_end_id(tokenizer) is None or text.rstrip().endswith(THINK_OPEN):
-        return text
-    return f"{text}{THINK_OPEN}\n"
+        text = render(with_arguments_as_text(messages))
+    if tags is None or tags.is_open_in(text):
+        return text, True
+    return (text, False) if tags.is_closed_in(text) else (text + tags.format.opening, True)
 
 
 def yes_no_labels(tokenizer: Tokenizer) -> tuple[int, int]:

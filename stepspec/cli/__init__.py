@@ -16,6 +16,7 @@ from stepspec.cli import benching, pairing
 from stepspec.cli.advising import advise
 from stepspec.cli.calibrating import calibrate_policy
 from stepspec.cli.comparing import compare_runs
+from stepspec.cli.describing import describe_models
 from stepspec.cli.evaluating import evaluate_policies, merge_runs
 from stepspec.cli.exporting import export_run
 from stepspec.cli.fitting import fit_a_judge
@@ -59,6 +60,7 @@ app.command("merge")(merge_runs)
 app.command("grade")(grade_file)
 app.add_typer(pairing.app, name="pair")
 app.add_typer(benching.app, name="bench")
+app.command("models")(describe_models)
 app.command("policies")(list_policies)
 app.command("benchmarks")(list_benchmarks)
 app.command("docs")(show_docs)

@@ -433,6 +433,28 @@ def bench_exact(
         raise typer.Exit(1)
 
 
+@app.command("servers")
+def bench_servers(
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL...", help="Servers as http://HOST:PORT/v1#NAME, or torch:FOLDER.")
+    ],
+    json_file: JsonOption = None,
+) -> None:
+    """Ask servers what they can do, and measure what a judgment costs after short and long texts."""
+    from stepspec.bench.servers import ServerRow, Servers, server_row, servers_table
+
+    conditions, rows = _conditions(), list[ServerRow]()
+    with asyncio.Runner() as runner:
+        for model in models:
+            pair = load_pair(model, needs_draft=False, notes=False)
+            try:
+                rows.append(runner.run(server_row(pair.target)))
+            finally:
+                runner.run(pair.aclose())
+    found = Servers.model_validate({**conditions, "results": rows})
+    _finish([servers_table(found)], found, json_file)
+
+
 @app.command("wire")
 def bench_wire(
     target: Annotated[str, typer.Option(help="vLLM server of the target, as http://HOST:PORT/v1#NAME.")],

@@ -6,7 +6,7 @@ import reprlib
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -23,10 +23,8 @@ from stepspec.cli.options import (
     PolicyOption,
     SeedOption,
     TargetOption,
-    TemperatureOption,
     judge_specs,
 )
-from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import load_policy
@@ -46,21 +44,47 @@ def answer_question(
     pair: PairOption = None,
     judge: JudgeOption = None,
     policy: PolicyOption = "stepspec",
-    temperature: TemperatureOption = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens with this total probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 is off.")] = 0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Sampling temperature; 0 is greedy. By default, this and the options below are the model's own."
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the fewest tokens with this total probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many most likely tokens; 0 is off.")] = None,
     min_p: Annotated[
-        float, typer.Option(help="Exclude tokens less likely than this share of the most likely one.")
-    ] = 0.0,
+        float | None, typer.Option(help="Exclude tokens less likely than this share of the most likely one.")
+    ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Values above 1 make tokens of the text less likely.")
-    ] = 1.0,
+        float | None, typer.Option(help="Values above 1 make tokens of the text less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Values above 0 make tokens of the output less likely.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Values above 0 make tokens less likely each time that the output has them.")
+    ] = None,
     seed: SeedOption = 0,
     max_tokens: MaxTokensOption = None,
     max_thinking_tokens: Annotated[
         int | None, typer.Option(help="Limit for the thinking before the answer, in tokens; 0 disables thinking.")
     ] = None,
     deadline_s: Annotated[float | None, typer.Option(help="Limit for the thinking, in seconds.")] = None,
+    enable_thinking: Annotated[
+        bool | None, typer.Option(help="Think before the answer, or answer directly. The default is to think.")
+    ] = None,
+    reasoning_effort: Annotated[
+        str | None,
+        typer.Option(metavar="EFFORT", help="How much to think, in the words of the model's template, such as low."),
+    ] = None,
+    chat_template_kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help="Variables of the chat templates, as a JSON object.")
+    ] = "{}",
+    draft_chat_template_kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help="Further variables of the draft's chat template.")
+    ] = "{}",
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat it for several.")] = None,
     stop_token_id: Annotated[
         list[int] | None, typer.Option(help="Token id that ends the answer; repeat it for several.")
@@ -76,6 +100,8 @@ def answer_question(
         str, typer.Option(metavar="CHOICE", help="auto, none, required, or the name of the tool to call.")
     ] = "auto",
     parallel_tool_calls: Annotated[bool, typer.Option(help="Allow several tool calls in one answer.")] = True,
+    logprobs: Annotated[bool, typer.Option(help="With --json, list the log-probability of every token.")] = False,
+    top_logprobs: Annotated[int, typer.Option(help="Number of most likely tokens to list beside each.")] = 0,
     prompt: Annotated[
         str,
         typer.Option(help="The wording of the prompt: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
@@ -84,19 +110,37 @@ def answer_question(
 ) -> None:
     """Answer one question, step by step."""
     text = _read_question(question)
+    sampling = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "seed": seed,
+    }
     options = RequestOptions(
         prompt=prompt,
-        sampling=Sampling(temperature, top_p, top_k, min_p, repetition_penalty, seed=seed),
+        sampling={name: value for name, value in sampling.items() if value is not None},
         max_tokens=max_tokens,
         max_thinking_tokens=max_thinking_tokens,
         deadline_s=deadline_s,
+        enable_thinking=enable_thinking,
+        reasoning_effort=reasoning_effort,
+        chat_template_kwargs=_variables("--chat-template-kwargs", chat_template_kwargs),
+        draft_chat_template_kwargs=_variables("--draft-chat-template-kwargs", draft_chat_template_kwargs),
         stop=stop or (),
         stop_token_ids=stop_token_id or (),
         json_schema=None if json_schema is None else _read_json("--json-schema", json_schema, dict),
         tools=() if tools is None else _read_json("--tools", tools, list),
         tool_choice=tool_choice,
         parallel_tool_calls=parallel_tool_calls,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
     )
+    if logprobs and not as_json:
+        raise UsageError("--logprobs is only for --json. Add --json.")
     from stepspec.api.session import StepSpec
 
     judges = judge_specs(judge, load_policy(policy)[0].judge_models)
@@ -128,6 +172,21 @@ def _read_json(option: str, path: Path, kind: type[dict[str, Any]] | type[list[A
         expected = "an object" if kind is dict else "a list"
         raise UsageError(f"{option}: {str(path)!r} must hold {expected}, got {reprlib.repr(value)}.")
     return value
+
+
+def _variables(option: str, text: str) -> Any:
+    """Return the variables in the JSON text of an option.
+
+    Raises:
+        UsageError: it is not a JSON object.
+    """
+    try:
+        value: Any = read_json(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} must be a JSON object, got {reprlib.repr(value)}.")
+    return cast("dict[str, Any]", value)
 
 
 def _read_question(question: str) -> str:

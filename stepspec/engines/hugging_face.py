@@ -4,6 +4,7 @@ The tokenizer adapter adds no special tokens, hides none in decoded text, and do
 """
 
 import hashlib
+import inspect
 import json
 import re
 import subprocess
@@ -11,18 +12,23 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import jinja2
 import tokenizers
 from huggingface_hub import get_session, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, TokenizersBackend
+from jinja2.ext import loopcontrols
+from jinja2.meta import find_undeclared_variables
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
 from transformers.utils.chat_parsing import ResponseParser
 
 from stepspec.engines import draft_vocabulary
-from stepspec.engines.protocol import THINK_END, THINK_OPEN
-from stepspec.errors import ModelError, UsageError, reason_of
+from stepspec.engines.protocol import Sampling
+from stepspec.engines.template_trial import Generation
+from stepspec.engines.thinking import find_tags
+from stepspec.errors import ModelError, StepSpecError, UsageError, reason_of
 
 TRIAL = Path(__file__).with_name("template_trial.py")
 TRIAL_S = 60.0
@@ -47,10 +53,13 @@ class HuggingFaceTokenizer:
         end_ids: ids of the tokens that end a text.
         end_id: the tokenizer's own end token if it is in `end_ids`, else the lowest of them; None if there is none.
         num_ids: exclusive upper bound of the token ids.
+        thinking: how the model marks its thinking; None if it does not.
+        template_variables: variables of the chat template that a request may set.
         piece: returns the text of a single token, with a cache.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any, end_ids: frozenset[int], thinking: str | None = None) -> None:
+        """`thinking` chooses the format of the model's thinking, see `find_tags`."""
         self.own = tokenizer
         self.end_ids = end_ids
         self.end_id: int | None = (
@@ -58,15 +67,23 @@ class HuggingFaceTokenizer:
         )
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         self.num_ids = max(len(tokenizer), max(added, default=-1) + 1)  # added ids may leave gaps
-        marks = {id for id, token in added.items() if token.special or token.content in (THINK_OPEN, THINK_END)}
-        self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.piece = lru_cache(maxsize=None)(self._piece)
         self._marked, self._plain = _encoders(tokenizer)
         self._decode = _decoder(tokenizer)
+        names = {name for template in _templates(tokenizer) for name in variables_of(template)}
+        self.template_variables = frozenset(names - tokenizer.special_tokens_map.keys())
+        self.thinking = find_tags(self, "".join(_templates(tokenizer)), thinking)
+        marks = {id for id, token in added.items() if token.special}
+        marks |= added.keys() & {*self.thinking.opening, *self.thinking.ending} if self.thinking else set()  # hidden
+        self._special_ids = end_ids | marks | set(tokenizer.all_special_ids)
         self.max_token_bytes = _max_token_bytes(tokenizer)
-        special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+        tags = self.thinking.all_ids if self.thinking is not None else frozenset[int]()
+        special = [token for id, token in added.items() if token.special or id in tags]
         self._special = _Finder([token.content for token in special])
         self._normalized = any(token.normalized for token in special)
+        # The backend takes these for text only if they are special.
+        plain_tags = [re.escape(added[id].content) for id in tags & added.keys() if not added[id].special]
+        self._plain_tags = re.compile(f"({'|'.join(plain_tags)})") if plain_tags else None
 
     def _piece(self, token: int) -> str:
         return self.decode([token])
@@ -83,7 +100,11 @@ class HuggingFaceTokenizer:
         return self._marked(text)
 
     def encode_text(self, text: str) -> list[int]:
-        return self._plain(text)
+        if self._plain_tags is None or not self._plain_tags.search(text):
+            return self._plain(text)
+        parts = enumerate(self._plain_tags.split(text))
+        chunks = [chunk for index, part in parts for chunk in ((part[:1], part[1:]) if index % 2 else (part,))]
+        return [id for chunk in chunks if chunk for id in self._plain(chunk)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._decode(ids)
@@ -94,6 +115,7 @@ class HuggingFaceTokenizer:
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] = {},
     ) -> str:
         if not self.own.chat_template:
             raise UsageError("The model has no chat template, so it does not support messages.")
@@ -103,6 +125,7 @@ class HuggingFaceTokenizer:
                 tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
+                **arguments,
             )
         except Exception as error:  # a template is third-party code and can raise anything
             raise UsageError(f"The model's chat template rejects these messages: {reason_of(error)}.") from error
@@ -262,15 +285,18 @@ def _hub_answers() -> bool:
     return True
 
 
-def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
+def load_tokenizer(name: str, config: Any = None, thinking: str | None = None) -> HuggingFaceTokenizer:
     """Load the tokenizer of a model.
 
     Args:
         name: Hub name or folder of the model.
         config: the model's configuration, if it is already loaded.
+        thinking: chooses the format of the model's thinking, see `find_tags`.
 
     Raises:
-        ModelError: the tokenizer cannot be loaded, or its chat template fails the trial.
+        UsageError: there is no such thinking format.
+        ModelError: the tokenizer cannot be loaded, its chat template fails the trial, or the format of its thinking is
+            not known.
     """
     try:
         tokenizer: Any = _load(AutoTokenizer, name)
@@ -279,15 +305,38 @@ def load_tokenizer(name: str, config: Any = None) -> HuggingFaceTokenizer:
         if config is not None:
             ids |= _as_set(config.get_text_config().eos_token_id)
         ids |= _as_set(getattr(_try_load(GenerationConfig, name), "eos_token_id", None))
-        loaded = HuggingFaceTokenizer(tokenizer, frozenset(ids))
+        for template in _templates(tokenizer):
+            if problem := template_problem(template):
+                raise ModelError(f"The chat template of {name!r} cannot be used: {problem}.")
+        try:
+            return HuggingFaceTokenizer(tokenizer, frozenset(ids), thinking)
+        except ModelError as error:
+            raise ModelError(f"{name!r} cannot be loaded. {error}") from None
+    except StepSpecError:
+        raise
     except Exception as error:  # third-party files can fail in any way
         raise ModelError(f"Cannot load the tokenizer of {name!r}: {reason_of(error)}.") from error
+
+
+_apply: Any = getattr(PreTrainedTokenizerBase, "apply_chat_template")  # noqa: B009 (its type is partly unknown)
+OWN_VARIABLES = frozenset(inspect.signature(_apply).parameters) | {
+    *("messages", "raise_exception", "strftime_now", "bos_token", "eos_token", "pad_token", "unk_token"),
+}
+"""Variables of chat templates that requests cannot set: transformers sets them, or they are its own arguments."""
+
+
+def variables_of(template: str) -> frozenset[str]:
+    """Return the variables of a chat template that a request may set."""
+    extensions: Any = [Generation, loopcontrols]
+    parsed, find = jinja2.Environment(extensions=extensions).parse(template), cast("Any", find_undeclared_variables)
+    return frozenset(find(parsed) - OWN_VARIABLES)
+
+
+def _templates(tokenizer: Any) -> Sequence[str]:
+    """Return the chat templates of a transformers tokenizer, which may have several by name."""
     found: Any = tokenizer.chat_template
-    templates: list[Any] = [*found.values()] if isinstance(found, Mapping) else [found]
-    for template in templates:
-        if template and (problem := template_problem(template)):
-            raise ModelError(f"The chat template of {name!r} cannot be used: {problem}.")
-    return loaded
+    named = cast("Mapping[str, str]", found).values() if isinstance(found, Mapping) else [found]
+    return [template for template in named if template]
 
 
 @lru_cache(maxsize=16)
@@ -327,6 +376,24 @@ def context_of(name: str) -> int | None:
     """Return the context length of a model in tokens; None if its configuration is missing or has no such value."""
     config = _try_load(AutoConfig, name)
     return config and getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def default_sampling(name: str) -> Mapping[str, float]:
+    """Return the sampling in a model's `generation_config.json`, by names of `Sampling`.
+
+    Empty without such a file, or if it is greedy or out of range.
+    """
+    config = _try_load(GenerationConfig, name)
+    found: Mapping[str, Any] = {} if config is None else config.to_diff_dict()
+    if not found.get("do_sample"):
+        return {}
+    wanted = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    sampling: dict[str, Any] = {"temperature": 1.0} | {key: found[key] for key in wanted if found.get(key) is not None}
+    try:
+        Sampling(**sampling)
+    except UsageError:
+        return {}
+    return sampling
 
 
 def _try_load(kind: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import math
+import reprlib
 from array import array
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
@@ -12,10 +13,8 @@ from numbers import Integral, Real
 from typing import Any, Literal, Protocol, cast, get_args
 
 from stepspec.engines.metrics import Metrics
+from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
-
-THINK_OPEN, THINK_END = "<think>", "</think>"
-"""The tags around thinking. Tokenizers include them when they decode."""
 
 HIGHEST_ID = (1 << 31) - 1
 
@@ -27,7 +26,7 @@ class TokenBuffer:
     has read, so a call processes only the new ids.
     """
 
-    __slots__ = ("__weakref__", "_ids", "highest")
+    __slots__ = ("__weakref__", "_ids", "highest", "num_prompt")
 
     def __init__(self, ids: Sequence[int]) -> None:
         """Create a buffer.
@@ -39,6 +38,8 @@ class TokenBuffer:
         self.highest = 0
         """The highest id. Engines compare it with their vocabulary size instead of checking every id."""
         self.append(ids)
+        self.num_prompt = len(self)
+        """Number of ids in the prompt. The output follows."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -69,7 +70,7 @@ class TokenBuffer:
         return self._ids[start:end].tolist()
 
 
-WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "seed", "retries", "max_retries")
+WHOLE = ("max_tokens", "max_thinking_tokens", "top_k", "top_logprobs", "seed", "retries", "max_retries")
 """Settings that must be integers."""
 
 
@@ -93,8 +94,8 @@ def check_numbers(**settings: Any) -> None:
 class Sampling:
     """Sampling parameters. Temperature 0 is greedy; the other defaults do not change the distribution.
 
-    They apply in this order: the repetition penalty over prompt and output, `logit_bias`, the mask of `allowed` tokens,
-    then temperature, top-k, top-p and min-p.
+    They apply in this order: the repetition penalty over prompt and output, the frequency and the presence penalty over
+    the output, `logit_bias`, the mask of `allowed` tokens, then temperature, top-k, top-p and min-p.
 
     Raises:
         UsageError: a value is out of range.
@@ -105,6 +106,10 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    """Subtracted from the logit of each token that the output has, as in OpenAI's API."""
+    frequency_penalty: float = 0.0
+    """Subtracted as many times as the output has the token."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Pairs of a token id and the value to add to its logit."""
     allowed: frozenset[int] | None = None
@@ -112,7 +117,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_bias", tuple(tuple(pair) for pair in self.logit_bias))
+        bias: Any = self.logit_bias
+        try:
+            pairs = tuple((int(id), float(amount)) for id, amount in (bias.items() if hasattr(bias, "items") else bias))
+        except (TypeError, ValueError):
+            raise UsageError(f"logit_bias must map token ids to numbers, got {reprlib.repr(bias)}.") from None
+        object.__setattr__(self, "logit_bias", pairs)
         if self.allowed is not None:
             object.__setattr__(self, "allowed", frozenset(self.allowed))
         check_numbers(**{name: getattr(self, name) for name in SAMPLING_NUMBERS})
@@ -126,10 +136,18 @@ class Sampling:
             raise UsageError(f"min_p must be between 0 (off) and 1, got {self.min_p}.")
         if not 0.0 < self.repetition_penalty <= 10.0:
             raise UsageError(f"repetition_penalty must be above 0 and at most 10, got {self.repetition_penalty}.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise UsageError(f"{name} must be between -2 and 2, got {getattr(self, name)}.")
         if not all(abs(amount) <= 100.0 for _, amount in self.logit_bias):
             raise UsageError("A logit_bias must be between -100 and 100.")
         if self.allowed is not None and not self.allowed:
             raise UsageError("allowed must have at least one token id, or be None.")
+
+    @property
+    def depends_on_text(self) -> bool:
+        """Whether logits change with the tokens before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @cached_property
     def named_ids(self) -> tuple[int, ...]:
@@ -305,6 +323,8 @@ class Verification:
     queue_s: float = 0.0
     passes: int = 1
     cached: int = 0
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """The most likely tokens at each place of the continuation with their log-probabilities, if the call wants some."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +341,9 @@ class Verify:
     """Whether to return the n values of `Verification.logprobs` and `choices`. False may save work on a server."""
     sampling: Sampling | None = None
     """How the target chooses tokens. If given, the choices are the tokens that `generate` would write at these places,
-    with its random numbers; else the argmax tokens. Requires the ability `samples`, and no repetition penalty."""
+    with its random numbers; else the argmax tokens. Requires the ability `samples`, and no penalty."""
+    top: int = 0
+    """Number of the most likely tokens to return at each place of the continuation. Requires `scores`."""
 
 
 Ability = Literal[
@@ -333,6 +355,7 @@ Ability = Literal[
     "logprobs",
     "entropies",
     "json schema",
+    "penalties",
     "forget",
 ]
 """Optional features of an engine.
@@ -340,7 +363,8 @@ Ability = Literal[
 `scores`, `choices`, `label logprobs`: `verify` returns the log-probs of a continuation, the argmax tokens, and the
 log-probs of labels. `cached scores`: for scores and choices it reads only what is not in its prefix cache. `samples`:
 it can sample the choices. `logprobs`: `generate` returns those of what it writes; `entropies`: and entropies and
-margins. `json schema`: `generate` supports a schema. `forget`: `forget` clears all caches.
+margins. `json schema`: `generate` supports a schema. `penalties`: the presence and the frequency penalty also count the
+output before the call. `forget`: `forget` clears all caches.
 """
 
 EVERYTHING: frozenset[Ability] = frozenset(get_args(Ability))
@@ -371,8 +395,18 @@ class Tokenizer(Protocol):
         """Maximum size of the text of one token, in UTF-8 bytes; None if unknown."""
         ...
 
+    @property
+    def thinking(self) -> ThinkingTags | None:
+        """How the model marks its thinking; None if it does not."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to text, including special tokens."""
+        ...
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Variables of the chat template that a request may set, such as `enable_thinking`."""
         ...
 
     def render(
@@ -381,8 +415,15 @@ class Tokenizer(Protocol):
         *,
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] = {},
     ) -> str:
         """Render messages with the chat template, and tools if the template supports them.
+
+        Args:
+            messages: the turns.
+            add_generation_prompt: whether the text ends where the model's turn begins.
+            tools: tools that the model may call.
+            arguments: further variables of the template, such as `enable_thinking`.
 
         Raises:
             UsageError: the model has no chat template, or the template rejects the messages.
@@ -443,6 +484,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def default_sampling(self) -> Mapping[str, float]:
+        """The sampling that the model's files recommend, by names of `Sampling`; empty if there is none."""
+        ...
+
+    @property
     def own_speculation(self) -> str | None:
         """The engine's built-in speculation, which calls cannot change.
 
@@ -500,6 +546,11 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Cancel all calls and free the model."""
         ...
+
+
+def most_likely(logprobs: Mapping[int, float], count: int) -> tuple[tuple[int, float], ...]:
+    """Return the most likely tokens with their log-probabilities, the most likely one first."""
+    return tuple(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
 
 
 def check_room(engine: Engine, prompt_length: int, wanted: int) -> None:

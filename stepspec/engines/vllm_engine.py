@@ -36,6 +36,7 @@ from stepspec.engines.protocol import (
     Verify,
     check_ids,
     check_room,
+    most_likely,
     side_by_side,
 )
 from stepspec.engines.stops import StopWatch
@@ -48,13 +49,16 @@ with from_extra("vllm", "The vLLM engine"):
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+    from stepspec.engines.hugging_face import HuggingFaceTokenizer, default_sampling, load_tokenizer, weights_hash
 
 VllmError: Any = getattr(exceptions, "VLLMError", ValueError)
 """Base class of vLLM's errors; older versions raise built-in errors."""
 
 DEVICES, VISIBLE = "devices", "CUDA_VISIBLE_DEVICES"
 """An argument that stepspec adds to those of vLLM: `devices=0,1` sets the CUDA devices of this engine."""
+
+THINKING = "thinking"
+"""A further one: the format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
 
 TRIAL_IDS = [5, 6, 7]
 NUM_LOGPROBS = 20
@@ -104,6 +108,7 @@ class VllmEngine:
         self.own_speculation: str = (
             f"{speculative.method}, {speculative.num_speculative_tokens} tokens" if speculative else "none"
         )
+        self.default_sampling = default_sampling(folder)
         self._vocabulary = None if vocabulary is None else frozenset(vocabulary)
         self._cache_salt: str | None = None
         self._device = str(llm.vllm_config.device_config.device_type)
@@ -132,7 +137,7 @@ class VllmEngine:
         folder, _, query = spec.partition("?")
         arguments = _arguments(query)
         devices = arguments.pop(DEVICES, None)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, thinking=arguments.pop(THINKING, None))
         vocabulary = load_draft_vocabulary(folder, tokenizer.num_ids)
         loop = LoopThread(f"vllm {folder}")
         try:
@@ -224,7 +229,7 @@ class VllmEngine:
         check_ids(self.name, self._vocab_size, prompt, continuation, *probe_ids)
         before = prompt.since(0)
         ids = [*before, *continuation]
-        scored = self._scored(ids, len(prompt)) if call.scores else self._next(ids)
+        scored = self._scored(ids, len(prompt), call.top) if call.scores else self._next(ids)
         own, *labelled = await side_by_side(
             scored, *(self._probed([*before, *probe.after(continuation)], probe.labels) for probe in probes)
         )
@@ -239,15 +244,16 @@ class VllmEngine:
         output = await self._one_token(ids)
         return Verification(None, None, _token(output), cached=output.num_cached_tokens or 0)
 
-    async def _scored(self, ids: list[int], start: int) -> Verification:
+    async def _scored(self, ids: list[int], start: int, top: int = 0) -> Verification:
         """Score the ids from position `start` on, by the route that works with the installed vLLM version."""
-        if self._route == "fixed ids":
+        if self._route == "fixed ids" and not top:
             return await self._scored_by_ids(ids, start)
-        output = await self._one_token(ids, prompt_logprobs=1)
+        output = await self._one_token(ids, prompt_logprobs=max(1, top))
         rows = output.prompt_logprobs[start:]
         logprobs = tuple(row[id].logprob for row, id in zip(rows, ids[start:], strict=True))
         choices = tuple(next(id for id, entry in row.items() if entry.rank == 1) for row in rows)
-        return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0)
+        found = tuple(most_likely({id: entry.logprob for id, entry in row.items()}, top) for row in rows)
+        return Verification(logprobs, choices, _token(output), cached=output.num_cached_tokens or 0, top=found)
 
     async def _scored_by_ids(self, ids: list[int], start: int) -> Verification:
         settings = {"prompt_logprob_token_ids": [[id] for id in ids[start:]], "prompt_logprob_start": start - 1}
@@ -349,7 +355,7 @@ async def _started(arguments: AsyncEngineArgs) -> AsyncLLM:
 
 def _arguments(query: str) -> dict[str, Any]:
     """Parse arguments of vLLM's engine. Values are parsed as JSON if possible, else used as text."""
-    known = {DEVICES, *(field.name for field in dataclasses.fields(AsyncEngineArgs))}
+    known = {DEVICES, THINKING, *(field.name for field in dataclasses.fields(AsyncEngineArgs))}
     arguments: dict[str, Any] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in known:
@@ -393,6 +399,8 @@ def _params(sampling: Sampling, stop: Stop, call: Generate) -> SamplingParams:
         top_k=sampling.top_k,
         min_p=sampling.min_p,
         repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
         allowed_token_ids=sorted(sampling.allowed) if sampling.allowed is not None else None,
         seed=sampling.seed_at(len(call.prompt) + len(call.after)) if sampling.temperature > 0 else None,

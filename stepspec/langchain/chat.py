@@ -37,7 +37,7 @@ from stepspec.api.session import Pair, StepSpec
 from stepspec.base.keywords import check_known
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.tools import chosen, schema_of
-from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
+from stepspec.engines.protocol import SAMPLING_NUMBERS
 from stepspec.errors import EngineError, UsageError, unknown_name
 from stepspec.langchain.errors import InvalidRequestError, LateError, as_langchain_errors
 from stepspec.langchain.messages import PROVIDER, chunk_of, last_chunk, message_of, turns_of
@@ -49,13 +49,18 @@ from stepspec.loop.step import Done, Event, StepCommitted
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event for a committed step. It is emitted if the model is called inside a run."""
 
-LIMITS = ("max_tokens", "max_thinking_tokens", "deadline_s")
+LIMITS = ("max_tokens", "max_thinking_tokens", "deadline_s", "enable_thinking", "reasoning_effort")
+LOGPROBS = ("logprobs", "top_logprobs")
+TEMPLATE = ("chat_template_kwargs", "draft_chat_template_kwargs")
 PER_CALL = (
     "model",
     "draft",
     "policy",
     *SAMPLING_NUMBERS,
     *LIMITS,
+    *TEMPLATE,
+    *LOGPROBS,
+    "logit_bias",
     "timeout",
     "max_retries",
     "stop",
@@ -90,11 +95,16 @@ class ChatStepSpec(BaseChatModel):
     """Spec string of the draft model. Not allowed with `base_url`."""
     policy: str | Policy = "stepspec"
     """A policy's name, file or value. With `base_url`, the name of a policy of the service."""
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: float | None = None
+    """0 is greedy. None is the model's own default, as for the settings below; greedy if it has none."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    """Values to add to the logits of tokens, by token id."""
     seed: int | None = None
     """Random seed. None uses a new one for each call."""
     max_tokens: int | None = Field(default=None, alias="max_completion_tokens")
@@ -103,6 +113,18 @@ class ChatStepSpec(BaseChatModel):
     """After this many tokens, the thinking ends and the target answers."""
     deadline_s: float | None = None
     """After this many seconds, the thinking ends and the target answers."""
+    enable_thinking: bool | None = None
+    """False turns the thinking off."""
+    reasoning_effort: str | None = None
+    """How much to think, in the words of the model's chat template, such as `low`; `none` turns the thinking off."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat templates of both models."""
+    draft_chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the draft's chat template."""
+    logprobs: bool = False
+    """Whether `response_metadata["logprobs"]` has the log-probabilities of all committed tokens."""
+    top_logprobs: int = 0
+    """Number of the most likely tokens to list at each place."""
     timeout: float | None = Field(default=None, alias="request_timeout")
     """Seconds after which a call fails."""
     max_retries: int | None = None
@@ -162,7 +184,9 @@ class ChatStepSpec(BaseChatModel):
         params |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
         params |= {"judges": self.judges} if self.judges else {}
         params["ends"] = self.stop  # LangChain would overwrite the key "stop" with the value of the call
-        return params | {name: getattr(self, name) for name in (*SAMPLING_NUMBERS, *LIMITS)}
+        return params | {
+            name: getattr(self, name) for name in (*SAMPLING_NUMBERS, "logit_bias", *LIMITS, *TEMPLATE, *LOGPROBS)
+        }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = LangSmithParams(
@@ -471,17 +495,21 @@ class _Call:
 
     def _options(self) -> RequestOptions:
         seed = self._setting("seed")
-        numbers: dict[str, Any] = {name: self._setting(name) for name in SAMPLING_NUMBERS}
-        numbers["seed"] = secrets.randbits(31) if seed is None else seed
+        sampling = {name: value for name in SAMPLING_NUMBERS if (value := self._setting(name)) is not None}
+        sampling["seed"] = secrets.randbits(31) if seed is None else seed
+        bias: Mapping[int, float] = self._setting("logit_bias") or {}
+        sampling["logit_bias"] = tuple((int(id), amount) for id, amount in bias.items())
         parallel = self._overrides.get("parallel_tool_calls")
         return RequestOptions(
-            sampling=Sampling(**numbers),
+            sampling=sampling,
             stop=self._setting("stop") or (),
             tools=self._overrides.get("tools") or (),
             tool_choice=_tool_choice(self._overrides.get("tool_choice")),
             parallel_tool_calls=True if parallel is None else parallel,
             json_schema=_schema_of(self._overrides.get("response_format")),
             **{name: self._setting(name) for name in LIMITS},
+            **{name: self._setting(name) or {} for name in TEMPLATE},
+            **{name: self._setting(name) for name in LOGPROBS},
         )
 
 

@@ -147,6 +147,12 @@ def _step_data(step: Step) -> dict[str, Any]:
     }
 
 
+def _logprobs(result: Result) -> dict[str, Any]:
+    """Return the log-probabilities where LangChain's other chat models have them."""
+    data = result.logprobs_data()
+    return {} if data is None else {"logprobs": data}
+
+
 def _usage(result: Result) -> UsageMetadata:
     usage = result.usage
     return UsageMetadata(
@@ -164,6 +170,7 @@ def _metadata(result: Result, model: str, policy: str) -> dict[str, Any]:
         "model_name": model,
         "model_provider": PROVIDER,
         "finish_reason": result.finish_reason,
+        **_logprobs(result),
         "stepspec": {
             "policy": policy,
             "draft_tokens": usage.draft_tokens,

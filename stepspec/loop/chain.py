@@ -225,7 +225,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
                 goes_on = False
                 chain.append(tag)
                 front.add(tag)
-        ends = bool(chain) and request.think_end is not None and chain[-1].tag == request.think_end
+        ends = bool(chain) and request.tags is not None and chain[-1].tag == request.tags.end
         if table.answer and ends and _may_answer(request, front.uncommitted):
             num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
             if not table.rereads or request.pace.rereads(num_before + MAX_ANSWER):
@@ -239,12 +239,12 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
 
 async def _draft_tag(request: Request, after: Sequence[int]) -> Proposal | None:
     """Return the tag that ends the thinking, if the draft writes it next, as a step without text."""
-    if request.think_end is None or not request.room_after(after):
+    if request.tags is None or not request.room_after(after):
         return None
     ids, found = list[int](), None
     try:
         found = await request.drafted(Stop(1, token_ids=request.ends), ids, after, coupled=True)
-        found = found if found is not None and found.tag == request.think_end else None
+        found = found if found is not None and found.tag == request.tags.end else None
     finally:
         request.ledger.proposed(len(ids))
         request.ledger.abandoned(0 if found else len(ids))
@@ -365,6 +365,8 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
         if judged is None or not judged.accepted or not request.transcript.thinking or request.only_target:
             break
     ended = not (request.transcript.thinking or request.transcript.ended)
+    # The answer was read after the draft's own tag.
+    ended = ended and request.transcript.last_id == chain.steps[-1].tag
     num_kept = 0
     if shared and ended and judged is not None and judged.accepted and number + 1 == len(chain.steps):
         num_kept = _keep_answer(request, chain.answer, shared.answer_choices)

@@ -42,7 +42,7 @@ async def _work(request: Request) -> None:
     with request.spans.request(), request.pace.request(request), controller:
         request.limits.start()
         try:
-            if request.think_end is not None or request.demands.json_schema is None:
+            if request.tags is not None or request.demands.json_schema is None:
                 await FAMILIES[request.policy.family].run(request, request.policy.settings)
             request.pace.load.stops_asking(request)
             await request.write_rest()
@@ -51,7 +51,7 @@ async def _work(request: Request) -> None:
                 raise
         except EngineError as error:
             committed = "".join(step.text for step in request.transcript.steps)
-            committed += request.answer.text if request.think_end is not None else request.transcript.open_text
+            committed += request.answer.text if request.tags is not None else request.transcript.open_text
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         finally:
             request.stop_reading()
@@ -106,7 +106,7 @@ def _result(request: Request) -> Result:
         num_prompt_tokens=len(request.prompt),
         num_cached_tokens=ledger.cached or 0,
         tool_calls=tuple(answer.calls),
-        thinks=request.think_end is not None,
+        thinks=request.tags is not None,
         limit=limits.reached,
         token_level_exact=request.policy.token_level_exact,
         judged_steps=tuple(request.judged_steps or ()),

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import TracebackType
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -12,7 +13,7 @@ from stepspec.engines.protocol import Probe
 from stepspec.errors import ContextError, StepSpecError, UnknownIdError
 from stepspec.loop.judging import Answer, Evidence
 from stepspec.loop.ledger import Role, ahead
-from stepspec.loop.request import Request
+from stepspec.loop.request import Request, marks_answer
 from stepspec.loop.step import Proposal, Step, StepJudged, StepProposed, Verdict
 
 T = TypeVar("T")
@@ -67,6 +68,11 @@ class Comparison:
     own: StepAhead
     compared: list[tuple[StepAhead, Verdict]] = field(default_factory=list[tuple[StepAhead, Verdict]])
     accepted: StepAhead | None = None
+
+    def reject(self) -> None:
+        """Let the target's own step stand."""
+        self.accepted = None
+        self.compared = [(draft, replace(verdict, accepted=False)) for draft, verdict in self.compared]
 
 
 @dataclass(frozen=True)
@@ -216,19 +222,37 @@ class Lookahead:
         target does not have are never accepted.
         """
         request = self._request
-        before = place.steps[-1].text if place.steps else request.transcript.last_text
-        repeated = bool(step.text.strip()) and step.text.strip() == before.strip()
-        usable = step.end != "length" and not step.aborted and not repeated
+        repeated = bool(step.text.strip()) and step.text.strip() == self._text_before(place).strip()
+        unusable = step.aborted or repeated or request.has_control_token(step.ids[: step.num_written])
+        usable = step.end != "length" and not unusable
         return usable and request.target_has(step.ids) and not request.demands.opens_call(step.text)
+
+    def _text_before(self, place: Place) -> str:
+        return place.steps[-1].text if place.steps else self._request.transcript.last_text
+
+    def _answers(self, place: Place, *steps: Proposal) -> bool:
+        """Whether one of the steps at a place ends the thinking, or belongs to the answer of a model that does not mark
+        its thinking. Then the target's own step stands."""
+        if any(step.tag is not None for step in steps):
+            return True
+        if self._request.tags is not None:
+            return False
+        texts = [self._request.transcript.last_text, *(step.text for step in place.steps)]
+        marked = any(marks_answer(text, before) for before, text in pairwise(texts))
+        return marked or self._request.has_answered or any(marks_answer(step.text, texts[-1]) for step in steps)
 
     async def same(self, place: Place, draft: StepAhead, comparison: Comparison) -> bool:
         """Return whether a draft step means the same as the target's own step at a place.
 
-        Steps with the same words do. A step that ends the thinking means the same only as one that ends it too.
+        Steps with the same words do. A step that ends the thinking or answers means the same only as one with the same
+        tokens.
         """
         own, step, since = comparison.own.step, draft.step, time.time_ns()
         verdict = Verdict(False, {})
-        if step.tag == own.tag and self._may_stand(place, step):
+        if self._answers(place, step, own):
+            draft.judged = step.num_written > 0
+            verdict = Verdict(step.ids == own.ids, {})
+        elif self._may_stand(place, step):
             draft.judged = step.num_written > 0
             if step.text.casefold().split() == own.text.casefold().split():
                 verdict = Verdict(True, {})
@@ -259,10 +283,24 @@ class Lookahead:
         with request.ledger.time("judge"):
             return await request.ask_panel(evidence, no_pass)
 
+    def _may_be_last(self, path: "list[Comparison]", number: int) -> bool:
+        """Whether an accepted draft step may be the last one of a model that does not mark its thinking: the target
+        ends the text after it, or has not written there."""
+        comparison = path[number]
+        if self._request.tags is not None or comparison.accepted is None:
+            return False
+        if comparison.accepted.step.ids == comparison.own.step.ids:
+            return False
+        following = path[number + 1].own.step if number + 1 < len(path) else None
+        return following is None or not following.num_written
+
     def commit(self, path: list[Comparison]) -> bool:
         """Commit the steps of a path while the thinking goes on. Return whether to keep speculating."""
         request = self._request
-        for comparison in path:
+        for number, comparison in enumerate(path):
+            if self._may_be_last(path, number):
+                comparison.reject()
+                path = path[: number + 1]
             index, last = len(request.transcript.steps), None
             for draft, verdict in comparison.compared:
                 last = verdict
@@ -272,6 +310,6 @@ class Lookahead:
             step = comparison.accepted or comparison.own
             step.committed = True
             request.commit(step.step, step.writer, last)
-            if not request.transcript.thinking:
+            if not request.transcript.thinking or number + 1 == len(path):
                 break
         return bool(path) and not self._draft_failed

@@ -6,6 +6,7 @@ speculation inside the target's own writing is exact; the engine does it.
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -28,6 +29,7 @@ from stepspec.engines.protocol import (
     collect,
     side_by_side,
 )
+from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError
 from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
@@ -37,7 +39,7 @@ from stepspec.loop.limits import Demands, Limits
 from stepspec.loop.pace import StepPace
 from stepspec.loop.step import Event, JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
 from stepspec.loop.tracing import Spans
-from stepspec.loop.transcript import Transcript
+from stepspec.loop.transcript import MOST_HEADER, Transcript
 
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
@@ -50,6 +52,12 @@ TOLD_TOKENS = 16
 
 BUNDLE_S = 1e-4
 """Longest wait for a chunk that came together with the one before."""
+
+ANSWER = re.compile(r"\\boxed|\\fbox|####|\banswer\s*(?:is\b|:|=)|\bfinal answer\b|</?answer>", re.IGNORECASE)
+"""Marks of an answer in the text of a model that does not mark its thinking."""
+
+MARK_CHARACTERS = 16
+"""Most characters of such a mark."""
 
 SURE = math.log(0.5)
 """A token above this log-probability is the most likely one: all others are less likely."""
@@ -73,6 +81,8 @@ class Judged:
     """Seconds in which it was judged."""
     next_id: int | None = None
     """The id that the draft has written after it."""
+    answers: bool = False
+    """Whether it belongs to the answer, of which only what the target would have written itself is kept."""
 
     @property
     def accepted(self) -> bool:
@@ -91,7 +101,7 @@ class Request:
     target: Engine
     draft: Engine | None
     panel: Panel
-    think_end: int | None
+    tags: ThinkingTags | None
     sampling: Sampling
     ledger: Ledger
     prompt: Sequence[int]
@@ -106,23 +116,29 @@ class Request:
     spans: Spans = field(default_factory=Spans)
     judges: Mapping[str, JudgeModel] = field(default_factory=dict[str, JudgeModel])
     """Judge models by name."""
+    starts_thinking: bool = True
+    """Whether the text begins with thinking, or without tags, with steps. Else the target writes an answer."""
     judged_steps: list[JudgedStep] | None = None
     """Receives the draft's steps with what was seen of them; None to record nothing."""
 
     def __post_init__(self) -> None:
         self.tokenizer = self.target.tokenizer
         self.answer_ends = self.tokenizer.end_ids | self.demands.stop_token_ids
-        self.ends = self.answer_ends if self.think_end is None else self.tokenizer.end_ids | {self.think_end}
+        self.ends = self.answer_ends if self.tags is None else self.tokenizer.end_ids | self.tags.ends
         table = self.policy.step
         step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
+        stop_ids, thinks = self.demands.stop_token_ids, self.starts_thinking
         self.transcript = Transcript(
-            self.prompt, self.tokenizer, step_stop, self.think_end, self.answer, self.demands.stop_token_ids
+            self.prompt, self.tokenizer, step_stop, self.tags, self.answer, stop_ids, thinks=thinks
         )
         self.limits = Limits(self.demands, self.ledger, self.transcript)
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._origin: Origin = "target"  # of the open step
         self._num_from_draft = 0
         self._draft_refused = False
+        self.has_answered = False
+        """Whether an answer is marked in the text of a model that does not mark its thinking."""
+        self._held: Proposal | None = None  # the draft's beginning of a step that is not committed
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
         self._num_told = 0
@@ -161,6 +177,8 @@ class Request:
         """
         if self.policy.step_level_exact and not self.is_own_text:
             return False
+        if self.transcript.in_header and not self.demands.separate_answer:
+            await self.write_header()
         while self.transcript.thinking and self.draft is not None and self.limits.allow_thinking():
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
                 return False
@@ -186,6 +204,15 @@ class Request:
         """Let the target write the next step, and commit it."""
         await self._write_step("forced")
         self._close_step()
+
+    async def write_header(self) -> None:
+        """Let the target write the header of a message, which decides whether the thinking goes on."""
+        assert self.tags is not None
+        assert self.tags.header_end is not None
+        if self.ledger.remaining > 0:
+            most = min(self.ledger.remaining, MOST_HEADER)
+            stop = Stop(most, token_ids=self.answer_ends | {self.tags.header_end})
+            await self._write(stop, self.limits.deadline, until=lambda: False)
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
@@ -267,7 +294,8 @@ class Request:
                 async with asyncio.timeout(patience), asyncio.timeout_at(self.limits.deadline):
                     chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
         except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
-            if not isinstance(error, ContextError) and not self.limits.expired and not sibling:
+            is_failure = not isinstance(error, ContextError | UnknownIdError)  # the others are of this request
+            if is_failure and not self.limits.expired and not sibling:
                 self.breaker.failed()
             return None
         self._num_read = num_before + len(ids)
@@ -357,7 +385,28 @@ class Request:
     def is_hopeless(self, proposal: Proposal, before: str) -> bool:
         """Whether a step after one with the text `before` is rejected without asking the judges."""
         repeated, text = proposal.text.strip() == before.strip(), self._open_text + proposal.text
-        return repeated or proposal.aborted or not proposal.text.strip() or self.demands.opens_call(text)
+        unusable = repeated or proposal.aborted or self.has_control_token(proposal.ids[: proposal.num_written])
+        return unusable or not proposal.text.strip() or self.demands.opens_call(text)
+
+    def has_control_token(self, ids: Sequence[int]) -> bool:
+        """Whether a draft's text has tokens that only the target may write, such as those that open a message."""
+        return any(map(self.tokenizer.is_special, ids))
+
+    def answers(self, proposal: Proposal, seen: Verification | None) -> bool:
+        """Whether a draft's text belongs to the answer of a model that does not mark its thinking.
+
+        It does if the answer is marked in it or before it, or if the target would end the text after it.
+        """
+        if self.tags is not None:
+            return False
+        ends = seen is None or seen.next_choice in self.ends
+        marked = marks_answer(self._open_text + proposal.text, self.transcript.last_text)
+        return ends or marked or self.has_answered
+
+    def _own_prefix(self, proposal: Proposal, seen: Verification | None) -> int:
+        """Return how many leading tokens of a draft's text are the target's own choices; 0 if these are not known."""
+        own = own_choices(proposal.ids[: proposal.num_written], seen) if self.is_own_text else None
+        return [*(own or ()), False].index(False)
 
     @property
     def _open_text(self) -> str:
@@ -391,17 +440,17 @@ class Request:
         seen = passes[0] if passes else None
         if seen is None and not self.target_has(proposal.ids):  # else the target has read them
             raise UnknownIdError(f"{self.target.name} does not have a token of the draft's step.")
-        if seen is None and verdict.accepted and proposal.tag is not None:  # the target has to confirm the tag
-            with suppress(ContextError, TimeoutError):
+        ends = proposal.tag is not None or self.tags is None
+        if seen is None and (ends if verdict.accepted else self.policy.salvage is not None):
+            with suppress(ContextError, TimeoutError):  # without room or time, no tag is confirmed and nothing salvaged
                 seen = await look()
-        if self.policy.salvage is not None and not verdict.accepted and seen is None:
-            with suppress(ContextError, TimeoutError):  # without room or time, nothing is salvaged
-                seen = await look()
+        answers = self.answers(proposal, seen) and self._own_prefix(proposal, seen) < proposal.num_written
+        verdict = replace(verdict, accepted=verdict.accepted and not answers)
         recorded = seen
         if self.judged_steps is not None and seen is None:  # the text must not depend on this pass
             with suppress(ContextError, TimeoutError):
                 recorded = await self._verify(proposal, ())
-        return Judged(proposal, verdict, seen, by_judges=True, recorded=recorded)
+        return Judged(proposal, verdict, seen, by_judges=True, recorded=recorded, answers=answers)
 
     async def ask_panel(self, evidence: Evidence, verify: Verifier) -> Verdict:
         """Return the judges' verdict on a step, and count the calls of judge models. See `Panel.judge`."""
@@ -504,8 +553,7 @@ class Request:
             self.ledger.generated(1)
             self.ledger.wrote("forced", 1)
             self.transcript.extend([chosen])
-            for _ in self.transcript.close_step("target"):
-                raise AssertionError("an end tag alone is not a step")
+            self.emit(self.transcript.close_step("target"))
 
     def commit(self, step: Proposal, writer: Literal["draft", "target"], verdict: Verdict | None = None) -> None:
         """Commit a whole step of one model, with the tag that ends it."""
@@ -521,7 +569,7 @@ class Request:
     @property
     def _samples(self) -> bool:
         """Whether passes over draft steps say what the target would write, under the request's sampling."""
-        return "samples" in self.target.abilities and self.sampling.repetition_penalty == 1
+        return "samples" in self.target.abilities and not self.sampling.depends_on_text
 
     @property
     def is_own_text(self) -> bool:
@@ -532,7 +580,7 @@ class Request:
     def _is_edited(self) -> bool:
         """Whether the sampling changes logits."""
         sampling = self.sampling
-        return sampling.repetition_penalty != 1 or bool(sampling.logit_bias) or sampling.allowed is not None
+        return sampling.depends_on_text or bool(sampling.logit_bias) or sampling.allowed is not None
 
     def target_has(self, ids: Sequence[int]) -> bool:
         """Whether the target has these tokens, as far as its vocabulary is known. A draft may have further ones."""
@@ -552,30 +600,51 @@ class Request:
         return len(texts) == 2 and texts[0] == texts[1]
 
     async def glance(self, num_tokens: int) -> Proposal | None:
-        """Return the draft's next tokens of the open step, at most `num_tokens`. None if there is no room for one, or
-        the draft failed or was too slow."""
+        """Return the draft's next tokens of the open step, at most `num_tokens`, after those that are held. None if
+        there is no room for one, or the draft failed or was too slow."""
+        held, self._held = self._held or Proposal((), "", 0), None
+        in_step = self.longest_step - len(self.transcript.open_ids)
         in_context = self.target.max_context - len(self.transcript.buffer)
-        since, room, ids = time.time_ns(), min(self.limits.room, num_tokens, in_context), list[int]()
-        if room <= 0:
-            return None
-        draft = await self.drafted(self.transcript.rest_of_step(room), ids)
+        room = min(self.limits.room, num_tokens, in_step, in_context) - len(held.ids)
+        since, ids, draft = time.time_ns(), list[int](), None
+        if room > 0:
+            stop = self.transcript.rest_of_step(room)
+            draft = await self.drafted(replace(stop, before=stop.before + held.text), ids, held.ids)
         self.ledger.proposed(len(ids))
         if draft is None:
-            self.ledger.abandoned(len(ids))
-        else:
-            self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
-        return draft
+            self.ledger.abandoned(len(held.ids) + len(ids))
+            return None
+        self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
+        return held.followed_by(draft)
 
     async def keep(self, draft: Proposal) -> None:
         """Commit the draft's tokens to the open step. An end tag is kept only if the target chooses it too. Nothing is
-        kept of a tool call, of a step that repeats itself, and of tokens that the target does not have."""
+        kept of a tool call, of a step that repeats itself, and of tokens that the target does not have.
+
+        A model that does not mark its thinking may answer at any place. The beginning of a step is then held until the
+        whole step is there, because the target has to see how it ends.
+        """
+        is_beginning = draft.end == "length" and len(self.transcript.open_ids) + len(draft.ids) < self.longest_step
+        if self.tags is None and is_beginning:
+            self._held = draft
+        else:
+            await self._keep(draft)
+
+    async def _keep(self, draft: Proposal) -> None:
+        """Commit the draft's tokens as `keep` does. Of an answer, only the target's own beginning is kept."""
         kept = draft.ids[: draft.num_written]
         text = self.tokenizer.decode([*self.transcript.open_ids, *kept])
-        if draft.aborted or not self.target_has(kept) or self.demands.opens_call(text):
+        hopeless = draft.aborted or self.has_control_token(kept) or self.demands.opens_call(text)
+        if hopeless or not self.target_has(kept):
             kept, self._draft_refused = (), True
-        elif draft.tag is not None:
+        elif draft.tag is not None or self.tags is None:
+            seen = None
             with suppress(ContextError, TimeoutError):  # without room or time, the draft's text does not end here
-                kept = draft.ids if (await self._verify(draft, ())).next_choice == draft.tag else kept
+                seen = await self._verify(draft, ())
+            if self.answers(draft, seen):
+                kept = kept[: self._own_prefix(draft, seen)]
+            if len(kept) == draft.num_written and seen is not None and seen.next_choice == draft.tag:
+                kept = draft.ids
             self._draft_refused = len(kept) < len(draft.ids)
         num_dropped = len(draft.ids) - len(kept)
         self.ledger.judged(accepted=len(kept), rejected=0 if draft.aborted else num_dropped)
@@ -604,7 +673,7 @@ class Request:
             rest = await self.glance(self.longest_step)
             works = rest is not None or self.limits.room <= 0
             if rest is not None:
-                await self.keep(rest)
+                await self._keep(rest)
         if not self.step_is_over:
             await self._write_step("forced")
         if self._num_from_draft:
@@ -673,15 +742,18 @@ class Request:
         """
         proposal, verification, verdict = judged.proposal, judged.verification, judged.verdict
         table = None if self.demands.opens_call(self._open_text + proposal.text) else self.policy.salvage
-        bound = table.min_logprob if table and verdict.scores else 0.0
-        num_kept = agreed_prefix(proposal, verification, bound) if table and verification is not None else 0
+        num_kept = 0
+        if judged.answers or (table and self.tags is None):  # the rest of the step may end the text
+            num_kept = self._own_prefix(proposal, verification)
+        elif table and verification is not None:
+            num_kept = agreed_prefix(proposal, verification, table.min_logprob if verdict.scores else 0.0)
         num_dropped = len(proposal.ids) - num_kept
         self.ledger.judged(accepted=num_kept, salvaged=num_kept, rejected=0 if proposal.aborted else num_dropped)
         self.ledger.abandoned(num_dropped if proposal.aborted else 0)
         self.transcript.extend(proposal.ids[:num_kept])
         self._num_from_draft += num_kept
         self._origin = "salvaged" if self._num_from_draft else "target"
-        free = table is not None and self.is_own_text and not self.transcript.step_is_over
+        free = (table is not None or judged.answers) and self.is_own_text and not self.transcript.step_is_over
         if free and verification is not None and verification.choices is not None and self.limits.room > 0:
             choices = (*verification.choices, verification.next_choice)
             self.ledger.generated(1)
@@ -737,6 +809,8 @@ class Request:
         self._writing_since, self._proposed = None, False
         steps = self.transcript.steps
         self.only_target = bool(steps) and self.demands.opens_call(steps[-1].text)
+        if self.tags is None and steps:
+            self.has_answered |= marks_answer(steps[-1].text, steps[-2].text if len(steps) > 1 else "")
         self.tell_committed()
 
     def tell_committed(self) -> None:
@@ -755,19 +829,25 @@ class Request:
         `until` is asked after every chunk of the thinking, and may stop the writer, in the middle of a step too.
         """
         transcript, limits, ledger = self.transcript, self.limits, self.ledger
-        if transcript.thinking and self.think_end is not None and self.demands.separate_answer:
+        if transcript.thinking and self.tags is not None and self.demands.separate_answer:
             stop = Stop(limits.room, token_ids=self.ends) if limits.allow_thinking() else None
             if stop is not None and not await self._write(stop, limits.deadline, until):
                 return
-            if not limits.allow_thinking() and ledger.remaining > 0:
-                ledger.generated(1)
-                ledger.wrote("forced", 1)
-                self.emit(transcript.end_thinking("target"))
+        thought = transcript.in_header or not limits.allow_thinking()
+        if thought and self.tags is not None and self.demands.separate_answer:
+            self._end_thinking()
         if not transcript.ended and ledger.remaining > 0 and limits.allow_thinking():
             stop = Stop(ledger.remaining, token_ids=self.answer_ends)
-            deadline = limits.deadline if self.think_end is None else None
+            deadline = limits.deadline if self.tags is None else None
             await self._write(stop, deadline, until, self.demands.json_schema)
             limits.allow_thinking()
+
+    def _end_thinking(self) -> None:
+        """Commit what is missing of the tags that end the thinking, in place of the target."""
+        ids = self.transcript.rest_of_ending[: max(0, self.ledger.remaining)]
+        self.ledger.generated(len(ids))
+        self.ledger.wrote("forced", len(ids))
+        self.emit(self.transcript.end_thinking("target", len(ids)))
 
     async def _write(
         self, stop: Stop, deadline: float | None, until: Callable[[], bool], json_schema: str | None = None
@@ -907,6 +987,12 @@ async def punctual(chunks: AsyncGenerator[Chunk, None], deadline: float | None) 
             yield chunk
             if chunk.end is not None:
                 return
+
+
+def marks_answer(text: str, before: str) -> bool:
+    """Return whether an answer is marked in a text. The mark may begin in the text before it."""
+    before = before[-MARK_CHARACTERS:]
+    return any(mark.end() > len(before) for mark in ANSWER.finditer(before + text))
 
 
 def agreed_prefix(proposal: Proposal, verification: Verification, min_logprob: float) -> int:

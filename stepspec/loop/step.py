@@ -13,7 +13,7 @@ models delivered. On the right are the loop's decisions about those tokens. `Cou
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
@@ -53,6 +53,18 @@ class Proposal:
     """Whether the draft repeated itself or was too unsure."""
     seconds: float = 0.0
     """Seconds in which the draft wrote it."""
+
+    def followed_by(self, rest: "Proposal") -> "Proposal":
+        """Return the step with what the draft has written after it."""
+        values = {
+            name: (*(getattr(self, name) or ()), *found)
+            for name in ("logprobs", "entropies", "margins")
+            if (found := getattr(rest, name)) is not None
+        }
+        written = self.num_written + rest.num_written
+        seconds = self.seconds + rest.seconds
+        ids, text = (*self.ids, *rest.ids), self.text + rest.text
+        return replace(rest, ids=ids, text=text, num_written=written, seconds=seconds, **values)
 
     @property
     def tag(self) -> int | None:
@@ -234,6 +246,17 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A committed token."""
+
+    token: str
+    logprob: float
+    """Its log-probability under the target, at temperature 1 and without penalty, bias or mask."""
+    top: tuple[tuple[str, float], ...] = ()
+    """The most likely tokens at its place with their log-probabilities."""
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a request."""
 
@@ -259,6 +282,8 @@ class Result:
     certified for other models or another sampling; else None."""
     judged_steps: tuple[JudgedStep, ...] = ()
     """The draft's steps with what was seen of them; empty unless the session records them."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """All committed tokens, those of the thinking too; None unless the request wants them."""
 
     @property
     def usage(self) -> "Usage":
@@ -287,9 +312,23 @@ class Result:
         """Return the result as plain values, for JSON."""
         return asdict(self)
 
+    def logprobs_data(self) -> dict[str, Any] | None:
+        """Return `logprobs` in the format of OpenAI's API; None if there are none."""
+        if self.logprobs is None:
+            return None
+        content = [
+            {**_logprob(each.token, each.logprob), "top_logprobs": [_logprob(*other) for other in each.top]}
+            for each in self.logprobs
+        ]
+        return {"content": content, "refusal": None}
+
     def _repr_html_(self) -> str:
         """Render the result for notebooks."""
         return result_html(self)
+
+
+def _logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import StepSpecError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.step import Done, Event, Result, Step, StepCommitted, Verdict
@@ -34,6 +35,7 @@ class Asked:
     target: str
     policy: str
     options: RequestOptions
+    sampling: Sampling
 
     @property
     def name(self) -> str:
@@ -42,8 +44,7 @@ class Asked:
 
     def attributes(self) -> Mapping[str, Any]:
         """Return the request's span attributes."""
-        options = self.options
-        sampling = options.sampling
+        options, sampling = self.options, self.sampling
         return {
             "gen_ai.operation.name": OPERATION,
             "gen_ai.provider.name": PROVIDER,

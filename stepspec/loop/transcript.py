@@ -11,13 +11,18 @@ from stepspec.chat.events import AnswerEvent
 from stepspec.engines.protocol import Stop, TokenBuffer, Tokenizer
 from stepspec.engines.stops import StopWatch
 from stepspec.engines.text import TextReader, visible_ids
+from stepspec.engines.thinking import ThinkingTags
 from stepspec.loop.step import Origin, Step, StepCommitted, StepEnd
+
+MOST_HEADER = 32
+"""Most tokens of the header of a message."""
 
 
 class Transcript:
     """The text of a request. `thinking` is true until the end-of-thinking tag; the answer follows until `ended`.
 
-    A model without thinking tags has only steps, and their text is also the answer.
+    A model without thinking tags has only steps, and their text is also the answer. In a format of messages, the header
+    of a message follows the tag, and may open further thinking.
     """
 
     def __init__(
@@ -25,17 +30,28 @@ class Transcript:
         prompt: Sequence[int],
         tokenizer: Tokenizer,
         step_stop: Stop,
-        think_end: int | None,
+        tags: ThinkingTags | None,
         answer: AnswerReader | None = None,
         stop_token_ids: frozenset[int] = frozenset(),
+        *,
+        thinks: bool = True,
     ) -> None:
-        """`stop_token_ids` end the answer like the tokenizer's own end tokens."""
+        """
+        Args:
+            prompt: ids before the text.
+            tokenizer: the tokenizer.
+            step_stop: what ends a step.
+            tags: the tags around the thinking; None for a model without them.
+            answer: reads the answer.
+            stop_token_ids: ids that end the answer like the tokenizer's own end tokens.
+            thinks: whether the text begins with thinking, or for a model without tags, with steps.
+        """
         self.buffer = TokenBuffer(prompt)
         self.steps: list[Step] = []
         self.answer = answer or AnswerReader()
         self.num_thought = 0
         """Tokens of the closed steps."""
-        self.thinking = True
+        self.thinking = thinks
         self.ended = False
         self.open_ids: list[int] = []
         """Ids of the open step."""
@@ -47,7 +63,8 @@ class Transcript:
         self._tokenizer = tokenizer
         self._step_stop = step_stop
         self._answer_ends = tokenizer.end_ids | stop_token_ids
-        self._think_end = think_end
+        self._tags = tags
+        self._header: list[int] | None = None
         self._watch = self._new_watch()
         self._step_end: StepEnd | None = None
 
@@ -60,6 +77,11 @@ class Transcript:
         return self.steps[-1].text if self.steps else ""
 
     @property
+    def last_id(self) -> int:
+        """The last id of the text, or of the prompt."""
+        return self.buffer.since(len(self.buffer) - 1)[0]
+
+    @property
     def step_is_over(self) -> bool:
         """Whether the open step is complete and can be closed."""
         return self._step_end is not None
@@ -68,6 +90,11 @@ class Transcript:
     def has_end_tag(self) -> bool:
         """Whether the open step ends with the tag that ends the thinking or the text."""
         return self._step_end in ("thinking", "text")
+
+    @property
+    def in_header(self) -> bool:
+        """Whether the header of a message is open, which decides whether thinking or an answer follows."""
+        return self._header is not None
 
     def rest_of_step(self, remaining: int) -> Stop:
         """Return where the writer of the open step must stop, with `remaining` tokens left in the budget."""
@@ -85,7 +112,7 @@ class Transcript:
     def _end_of(self, id: int) -> StepEnd | None:
         end = self._watch.feed(id)
         if end == "token":
-            return "thinking" if id == self._think_end else "text"
+            return "text" if self._tags is None or id not in self._tags.ends else "thinking"
         return "cap" if end == "length" else end
 
     def close_step(
@@ -101,40 +128,57 @@ class Transcript:
             self.steps.append(step)
             self.num_thought += len(ids)
             yield StepCommitted(step)
-            if self._think_end is None:
+            if self._tags is None:
                 yield from self.answer.feed(rest)
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped
         self.ended = end == "text" or self.answer.stopped
+        last = self.open_ids[-1] if self.open_ids else None
+        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
         if not self.thinking:
             self._reader.position = len(self.buffer)
-        self.open_ids, self.open_text, self._watch, self._step_end = [], "", self._new_watch(), None
+        if end == "thinking" and self._tags is not None:
+            if last in self._tags.implicit_ends:  # it is the beginning of the answer
+                self._reader.position -= 1
+                yield from self.answer.feed(self._reader.read(len(self.buffer), to_the_end=False))
+            elif self._tags.header_end is not None:
+                self._header = []
 
     def emit(self) -> Iterator[AnswerEvent]:
         """Emit the open step's text so far, if steps are the answer. Emitted text cannot be withdrawn."""
-        if self._think_end is None and self.open_ids and not self.step_is_over:
+        if self._tags is None and self.open_ids and not self.step_is_over:
             text = self._reader.read(len(self.buffer), to_the_end=False)
             self.open_text += text
             yield from self.answer.feed(text)
 
-    def end_thinking(self, origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
-        """Close the open step with `origin` and append the end-of-thinking tag."""
-        assert self._think_end is not None
+    @property
+    def rest_of_ending(self) -> Sequence[int]:
+        """The ids that end the thinking, without those that are already there."""
+        assert self._tags is not None
+        return self._tags.ending if self._header is None else self._tags.ending[1 + len(self._header) :]
+
+    def end_thinking(self, origin: Origin, room: int) -> Iterator[StepCommitted | AnswerEvent]:
+        """Close the open step with `origin` and append `rest_of_ending`, at most `room` ids of it."""
         yield from self.finish(origin)
-        self.extend([self._think_end])
-        yield from self.close_step(origin)
+        yield from self.write_on(self.rest_of_ending[:room], origin)
 
     def write_on(self, ids: Sequence[int], origin: Origin) -> Iterator[StepCommitted | AnswerEvent]:
         """Append ids of a single writer. Close each step that ends; after the thinking, emit the answer."""
-        for index, id in enumerate(ids):
+        start = 0
+        while start < len(ids):
             if self.ended:  # by a stop string: the tokens after it are kept in the buffer but not emitted
-                self.buffer.append(ids[index:])
+                self.buffer.append(ids[start:])
                 return
-            if not self.thinking:
-                yield from self._answer(ids[index:])
-                return
-            self.extend([id])
-            if self.step_is_over:
-                yield from self.finish(origin)
+            end = start + 1
+            if self._header is not None:
+                yield from self._extend_header(ids[start])
+            elif self.thinking:
+                self.extend(ids[start:end])
+                if self.step_is_over:
+                    yield from self.finish(origin)
+            else:
+                end = self._end_of_message(ids, start)
+                yield from self._answer(ids[start:end])
+            start = end
         yield from self.emit()
         if self.answer.stopped:
             yield from self.finish(origin)
@@ -144,9 +188,36 @@ class Transcript:
         if self.open_ids:
             yield from self.close_step(origin, len(self.open_ids) if origin == "draft" else 0)
 
+    def _end_of_message(self, ids: Sequence[int], start: int) -> int:
+        """Return where the message of the answer ends that goes on at `start`, with the tag that ends it."""
+        if self._tags is None or self._tags.header_end is None or self._tags.end not in ids[start:]:
+            return len(ids)
+        return ids.index(self._tags.end, start) + 1
+
     def _answer(self, ids: Sequence[int]) -> Iterator[AnswerEvent]:
         self.buffer.append(ids)
+        is_over = self._tags is not None and self._tags.header_end is not None and ids[-1] == self._tags.end
         ended = ids[-1] in self._answer_ends
-        text = self._reader.read(len(self.buffer) - ended, to_the_end=ended)
+        text = self._reader.read(len(self.buffer) - (ended or is_over), to_the_end=ended or is_over)
         yield from self.answer.feed(text)
         self.ended = ended or self.answer.stopped
+        self._header = [] if is_over and not self.ended else None
+
+    def _extend_header(self, id: int) -> Iterator[AnswerEvent]:
+        """Append an id to the header of a message. Its end begins the message."""
+        assert self._header is not None
+        assert self._tags is not None
+        self.buffer.append([id])
+        self._header.append(id)
+        self.ended = id in self._answer_ends
+        if not self.ended and id != self._tags.header_end and len(self._header) < MOST_HEADER:
+            return
+        header, self._header = self._header, None
+        is_whole, text = id == self._tags.header_end, self._tokenizer.decode(header)
+        self.thinking = is_whole and self._tags.format.thinking_header in text
+        self._reader.position = len(self.buffer)
+        if not (is_whole or self.ended):  # it is none
+            self._reader.position -= len(header)
+            yield from self.answer.feed(self._reader.read(len(self.buffer), to_the_end=False))
+        elif is_whole and len(self.visible(header)) > len(visible_ids(self._tokenizer, header)):
+            yield from self.answer.feed(text)  # the format of tool calls reads it

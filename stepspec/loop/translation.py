@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from stepspec.chat.prompts import think_end_id
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     Ability,
@@ -48,13 +47,12 @@ class TranslatedDraft:
         self._reader: TextReader | None = None
         self._ahead: dict[tuple[int, ...], tuple[int, ...]] = {}
         """What the draft has written after the committed text, without end tags: its own ids by the target's ids."""
-        draft_tag, target_tag = think_end_id(draft.tokenizer), think_end_id(tokenizer)
+        own, other = draft.tokenizer.thinking, tokenizer.thinking
         end = min(tokenizer.end_ids, default=None)
         # If only one model has thinking tags, the other's end of text stands for the end of the thinking.
-        ends_thinking = draft_tag is None and target_tag is not None
-        self._tags = dict.fromkeys(draft.tokenizer.end_ids, target_tag if ends_thinking else end)
-        if draft_tag is not None:
-            self._tags[draft_tag] = end if target_tag is None else target_tag
+        end_of_thinking = end if other is None else other.end
+        self._tags = dict.fromkeys(draft.tokenizer.end_ids, end if own is not None else end_of_thinking)
+        self._tags |= dict.fromkeys(own.ends if own is not None else (), end_of_thinking)
 
     @property
     def abilities(self) -> frozenset[Ability]:
@@ -67,6 +65,11 @@ class TranslatedDraft:
         return self._draft.drafters
 
     @property
+    def default_sampling(self) -> Mapping[str, float]:
+        """See `Engine.default_sampling`."""
+        return self._draft.default_sampling
+
+    @property
     def own_speculation(self) -> str | None:
         """See `Engine.own_speculation`."""
         return self._draft.own_speculation
@@ -76,20 +79,13 @@ class TranslatedDraft:
         the text is cut, they are of those ids that begin before the cut.
 
         The prompt must be the same buffer at every call, and no call may be open when it grows. All ids come in one
-        chunk.
-
-        Raises:
-            UsageError: the sampling has `logit_bias` or `allowed`, which use the target's ids.
+        chunk. `logit_bias` and `allowed` have no effect, as they are about the target's ids.
         """
-        sampling, stop = call.sampling, call.stop
-        if sampling.logit_bias or sampling.allowed is not None:
-            raise UsageError(
-                f"logit_bias and allowed are not supported: the draft {self.name} has other token ids than the target."
-            )
+        sampling, stop = replace(call.sampling, logit_bias=(), allowed=None), call.stop
         self._catch_up(call.prompt)
         own_stop = Stop(stop.max_tokens, stop.delimiters, frozenset(self._tags))
         after = self._translated(tuple(call.after))
-        own = replace(call, prompt=self._draft_buffer, after=after, stop=own_stop, hint=())
+        own = replace(call, prompt=self._draft_buffer, sampling=sampling, after=after, stop=own_stop, hint=())
         chunk = await collect(self._draft.generate(own))
         written = chunk.ids[:-1] if chunk.end == "token" else chunk.ids
         tokenizer = self._draft.tokenizer

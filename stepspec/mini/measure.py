@@ -40,7 +40,6 @@ from stepspec.chat.prompts import (
     encode_request,
     render_probe,
     selection_line,
-    think_end_id,
 )
 from stepspec.engines.protocol import (
     Drafting,
@@ -130,10 +129,10 @@ class Judge:
         self.target, self.draft, self.reward = models
         self.source = source
         self.encode = self.target.tokenizer.encode
-        think_end = think_end_id(self.target.tokenizer)
-        assert think_end is not None
-        self.think_end = think_end
-        self.stop = Stop(128, ("\n\n",), frozenset({think_end}))
+        tags = self.target.tokenizer.thinking
+        assert tags is not None
+        self.think_end = tags.end
+        self.stop = Stop(128, ("\n\n",), frozenset({tags.end}))
         digits = tuple(self.encode(str(digit))[-1] for digit in range(10))
         self.ratings = {f"rating.{id}": self._probe(prompt, digits) for id, prompt in RATING_PROMPTS.items()}
         self.yes_no_labels = tuple(self.encode(f" {answer}")[-1] for answer in ("yes", "no"))

@@ -41,7 +41,7 @@ class Answering:
 
     def last(self, result: Result, *, with_metrics: bool) -> dict[str, Any]:
         """Return the chunk with the finish reason. It has the metrics if no usage chunk follows."""
-        chunk = self._chunk({}, finish_reason=result.finish_reason)
+        chunk = self._chunk({}, finish_reason=result.finish_reason, logprobs=result.logprobs_data())
         return {**chunk, "metrics": self._metrics(result)} if with_metrics else chunk
 
     def usage(self, result: Result) -> dict[str, Any]:
@@ -59,7 +59,12 @@ class Answering:
             extension = {"stepspec": {"steps": steps}}
         if result.tool_calls:
             message["tool_calls"] = [_call(call) for call in result.tool_calls]
-        choice = {"index": 0, "message": message, "finish_reason": result.finish_reason, "logprobs": None}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": result.finish_reason,
+            "logprobs": result.logprobs_data(),
+        }
         costs = {"usage": usage(result), "metrics": self._metrics(result)}
         return {**self._head, "object": "chat.completion", "choices": [choice], **costs, **extension}
 
@@ -67,9 +72,13 @@ class Answering:
         return {**metrics(result, self._policy), "ignored_fields": self._ignored}
 
     def _chunk(
-        self, delta: Mapping[str, Any], finish_reason: str | None = None, extension: Mapping[str, Any] | None = None
+        self,
+        delta: Mapping[str, Any],
+        finish_reason: str | None = None,
+        extension: Mapping[str, Any] | None = None,
+        logprobs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         own_fields = {"stepspec": extension} if extension else {}
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **own_fields}
 

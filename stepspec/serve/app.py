@@ -160,7 +160,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 async def _answer(service: Service, chat_request: ChatRequest, request: Request) -> Response:
     name, session = service.session(chat_request)
     note_chat(request.scope, name, chat_request.ignored)
-    options = chat_request.options(thinks=session.thinks)
+    options = chat_request.options()
     answering = Answering(
         service.model,
         name,

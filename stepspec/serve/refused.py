@@ -15,8 +15,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "prompt_logprobs": (),
     "logprob_token_ids": (),
     "return_token_ids": (False,),
@@ -25,9 +23,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "echo": (False,),
     # Choice of tokens.
-    "logit_bias": (),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
     "allowed_token_ids": (),
     "bad_words": (),
     "logits_processors": (),
@@ -41,7 +36,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     # Input of the model.
     "chat_template": (),
-    "chat_template_kwargs": (),
     "documents": (),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
@@ -64,7 +58,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 INSTEAD: Mapping[str, str] = {
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",
-    "chat_template_kwargs": "To turn thinking off, set reasoning_effort to 'none'.",
     "guided_regex": "Use guided_json or guided_choice.",
     "guided_grammar": "Use guided_json or guided_choice.",
 }

@@ -13,13 +13,14 @@ from pydantic.config import JsonDict
 
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import ANYTHING, chosen, schema_of
-from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
+from stepspec.engines.protocol import HIGHEST_ID, SAMPLING_NUMBERS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
 from stepspec.loop.options import RequestOptions
 from stepspec.serve.refused import refused_properties, why_refused
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1_000
+MAX_BIASES = 1_024
 MAX_LISTED = 50
 """Maximum number of ignored fields that a response lists."""
 
@@ -135,14 +136,19 @@ class ChatRequest(BaseModel):
     )
     model: str | None = Field(default=None, description="Name of the served model. Optional.")
     policy: str | None = Field(default=None, description="Name of a policy; the default is the service's policy.")
-    temperature: float | None = Field(default=None, description="0 (greedy, the default) to 10.")
-    top_p: float | None = Field(default=None, description="Above 0 and at most 1 (off, the default).")
+    temperature: float | None = Field(default=None, description="0 (greedy) to 10; by default as the model says, or 0.")
+    top_p: float | None = Field(default=None, description="Above 0 and at most 1 (off); by default as the model says.")
     top_k: int | None = Field(
         default=None, description="Sample from this many most likely tokens; 0 or -1 (off) is the default."
     )
     min_p: float | None = Field(default=None, description="0 (off, the default) to 1.")
     repetition_penalty: float | None = Field(
         default=None, description="Above 0 and at most 10; 1 (off) is the default."
+    )
+    presence_penalty: float | None = Field(default=None, description="-2 to 2; 0 (off) is the default.")
+    frequency_penalty: float | None = Field(default=None, description="-2 to 2; 0 (off) is the default.")
+    logit_bias: dict[str, float] | None = Field(
+        default=None, description="Values from -100 to 100 to add to the logits of tokens, by token id."
     )
     seed: int | None = Field(default=None, description="Random seed; the default is a new one for each request.")
     max_completion_tokens: int | None = Field(
@@ -155,7 +161,18 @@ class ChatRequest(BaseModel):
     thinking_token_budget: int | None = Field(
         default=None, description="Limit of the thinking, in tokens; then the answer begins. 0 turns thinking off."
     )
-    reasoning_effort: str | None = Field(default=None, description="Only `none` is supported; it turns thinking off.")
+    reasoning_effort: str | None = Field(
+        default=None,
+        description="How much to think, in the words of the model's chat template, such as `low`; `none` turns the "
+        "thinking off.",
+    )
+    enable_thinking: bool | None = Field(default=None, description="False turns thinking off.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Variables of the chat templates of both models."
+    )
+    draft_chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the draft's chat template."
+    )
     deadline_s: float | None = Field(default=None, description="Seconds after which the thinking is cut off.")
     stop: str | Items[str] | None = Field(
         default=None,
@@ -175,6 +192,8 @@ class ChatRequest(BaseModel):
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="vLLM's structured outputs: `json`, `json_object` or `choice`."
     )
+    logprobs: bool | None = Field(default=None, description="Whether to return the log-probabilities of all tokens.")
+    top_logprobs: int | None = Field(default=None, description="Number of most likely tokens to list, at most 20.")
     stream: bool | None = Field(default=False, description="Whether to stream the answer as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Options of a stream.")
     include_reasoning: bool | None = Field(default=True, description="Whether the response includes the thinking.")
@@ -228,7 +247,7 @@ class ChatRequest(BaseModel):
         names += [f"stream_options.{name}" for name in streaming]
         return [name[:64] for name in names[:MAX_LISTED]]
 
-    def options(self, *, thinks: bool) -> RequestOptions:
+    def options(self) -> RequestOptions:
         """Convert the request to options of the Python API.
 
         Raises:
@@ -238,16 +257,20 @@ class ChatRequest(BaseModel):
         given = {name: value for name in SAMPLING_NUMBERS if (value := getattr(self, name)) is not None}
         if self.top_k == -1:  # in vLLM, -1 turns top_k off
             del given["top_k"]
-        sampling = Sampling(**{"seed": secrets.randbits(31), **given})
+        bias = {_token_id(id): amount for id, amount in (self.logit_bias or {}).items()}
+        sampling = {"seed": secrets.randbits(31), "logit_bias": bias, **given}
         max_tokens = getattr(self, self._limit)
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        no_thinking = self.reasoning_effort == "none" and thinks
         with _attributed_to("tool_choice"):
             choice = chosen(self.tool_choice)
         return RequestOptions(
             sampling=sampling,
             max_tokens=max_tokens,
-            max_thinking_tokens=0 if no_thinking else self.thinking_token_budget,
+            max_thinking_tokens=self.thinking_token_budget,
+            reasoning_effort=self.reasoning_effort,
+            enable_thinking=self.enable_thinking,
+            chat_template_kwargs=self.chat_template_kwargs or {},
+            draft_chat_template_kwargs=self.draft_chat_template_kwargs or {},
             deadline_s=self.deadline_s,
             stop=stops,
             stop_token_ids=self.stop_token_ids or [],
@@ -255,6 +278,8 @@ class ChatRequest(BaseModel):
             tools=self.tools or [],
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
         )
 
     @property
@@ -263,12 +288,8 @@ class ChatRequest(BaseModel):
         return "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
 
     def _check(self) -> None:
-        if self.reasoning_effort not in (None, "none"):
-            effort = reprlib.repr(self.reasoning_effort)
-            raise RefusedError(
-                "reasoning_effort",
-                f"reasoning_effort must be 'none', got {effort}. To limit the thinking, set thinking_token_budget.",
-            )
+        if (count := len(self.logit_bias or {})) > MAX_BIASES:
+            raise RefusedError("logit_bias", f"logit_bias may have at most {MAX_BIASES} tokens, got {count}.")
         stops = self.stop if isinstance(self.stop, list) else []
         if len(stops) > MAX_STOPS:
             raise RefusedError("stop", f"stop may have at most {MAX_STOPS} strings, got {len(stops)}.")
@@ -379,6 +400,13 @@ def _choices(field: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(each, str) for each in cast("list[Any]", value)):
         raise RefusedError(field, f"{field} must be a list of at least one string.")
     return cast("list[str]", value)
+
+
+def _token_id(text: str) -> int:
+    """Return the token id in a key of `logit_bias`."""
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(HIGHEST_ID)):
+        raise RefusedError("logit_bias", f"logit_bias must have token ids as keys, got {_truncated(repr(text), 64)}.")
+    return int(text)
 
 
 @contextmanager

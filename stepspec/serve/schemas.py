@@ -70,13 +70,34 @@ class Message(Exact):
     tool_calls: list[Call] = []
 
 
+class OneLogprob(Exact):
+    """A token with its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class CommittedLogprob(OneLogprob):
+    """A committed token, and the most likely ones at its place."""
+
+    top_logprobs: list[OneLogprob]
+
+
+class Logprobs(Exact):
+    """All committed tokens, those of the thinking too."""
+
+    content: list[CommittedLogprob]
+    refusal: None
+
+
 class Choice(Exact):
     """The choice with the answer. A response has only one choice."""
 
     index: Literal[0]
     message: Message
     finish_reason: Literal["stop", "length", "tool_calls"]
-    logprobs: None
+    logprobs: Logprobs | None
 
 
 class CachedTokens(Exact):
@@ -197,7 +218,7 @@ class ChunkChoice(Exact):
     index: Literal[0]
     delta: Delta
     finish_reason: Literal["stop", "length", "tool_calls"] | None
-    logprobs: None
+    logprobs: Logprobs | None
 
 
 class Chunk(Exact):

@@ -23,8 +23,8 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 NAN = float("nan")
 INTEGER = ("max_tokens", "max_completion_tokens", "thinking_token_budget", "top_k", "seed")
-REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "deadline_s")
-BOOLEAN = ("stream", "include_reasoning", "parallel_tool_calls")
+REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "deadline_s")
+BOOLEAN = ("stream", "include_reasoning", "parallel_tool_calls", "enable_thinking")
 
 
 HTTP = httpx.Client(timeout=60)
@@ -80,8 +80,6 @@ CHANGING = {
     "n": 2,
     "best_of": 2,
     "use_beam_search": True,
-    "logprobs": True,
-    "top_logprobs": 3,
     "prompt_logprobs": 1,
     "logprob_token_ids": [1],
     "return_token_ids": True,
@@ -89,9 +87,6 @@ CHANGING = {
     "return_token_offsets": True,
     "return_prompt_text": True,
     "echo": True,
-    "logit_bias": {"5": 1.0},
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
     "allowed_token_ids": [1],
     "bad_words": ["no"],
     "logits_processors": ["a"],
@@ -103,7 +98,6 @@ CHANGING = {
     "skip_special_tokens": False,
     "repetition_detection": {"max_pattern_size": 3},
     "chat_template": "{{ messages }}",
-    "chat_template_kwargs": {"enable_thinking": False},
     "documents": [{"text": "a"}],
     "add_generation_prompt": False,
     "continue_final_message": True,
@@ -161,6 +155,40 @@ def test_every_field_is_accepted_with_a_value_that_changes_nothing(root: str) ->
         answer = post(root, **fields)
         assert answer.status_code == 200, answer.text
         assert answer.json()["metrics"]["ignored_fields"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"logit_bias": {"x": 1.0}}, "token ids as keys, got 'x'"),
+        ({"logit_bias": {"5": 101.0}}, "between -100 and 100"),
+        ({"logit_bias": {str(id): 1.0 for id in range(1025)}}, "at most 1024 tokens"),
+        ({"presence_penalty": 2.5}, "presence_penalty must be between -2 and 2"),
+        ({"reasoning_effort": "low"}, "no variable for it"),
+        ({"chat_template_kwargs": {"a": 1}}, "no variable 'a'"),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, "Leave out one"),
+        ({"top_logprobs": 3}, "logprobs is false"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be between 0 and 20"),
+    ],
+)
+def test_wrong_values_of_fields_about_tokens_and_templates_are_rejected(
+    root: str, fields: Mapping[str, Any], problem: str
+) -> None:
+    answer = post(root, **fields)
+    assert answer.status_code == 400
+    assert problem in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] in fields
+
+
+def test_penalties_biases_and_logprobs_are_honored(root: str) -> None:
+    asked = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "logit_bias": {"5": 1.0, "7": -100}}
+    assert content(post(root, **asked))
+    answer = post(root, logprobs=True, top_logprobs=0).json()["choices"][0]
+    message, listed = answer["message"], answer["logprobs"]["content"]
+    assert message["content"] in "".join(each["token"] for each in listed)
+    assert all(each["logprob"] <= 0 and bytes(each["bytes"]).decode() == each["token"] for each in listed)
+    last = chunks(post(root, stream=True, logprobs=True))[-1]["choices"][0]
+    assert len(last["logprobs"]["content"]) == len(listed)
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -417,16 +445,22 @@ def test_unknown_options_are_rejected_with_the_nearest_name() -> None:
 
 WRONG: Mapping[str, list[Any]] = {
     "prompt": [None, 5],
-    "sampling": [None, {"temperature": 1.0}],
+    "sampling": [5, {"temprature": 1.0}, {"temperature": -1.0}, {"logit_bias": 5}],
     "max_tokens": [0, -1, "1", True, NAN],
     "max_thinking_tokens": [-1, "1", True],
     "deadline_s": [0, -1.0, "1", True],
+    "enable_thinking": [1, "no"],
+    "reasoning_effort": [5, True],
+    "chat_template_kwargs": [None, "x", []],
+    "draft_chat_template_kwargs": [None, "x", []],
     "stop": [None, 5, [""], "", [None], ["a", 5]],
     "stop_token_ids": [None, 5, "1", [True], ["1"], [-1], [1 << 31]],
     "json_schema": ["x", 5, [SCHEMA]],
     "tools": [None, "x", ADD],
     "tool_choice": [None, {"type": "function"}],
     "parallel_tool_calls": [None, 1],
+    "logprobs": [None, 1],
+    "top_logprobs": [-1, 21, 1, "1", True],
 }
 
 
@@ -437,7 +471,7 @@ async def test_an_option_of_a_wrong_type_is_rejected_by_name_before_any_request_
     for spec in (StepSpec(pair=following_pair()), RemoteStepSpec("http://127.0.0.1:9/v1", retries=0)):
         for name, values in WRONG.items():
             for value in values:
-                with pytest.raises(UsageError, match=rf"\b{name}|A {name} string"):
+                with pytest.raises(UsageError, match=rf"\b{name}|A {name} string|temp|logit_bias"):
                     await spec.generate("a", **{name: value})  # type: ignore[arg-type]
         for stop in ({"stop": "a"}, {"stop_token_ids": [1]}):
             with pytest.raises(UsageError, match="together with json_schema"):

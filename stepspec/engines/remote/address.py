@@ -26,6 +26,8 @@ class Address:
     """Name of the model; None uses the only model of the server."""
     tokenizer: str | None = None
     """Hub name or folder of the model's tokenizer; None uses the one that the server reports."""
+    thinking: str | None = None
+    """Format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
     context: int | None = None
     """Context length in tokens; None uses the one that the server reports."""
     timeout: float = 60.0
@@ -65,7 +67,7 @@ class Address:
         if not named:
             raise UsageError(f"{spec!r} names no host or port. Write http://HOST:PORT/v1#MODEL.")
         base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
-        kinds = {"tokenizer": str, "context": int, "timeout": float, "first_token_timeout": float}
+        kinds = {"tokenizer": str, "thinking": str, "context": int, "timeout": float, "first_token_timeout": float}
         kinds |= {"max_response_mb": float, "retries": int, "session_header": str, "replay_headers": str}
         kinds["key_env"] = str
         options: dict[str, object] = {}

@@ -1,8 +1,11 @@
 """Models of server responses, with only the fields that stepspec uses, in all formats that servers use."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from stepspec.engines.protocol import Tokenizer
@@ -189,6 +192,31 @@ class Generated(BaseModel):
 
     output_ids: list[int] = Field(min_length=1)
     meta_info: GenerateMeta
+
+
+class TokenScores(BaseModel):
+    """A response of vLLM's `/inference/v1/generate` with the log-probabilities of given tokens, as a NumPy file."""
+
+    class Choice(BaseModel):
+        """The generated tokens."""
+
+        token_ids: list[int] = Field(min_length=1)
+
+    choices: list[Choice] = Field(min_length=1)
+    prompt_token_id_logprobs: str
+    usage: Usage | None = None
+
+    def logprobs(self) -> tuple[float, ...]:
+        """Return the log-probability of the first given token at each position.
+
+        Raises:
+            ValueError: the file is not an array of one column of finite numbers.
+        """
+        with io.BytesIO(base64.b64decode(self.prompt_token_id_logprobs, validate=True)) as file:
+            found = np.load(file, allow_pickle=False)
+        if found.ndim != 2 or found.shape[1] != 1 or found.dtype.kind != "f" or not np.isfinite(found).all():
+            raise ValueError("no column of finite numbers")
+        return tuple(found[:, 0].tolist())
 
 
 def validated(kind: type[A], address: Address, found: Any, what: str) -> A:

@@ -17,7 +17,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary, within
-from stepspec.engines.hugging_face import HuggingFaceTokenizer, context_of, load_tokenizer, weights_hash
+from stepspec.engines.hugging_face import (
+    HuggingFaceTokenizer,
+    context_of,
+    default_sampling,
+    load_tokenizer,
+    weights_hash,
+)
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     Ability,
@@ -31,15 +37,32 @@ from stepspec.engines.protocol import (
     Verify,
     check_ids,
     check_room,
+    most_likely,
     side_by_side,
 )
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import Choice, Completion, Generated, Usage, checked_ids, label_logprobs, validated
+from stepspec.engines.remote.answers import (
+    Choice,
+    Completion,
+    Generated,
+    TokenScores,
+    Usage,
+    checked_ids,
+    label_logprobs,
+    validated,
+)
 from stepspec.engines.remote.client import Wire
 from stepspec.engines.remote.conversation import Conversation
 from stepspec.engines.remote.limits import TokenDeadline
 from stepspec.engines.remote.problems import RejectedError, nonsense, tokenizer_hint
-from stepspec.engines.remote.server import Server, generate_fields, one_token_fields, schema_fields
+from stepspec.engines.remote.server import (
+    INFERENCE,
+    Server,
+    generate_fields,
+    inference_fields,
+    one_token_fields,
+    schema_fields,
+)
 from stepspec.engines.stops import StopWatch
 from stepspec.errors import EngineError, UsageError
 
@@ -71,14 +94,18 @@ class RemoteEngine:
         self.name = title or server.model
         self.tokenizer = tokenizer
         self.max_context = address.context or server.max_context or context_of(server.folder) or UNKNOWN_CONTEXT
-        scores: list[Ability] = ["scores", "choices"] if server.scores else []
-        cached: list[Ability] = ["cached scores"] if server.scores == "generate" else []
+        scores: list[Ability] = ["scores"] if server.scores else []
+        if server.scores in ("prompt_logprobs", "generate"):
+            scores.append("choices")
+        cached: list[Ability] = ["cached scores"] if server.scores in ("inference", "generate") else []
         labels: list[Ability] = ["label logprobs"] if server.num_logprobs else []
         written: list[Ability] = ["logprobs"] if server.written_logprobs and server.gives_ids else []
         schemas: list[Ability] = ["json schema"] if server.schema_field else []
         forgets: list[Ability] = ["forget"] if server.takes_salt else []
         self.abilities: frozenset[Ability] = frozenset([*scores, *cached, *labels, *written, *schemas, *forgets])
         self.own_speculation = server.speculation
+        found = default_sampling(address.tokenizer or server.folder)
+        self.default_sampling = {name: found[name] for name in found if server.extended or name not in FURTHER}
         self.address = address
         self._server = server
         self._wire = Wire(address)
@@ -106,8 +133,13 @@ class RemoteEngine:
         address = Address.parsed(spec)
         server = Server.found(address)
         with tokenizer_hint():
-            tokenizer = load_tokenizer(address.tokenizer or server.folder)
+            tokenizer = load_tokenizer(address.tokenizer or server.folder, thinking=address.thinking)
         return cls(address, server, tokenizer, title)
+
+    @property
+    def server(self) -> Server:
+        """The features of the server."""
+        return self._server
 
     def describe(self) -> dict[str, str | None]:
         """See `Engine.describe`."""
@@ -259,6 +291,9 @@ class RemoteEngine:
             fields["seed"] = sampling.seed_at(position)
         if sampling.top_p != 1.0:
             fields["top_p"] = sampling.top_p
+        for name in ("presence_penalty", "frequency_penalty"):
+            if getattr(sampling, name):
+                fields[name] = getattr(sampling, name)
         if sampling.logit_bias:
             fields["logit_bias"] = {str(id): amount for id, amount in sampling.logit_bias}
         further = {name: getattr(sampling, name) for name in FURTHER if getattr(sampling, name) != getattr(USUAL, name)}
@@ -281,7 +316,8 @@ class RemoteEngine:
         check_ids(self.name, self.tokenizer.num_ids, prompt, continuation, *probe_ids)
         ends = [probe.after(continuation) for probe in probes]
         if call.scores and self._server.scores:
-            own, probed = await side_by_side(self._scored(prompt, continuation), self._tokens_after(prompt, ends))
+            scored = self._scored(prompt, continuation, call.top)
+            own, probed = await side_by_side(scored, self._tokens_after(prompt, ends))
         else:
             first, *probed = await self._tokens_after(prompt, [continuation, *ends])
             own = Verification(None, None, self._token_of(first))
@@ -316,11 +352,13 @@ class RemoteEngine:
             raise nonsense(self.address, "no log-probabilities, although it returned them before")
         return label_logprobs(tops, labels, self.tokenizer)
 
-    async def _scored(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
+    async def _scored(self, prompt: TokenBuffer, continuation: Sequence[int], top: int) -> Verification:
         """Return the log-probabilities of a continuation and the argmax tokens at its positions."""
         if self._server.scores == "generate":
-            return await self._scored_by_generate(prompt, continuation)
-        fields, prompt_length = self._one_token_fields(0) | {"prompt_logprobs": 1}, len(prompt)
+            return await self._scored_by_generate(prompt, continuation, top)
+        if self._server.scores == "inference" and not top and continuation:
+            return await self._scored_by_inference(prompt, continuation)
+        fields, prompt_length = self._one_token_fields(0) | {"prompt_logprobs": max(1, top)}, len(prompt)
         answer = await self._complete(prompt, fields, [continuation])
         choice = answer.only_choice(self.address)
         rows = (choice.prompt_logprobs or [])[prompt_length:]
@@ -330,12 +368,33 @@ class RemoteEngine:
             choices = tuple(next(id for id, entry in top.items() if entry.rank == 1) for top in tops)
         except (KeyError, ValueError, StopIteration):
             raise nonsense(self.address, "prompt log-probabilities that do not match the prompt") from None
-        return Verification(logprobs, self._checked(choices), self._token_of(choice))
+        found = tuple(most_likely({id: entry.logprob for id, entry in each.items()}, top) for each in tops)
+        return Verification(logprobs, self._checked(choices), self._token_of(choice), top=found)
 
-    async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
+    async def _scored_by_inference(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
+        """Score a continuation with vLLM's `/inference/v1/generate`. Without the argmax tokens at its positions."""
+        conversation = self._conversation(prompt)
+        fields = inference_fields(self._server.model, continuation, len(prompt))
+        body = conversation.body(prompt, fields, [continuation], "token_ids")
+        found, headers = await self._wire.ask(f"{self.address.root}{INFERENCE}", body, conversation.headers)
+        conversation.replay(headers)
+        answer = validated(TokenScores, self.address, found, "scored text")
+        try:
+            logprobs = answer.logprobs()
+        except ValueError:
+            logprobs = ()
+        if len(logprobs) != len(continuation):
+            raise nonsense(self.address, "log-probabilities that do not match the prompt")
+        usage = answer.usage or Usage()
+        self._note(prompt, usage)
+        own, *_ = self._checked(answer.choices[0].token_ids)
+        return Verification(logprobs, None, own, cached=usage.cached)
+
+    async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int], top: int) -> Verification:
         """Score a continuation with SGLang's `/generate`."""
         conversation = self._conversation(prompt)
-        body = conversation.body(prompt, generate_fields(len(prompt)), [continuation], "input_ids")
+        fields = generate_fields(len(prompt)) | {"top_logprobs_num": max(1, top)}
+        body = conversation.body(prompt, fields, [continuation], "input_ids")
         found, headers = await self._wire.ask(f"{self.address.root}/generate", body, conversation.headers)
         conversation.replay(headers)
         answer, count = validated(Generated, self.address, found, "scored text"), len(continuation)
@@ -347,7 +406,9 @@ class RemoteEngine:
             raise nonsense(self.address, "log-probabilities that do not match the prompt")
         self._note(prompt, Usage())
         own, *_ = self._checked(answer.output_ids)
-        return Verification(logprobs, self._checked(choices), own, cached=meta.cached_tokens or 0)
+        listed = [{id: logprob for logprob, id, _ in each or () if logprob is not None} for each in tops]
+        best = tuple(most_likely(each, top) for each in listed)
+        return Verification(logprobs, self._checked(choices), own, cached=meta.cached_tokens or 0, top=best)
 
     def _checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(checked_ids(self.address, ids, self.tokenizer.num_ids))

@@ -17,12 +17,13 @@ from stepspec.engines.remote.answers import Count, validated
 from stepspec.engines.remote.client import Wire
 from stepspec.engines.remote.problems import nonsense, tokenizer_hint
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
+from stepspec.engines.thinking import NONE
 from stepspec.errors import ModelError, UsageError
 
 MAX_LABELS = 64
 """Maximum number of values of a reward. A pooling model that returns more returns hidden states."""
 
-WITHOUT_EFFECT = frozenset({"context", "replay_headers"})
+WITHOUT_EFFECT = frozenset({"context", "replay_headers", "thinking"})
 """Options of an address that judge models do not use."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -139,7 +140,7 @@ class RemoteJudge:
         if server.ability == "embed":
             return cls(address, server, None, title)
         with tokenizer_hint():
-            tokenizer = load_tokenizer(address.tokenizer or server.folder)
+            tokenizer = load_tokenizer(address.tokenizer or server.folder, thinking=NONE)
             check_reward_tokenizer(tokenizer, server.model)
         return cls(address, server, tokenizer, title)
 

@@ -1,11 +1,13 @@
 """Detection of a server's features by test requests, once, when the engine is loaded."""
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from stepspec.engines.remote.address import Address
-from stepspec.engines.remote.answers import Choice, Completion, Generated, GenerateMeta
+from stepspec.engines.remote.answers import Choice, Completion, Generated, GenerateMeta, TokenScores
 from stepspec.engines.remote.problems import refused
 from stepspec.engines.remote.trials import TRIAL_IDS, TRIAL_TEXT, Trials, detected
 from stepspec.errors import EngineError, StepSpecError
@@ -13,13 +15,14 @@ from stepspec.errors import EngineError, StepSpecError
 MOST_LOGPROBS = (20, 5)
 """Numbers of log-probabilities to try: the maximum of vLLM, then of OpenAI."""
 
-ScoreRoute = Literal["prompt_logprobs", "generate"]
-"""How a server scores a continuation: vLLM's field `prompt_logprobs`, which reads the whole prompt again, or SGLang's
-`/generate`, which does not."""
+ScoreRoute = Literal["inference", "prompt_logprobs", "generate"]
+"""How a server scores a continuation: vLLM's `/inference/v1/generate` or SGLang's `/generate`, which read it after the
+prompt in their prefix caches, or vLLM's field `prompt_logprobs`, which reads the whole prompt again."""
 
 SchemaField = Literal["structured_outputs", "json_schema"]
 """The request field for a JSON schema: `structured_outputs` in vLLM, `json_schema` in SGLang and llama.cpp."""
 
+INFERENCE = "/inference/v1/generate"
 TRIAL_SCHEMA = '{"enum": ["stepspec"]}'
 TRIAL_VALUE = '"stepspec"'
 """The only text that matches the schema."""
@@ -118,6 +121,11 @@ class _Detector(Trials):
         return answer is not None and sorted(choice.index for choice in answer.choices) == [0, 1]
 
     async def _score_route(self, model: str) -> ScoreRoute | None:
+        fields = inference_fields(model, TRIAL_IDS[1:], 1) | {"token_ids": TRIAL_IDS}
+        given = await self.try_post(TokenScores, f"{self.address.root}{INFERENCE}", fields)
+        with suppress(ValueError):
+            if given and len(given.logprobs()) == len(TRIAL_IDS) - 1:
+                return "inference"
         fields = {"model": model, "prompt": TRIAL_IDS, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
         answer = await self.try_post(Completion, self._completions, fields)
         if answer and len(answer.choices) == 1 and len(answer.choices[0].prompt_logprobs or ()) == len(TRIAL_IDS):
@@ -165,6 +173,14 @@ def schema_fields(field: SchemaField, schema: str) -> dict[str, Any]:
     """Return the field that constrains a call to a JSON schema."""
     form = json.loads(schema)
     return {"structured_outputs": {"json": form}} if field == "structured_outputs" else {"json_schema": form}
+
+
+def inference_fields(model: str, ids: Sequence[int], start: int) -> dict[str, Any]:
+    """Return the fields of a call to vLLM's `/inference/v1/generate` that scores ids from position `start` on. They go
+    with the `token_ids` of the whole text."""
+    sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "prompt_logprob_start": start - 1}
+    sampling |= {"prompt_logprob_token_ids": [[id] for id in ids], "skip_reading_prefix_cache": False}
+    return {"model": model, "sampling_params": sampling}
 
 
 def generate_fields(start: int) -> dict[str, Any]:

@@ -141,6 +141,7 @@ class Scoring(Call):
     scores: bool
     outcome: "asyncio.Future[Verification]"
     sampling: Sampling | None = None
+    top: int = 0
 
     @property
     def after(self) -> Sequence[int]:
@@ -202,6 +203,10 @@ def read_verification(logits: torch.Tensor, call: Scoring, *, partial: bool = Fa
     if call.scores:
         ids = torch.tensor(call.continuation, dtype=torch.long, device=logprobs.device)
         own = tuple(logprobs[:count].gather(1, ids[:, None])[:, 0].tolist())
+    top = ()
+    if call.top and call.scores:
+        values, tokens = logprobs[:count].topk(call.top)
+        top = tuple(tuple(zip(*each, strict=True)) for each in zip(tokens.tolist(), values.tolist(), strict=True))
     labels = [
         tuple(logprobs[count + 1 + index, list(probe.labels)].tolist()) for index, probe in enumerate(call.probes)
     ]
@@ -214,6 +219,7 @@ def read_verification(logits: torch.Tensor, call: Scoring, *, partial: bool = Fa
         queue_s=call.queue_s,
         passes=call.metrics.target_passes,
         cached=call.metrics.cached_tokens,
+        top=top,
     )
 
 

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from stepspec.base.file_model import FileModel
 from stepspec.base.file_problems import first_problem
 from stepspec.engines.draft_vocabulary import load_draft_vocabulary
-from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, weights_hash
+from stepspec.engines.hugging_face import HuggingFaceTokenizer, default_sampling, load_tokenizer, weights_hash
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     EVERYTHING,
@@ -47,7 +47,7 @@ from stepspec.engines.torch_engine.model import CausalModel, load_network
 from stepspec.engines.torch_engine.row import BatchRow, TokenDetails
 from stepspec.engines.torch_engine.scheduler import Scheduler
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, run_in_thread, use_threads
-from stepspec.errors import EngineError, ModelError, UsageError
+from stepspec.errors import EngineError, UsageError
 
 MAX_SLOTS = 64
 
@@ -64,6 +64,8 @@ class Options(FileModel):
     """Data type of the weights."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of a model on a CPU."""
+    thinking: str | None = None
+    """Format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
 
     @classmethod
     def parsed(cls, query: str) -> "Options":
@@ -100,25 +102,31 @@ class TorchEngine:
         heads: MedusaHeads | None = None,
         budget: int | None = None,
         threads: int | None = None,
+        default_sampling: Mapping[str, float] | None = None,
+        drafter_tokenizer: HuggingFaceTokenizer | None = None,
     ) -> None:
         """Start the engine's thread.
 
         Args:
             model: the model to serve.
             tokenizer: its tokenizer.
-            drafter: a draft model with the same vocabulary, for token-level speculation.
+            drafter: a draft model, for token-level speculation.
             weights: hash of the model's weights, for results.
             heads: Medusa heads of the model.
             budget: bytes of device memory for the caches; None uses most of the free memory.
             threads: CPU threads of the model and its drafter; see `default_threads` for None.
+            default_sampling: the sampling that the model's files recommend.
+            drafter_tokenizer: the drafter's tokenizer, if it has another vocabulary.
 
         Raises:
             ModelError: the budget is too small.
         """
         self.name = model.name
         self.tokenizer = tokenizer
+        self.default_sampling = default_sampling or {}
         self._model = model
         self._drafter = drafter
+        self._drafter_tokenizer = drafter_tokenizer
         self._heads = heads
         self._weights = weights
         self._threads = threads or default_threads(model.num_parameters)
@@ -156,34 +164,38 @@ class TorchEngine:
 
         def load() -> tuple[CausalModel, HuggingFaceTokenizer, MedusaHeads | None]:
             network = load_network(name, device, chosen)
-            tokenizer = load_tokenizer(name, network.config)
+            tokenizer = load_tokenizer(name, network.config, options.thinking)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
             model = CausalModel(network, title, vocabulary)
             return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
 
         model, tokenizer, heads = run_in_thread(load)
-        return cls(model, tokenizer, weights=weights_hash(name), heads=heads, threads=options.threads)
+        weights, sampling = weights_hash(name), default_sampling(name)
+        return cls(model, tokenizer, None, weights, heads, threads=options.threads, default_sampling=sampling)
 
     def drafted_by(self, draft: "TorchEngine") -> "TorchEngine":
         """Return an engine for the same model with `draft`'s model as its token-level drafter.
 
-        This engine is closed; `draft` keeps running.
-
-        Raises:
-            ModelError: the two models do not share one vocabulary.
+        A draft with another vocabulary drafts text. This engine is closed; `draft` keeps running.
         """
-        if not self.tokenizer.same_vocabulary(draft.tokenizer):
-            raise ModelError(
-                f"The draft {draft.name} has another vocabulary than the target {self.name}; "
-                "choose a draft of the same model family."
-            )
+        same = self.tokenizer.same_vocabulary(draft.tokenizer)
         self._close()
         self._thread.join()
         drafter, budget = draft._model.with_own_cache(), None
         if (free := free_bytes(self._model.device)) is not None:
             budget = int(TARGET_SHARE * free)
             draft._make_room(int(DRAFT_SHARE * free))
-        return TorchEngine(self._model, self.tokenizer, drafter, self._weights, self._heads, budget, self._threads)
+        return TorchEngine(
+            self._model,
+            self.tokenizer,
+            drafter,
+            self._weights,
+            self._heads,
+            budget,
+            self._threads,
+            self.default_sampling,
+            None if same else draft.tokenizer,
+        )
 
     def _make_room(self, budget: int | None) -> None:
         """Choose the number and the size of slots by the free memory. Call it before the first call."""
@@ -194,7 +206,9 @@ class TorchEngine:
         if self._model.uses_graphs:
             for model in models:
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
-        self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots)
+        other = self._drafter_tokenizer
+        tokenizers = None if other is None else (other, self.tokenizer)
+        self._drafters = Drafters(self._model, self._drafter, self._heads, self._num_slots, tokenizers)
 
     def describe(self) -> dict[str, str | int | None]:
         """See `Engine.describe`."""
@@ -288,6 +302,7 @@ class TorchEngine:
             probes=probes,
             scores=call.scores,
             sampling=call.sampling,
+            top=min(call.top, self._model.vocab_size),
             outcome=loop.create_future(),
         )
         self._submit(scoring)

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer, loading_options, weights_hash
 from stepspec.engines.judge_model import JudgeAbility, RewardIds, check_reward_tokenizer
+from stepspec.engines.thinking import NONE
 from stepspec.engines.torch_engine.slots import common_prefix
 from stepspec.engines.torch_engine.threads import default_threads, end_workers, use_threads
 from stepspec.errors import ContextError, EngineError, ModelError, reason_of
@@ -72,7 +73,7 @@ class TorchJudge:
         if missing := sorted(report["missing_keys"]):  # transformers would initialize them randomly
             raise ModelError(f"{name!r} lacks {len(missing)} of its weights, such as {missing[0]}.")
         title = title or (Path(name).resolve().name if Path(name).is_dir() else name)
-        tokenizer = load_tokenizer(name, config)
+        tokenizer = load_tokenizer(name, config, thinking=NONE)
         if classifies:
             check_reward_tokenizer(tokenizer, name)
         return cls(network.to(device).eval(), tokenizer, title, weights_hash(name))

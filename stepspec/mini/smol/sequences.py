@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stepspec.engines.protocol import THINK_END
+from stepspec.mini.smol.base import THINK_END
 from stepspec.mini.smol.texts import SHARES, Conversation, Proposed, draw, load_gsm8k
 
 ROW = 512

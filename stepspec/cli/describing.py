@@ -1,0 +1,130 @@
+"""`stepspec models`: what a model is to stepspec, as target and as draft."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepspec.base.files import write_text
+from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
+from stepspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepspec.api.describing import ModelFacts, PairFacts, Thinking
+
+
+def describe_models(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help=f"The model, as the target of a pair, {MODEL_HELP}")
+    ] = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the facts to this file.")
+    ] = None,
+) -> None:
+    """Print how models think, what their engines support, whether a draft fits, and which policies run with them.
+
+    The models are loaded, but generate nothing. `stepspec advise` measures whether speculation pays.
+    """
+    from stepspec.api.describing import pair_facts
+    from stepspec.api.session import load_pair
+
+    if pair is not None and (target or draft):
+        raise UsageError("--pair names both models. Leave out the model and --draft, or --pair.")
+    loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
+    try:
+        facts = pair_facts(loaded)
+    finally:
+        asyncio.run(loaded.aclose())
+    print("\n".join(lines_of(facts)))
+    if json_file is not None:
+        write_text(json_file, json.dumps(asdict(facts), indent=1) + "\n")
+
+
+def lines_of(facts: "PairFacts") -> Iterator[str]:
+    """Return the lines that the command prints."""
+    yield from _about("Target", facts.target)
+    if facts.draft is not None:
+        yield ""
+        yield from _about("Draft", facts.draft)
+        yield ""
+        yield "Together"
+        yield from _rows(_together(facts))
+    yield ""
+    yield "Policies"
+    for name, problem in facts.policies.items():
+        note = facts.notes.get(name)
+        yield f"  {name:22}{problem or (f'runs. {note}' if note else 'runs')}"
+
+
+def _about(role: str, model: "ModelFacts") -> Iterator[str]:
+    yield f"{role}: {model.name}"
+    memory = {use: num_bytes for use, num_bytes in model.memory_bytes.items() if num_bytes}
+    yield from _rows(
+        {
+            "engine": ", ".join(filter(None, (model.engine, model.dtype))) or "unknown",
+            "memory": ", ".join(f"{use} {num_bytes / 1e6:,.1f} MB" for use, num_bytes in memory.items()) or "unknown",
+            "context": f"{model.context:,} tokens",
+            "vocabulary": "unknown" if model.vocabulary is None else f"{model.vocabulary:,} tokens",
+            "thinking": _thinking(model),
+            "tool calls": model.tool_calls or "none of its own; tools are described in the system turn",
+            "sampling": ", ".join(f"{name} {value:g}" for name, value in model.sampling.items()) or "greedy",
+            "returns": ", ".join(model.abilities) or "text only",
+            "drafters": ", ".join(model.drafters) or "none",
+            "speculates": "unknown" if model.own_speculation is None else f"by itself: {model.own_speculation}",
+        }
+    )
+
+
+def _thinking(model: "ModelFacts") -> str:
+    if not model.has_template:
+        return "unknown: the model has no chat template, so it cannot answer questions"
+    if model.thinking is None:
+        return "not marked: its steps are the answer"
+    return "; ".join(_parts(model.thinking))
+
+
+def _parts(thinking: "Thinking") -> Iterator[str]:
+    where = "by its chat template" if thinking.opened_by == "template" else "by stepspec"
+    yield f"format {thinking.format}"
+    yield f"opened with {thinking.opening!r} {where}" if thinking.starts_open else "closed by its chat template"
+    yield f"ended by {thinking.ending!r}"
+    if thinking.implicit_ends:
+        yield f"with tools also by {', '.join(map(repr, thinking.implicit_ends))}"
+    if thinking.on:
+        yield f"turned on with {_arguments(thinking.on)}"
+    if thinking.off:
+        yield f"off with {_arguments(thinking.off)}"
+
+
+def _arguments(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in given.items())
+
+
+def _together(facts: "PairFacts") -> Mapping[str, str]:
+    assert facts.draft is not None
+    ours, theirs = (each.thinking and each.thinking.format for each in (facts.target, facts.draft))
+    passing = f"{ours or 'unmarked'} and {theirs or 'unmarked'}; steps pass as text"
+    return {
+        "vocabulary": (
+            "the same: the draft proposes steps, and drafts tokens where the target's engine has 'draft-model'"
+            if facts.one_vocabulary
+            else "different: what the draft writes is encoded again with the target's tokenizer"
+        ),
+        "thinking": "the same format" if ours == theirs else passing,
+        "context": (
+            "the draft's is as long as the target's"
+            if facts.draft.context >= facts.target.context
+            else f"beyond {facts.draft.context:,} tokens, the target continues alone"
+        ),
+    }
+
+
+def _rows(table: Mapping[str, str]) -> Iterator[str]:
+    for name, value in table.items():
+        yield f"  {name:12}{value}"

@@ -1,0 +1,253 @@
+"""Generated requests with drafts that write answers, tags, ends and tool calls everywhere.
+
+No token of an answer may be the draft's alone. The target keeps a record of what it wrote, and of the choices that it
+returned in its passes; the checks compare the text with this record, and not with the bookkeeping.
+"""
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from scripted import PLAIN_TEMPLATE, ScriptedEngine, WordTokenizer
+from thinking_families import FAMILIES, Family
+
+from stepspec import Pair, Policy, StepSpec
+from stepspec.engines.protocol import Chunk, Generate, Sampling, Verification, Verify
+from stepspec.engines.stops import StopWatch
+from stepspec.engines.thinking import ThinkingTags
+from stepspec.loop.families import FAMILIES as POLICY_FAMILIES
+from stepspec.loop.request import Request
+from stepspec.loop.step import Result
+
+PLAIN = Family("none", PLAIN_TEMPLATE, (), "<|assistant|>", "")
+MODELS = {**FAMILIES, "plain": PLAIN}
+WORDS = (" one", " two", " so", " the", " answer", " is", " \\", "boxed", "{", "}", "5", "7", "\n\n", "\n\n", "#", ".")
+JUDGES: Sequence[dict[str, Any]] = ({"kind": "likelihood", "threshold": -3.0},)
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"family": "score", "judges": JUDGES},
+    {"family": "score", "judges": JUDGES, "salvage": {"min_logprob": -2.0}},
+    {"family": "score", "judges": JUDGES, "salvage": {"redraft": True}, "score": {"depth": 4, "draft_answer": True}},
+    {"family": "score", "judges": ({"kind": "random", "share": 0.7},), "score": {"depth": 2, "draft_answer": True}},
+    {"family": "score", "judges": ({"kind": "random", "share": 0.7},), "score": {"look_ahead": True, "depth": 2}},
+    {"family": "score", "judges": ({"kind": "random", "share": 0.7},), "score": {"candidates": 3}},
+    {
+        "family": "score",
+        "judges": ({"kind": "draft-confidence", "signal": "min-logprob", "threshold": -0.5},),
+        "salvage": {},
+    },
+    {"family": "score", "judges": ({"kind": "exact"},), "salvage": {}, "score": {"depth": 3}},
+    {"family": "compare", "judges": ({"kind": "random", "share": 0.8},)},
+    {"family": "compare", "judges": ({"kind": "random", "share": 0.8},), "compare": {"depth": 2, "width": 2}},
+    {"family": "route"},
+    {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
+    {"family": "alternate"},
+)
+MARK = re.compile(r"\\boxed|####|\banswer\s*(?:is\b|:|=)|\bfinal answer\b", re.IGNORECASE)
+
+
+class Recording(ScriptedEngine):
+    """A target whose next token follows from the ids before it, and which records what it writes and confirms."""
+
+    def prepare(self, family: Family, seed: int) -> None:
+        """Set what it writes: words, and now and then the tokens of its family."""
+        tokenizer = self.tokenizer
+        self.record: set[tuple[int, int]] = set()
+        self.seed, self.words = seed, [id for word in WORDS for id in tokenizer.encode(word)]
+        self.rare = [id for token in (*family.special, "<tool_call>") for id in tokenizer.encode(token)]
+        self.ends = [id for end in family.ends for id in tokenizer.encode(end)]
+        self.headers = [tokenizer.encode(header) for header in HEADERS] if family.thinking == "harmony" else []
+
+    def next_id(self, ids: Sequence[int]) -> int:
+        """Return what it writes after some ids."""
+        rng = random.Random(hash((self.seed, *ids)))
+        tags = self.tokenizer.thinking
+        if self.headers and tags is not None and tags.end in ids[-12:]:
+            at = len(ids) - 1 - [*reversed(ids)].index(tags.end)
+            header = random.Random(hash((self.seed, *ids[: at + 1]))).choice(self.headers)
+            if [*ids[at + 1 :]] == header[: len(ids) - at - 1] and len(ids) - at - 1 < len(header):
+                return header[len(ids) - at - 1]
+        kind = rng.random()
+        if kind < 0.08 and tags is not None:
+            return tags.end
+        return rng.choice(self.ends if kind < 0.12 else self.rare if kind < 0.16 and self.rare else self.words)
+
+    def confirm(self, ids: Sequence[int], id: int) -> None:
+        """Record that it writes an id after some ids."""
+        self.record.add((hash((*ids,)), id))
+
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        ids = [*call.prompt.since(0), *call.after]
+        self._check_room(len(ids) + 1)
+        watch = StopWatch(call.stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        rng, chunk, end = random.Random(hash((*ids,))), list[int](), None
+        while end is None:
+            id = self.next_id(ids)
+            self.confirm(ids, id)
+            ids.append(id)
+            chunk.append(id)
+            end = watch.feed(id)
+            if end is not None or rng.random() < 0.3:
+                await asyncio.sleep(0)
+                yield Chunk(tuple(chunk), end)
+                chunk = []
+
+    async def verify(self, call: Verify) -> Verification:
+        ids, choices, logprobs = call.prompt.since(0), list[int](), list[float]()
+        self._check_room(len(ids) + len(call.continuation))
+        await asyncio.sleep(0)
+        for id in call.continuation:
+            choices.append(self.next_id(ids))
+            self.confirm(ids, choices[-1])
+            logprobs.append(-0.1 if choices[-1] == id else -5 * random.Random(hash((*ids, id))).random())
+            ids.append(id)
+        after = self.next_id(ids)
+        self.confirm(ids, after)
+        yes = tuple((-0.5,) * len(probe.labels) for probe in call.probes)
+        return Verification(tuple(logprobs), tuple(choices), after, yes, (self.words[0],) * len(call.probes))
+
+
+HEADERS = (
+    "<|start|>assistant<|channel|>final<|message|>",
+    "<|start|>assistant<|channel|>final<|message|>",
+    "<|start|>assistant<|channel|>analysis<|message|>",
+    "<|start|>assistant<|channel|>commentary<|message|>",
+)
+
+
+class Hostile(ScriptedEngine):
+    """A draft that writes what the target would, and in between any token at all."""
+
+    target: Recording
+    other: Sequence[int]
+    rng: random.Random
+    share: float
+
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        ids, written, end = [*call.prompt.since(0), *call.after], list[int](), None
+        watch = StopWatch(call.stop, self.tokenizer.piece, self.tokenizer.end_ids)
+        same = self.target.tokenizer is self.tokenizer
+        while end is None:
+            honest = same and self.rng.random() < self.share
+            id = self.target.next_id(ids) if honest else self.rng.choice(self.other)
+            ids.append(id)
+            written.append(id)
+            end = watch.feed(id)
+        await asyncio.sleep(0)
+        details = tuple(-self.rng.random() for _ in written)
+        entropies = tuple(-2 * each for each in details)
+        yield Chunk(tuple(written), end, logprobs=details, entropies=entropies, margins=details)
+
+
+async def play(seed: int) -> tuple[Result, Request, Recording]:
+    """Make a request from a seed."""
+    rng = random.Random(seed)
+    family, drafting = rng.choice([*MODELS.values()]), rng.choice([*MODELS.values()])
+    tokenizer = WordTokenizer(PLAIN_TEMPLATE, tags=False) if family is PLAIN else family.tokenizer()
+    one_vocabulary = rng.random() < 0.7
+    other = tokenizer
+    if not one_vocabulary:
+        other = WordTokenizer(PLAIN_TEMPLATE, tags=False) if drafting is PLAIN else drafting.tokenizer()
+    target, draft = Recording(tokenizer, name="target"), Hostile(other, name="draft")
+    target.prepare(family, seed)
+    specials = [token for each in MODELS.values() for token in each.special]
+    texts = [*WORDS * 2, *specials, "<|end|>", "</think>", "<tool_call>", " the answer is 5", "\\boxed{5}", "#### 5"]
+    draft.target, draft.rng, draft.share = target, rng, rng.choice((0.3, 0.8, 0.95))
+    draft.other = [id for text in texts for id in other.encode(text)]
+    policy = Policy.model_validate(
+        {"version": 1, "summary": "a test", "step": {"max_step_tokens": rng.choice((6, 24))}} | rng.choice(POLICIES)
+    )
+    found: list[Request] = []
+    session = StepSpec(policy=policy, pair=Pair(target, draft, one_vocabulary=one_vocabulary))
+    made = session._request  # pyright: ignore[reportPrivateUsage]
+    session._request = lambda *given: found.append(made(*given)) or found[-1]  # type: ignore[method-assign]
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},)
+    sampling = Sampling(temperature=rng.choice((0.0, 1.0)), seed=seed)
+    options = {"sampling": sampling, "max_tokens": rng.choice((40, 120)), "tools": tools if rng.random() < 0.2 else ()}
+    result = await session.generate("How many?", **options)
+    return result, found[0], target
+
+
+def check(result: Result, request: Request, target: Recording) -> str:
+    """Check every token of the answer against the target's record. Return what the answer was like."""
+    result.counts.check(request.ledger.remaining + result.counts.committed)
+    ids = request.transcript.buffer.since(0)
+    start = len(request.prompt)
+    own = [(hash((*ids[:at],)), id) in target.record for at, id in enumerate(ids)]
+    places = [*answer_places(ids, start, request.tags, target), *plain_places(ids, start, result, request, target)]
+    wrong = [at for at in places if not own[at]]
+    tokenizer = target.tokenizer
+    assert not wrong, f"{tokenizer.decode(ids[start:])!r} has {tokenizer.piece(ids[wrong[0]])!r} from the draft alone"
+    foreign = sum(not each for each in own[start:])
+    return f"{'thinks' if request.tags else 'plain'}, {'draft' if foreign else 'target'}"
+
+
+def answer_places(ids: Sequence[int], start: int, tags: ThinkingTags | None, target: Recording) -> list[int]:
+    """Return the places outside the thinking of a text, and those of the tags that end the thinking."""
+    if tags is None:
+        return []
+    found, thinking, header = list[int](), True, list[int] | None
+    header = None
+    for at in range(start, len(ids)):
+        id = ids[at]
+        if header is not None:
+            header.append(id)
+            found.append(at)
+            if id == tags.header_end:
+                thinking, header = "analysis" in target.tokenizer.decode(header), None
+        elif not thinking or id in tags.ends or id in target.tokenizer.end_ids:
+            found.append(at)
+            ends = id == tags.end if tags.header_end is not None else thinking
+            header = [] if tags.header_end is not None and ends else None
+            thinking = False
+    return found
+
+
+def plain_places(ids: Sequence[int], start: int, result: Result, request: Request, target: Recording) -> list[int]:
+    """Return the places of a text without thinking that belong to its answer: from the mark of an answer to the end of
+    its step, and the whole last step if the text ended with it."""
+    if request.tags is not None:
+        return []
+    found, at, before, answered = list[int](), start, "", False
+    for number, step in enumerate(result.steps, 1):
+        texts = [target.tokenizer.decode(ids[at : at + count]) for count in range(1, step.num_tokens + 1)]
+        marked = [count for count, text in enumerate(texts) if is_marked(before, text)]
+        is_last = number == len(result.steps) and result.finish_reason == "stop"
+        first = 0 if is_last or answered else marked[0] if marked else step.num_tokens
+        answered |= bool(marked)
+        found += range(at + first, at + step.num_tokens)
+        at, before = at + step.num_tokens, step.text[-16:]
+    return found
+
+
+def is_marked(before: str, text: str) -> bool:
+    return any(found.end() > len(before) for found in MARK.finditer(before + text))
+
+
+def runs(count: int) -> None:
+    kinds: Counter[str] = Counter()
+    for seed in range(count):
+        try:
+            kinds[check(*asyncio.run(play(seed)))] += 1
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    for model in ("thinks", "plain"):
+        assert kinds[f"{model}, draft"] > 0, kinds
+        assert kinds[f"{model}, target"] > 0, kinds
+
+
+def test_every_policy_family_is_among_the_runs() -> None:
+    speculating = {name for name, each in POLICY_FAMILIES.items() if each.table.speculates}
+    assert {tables["family"] for tables in POLICIES} == speculating
+
+
+def test_no_token_of_an_answer_is_the_draft_s_alone() -> None:
+    runs(300)
+
+
+@pytest.mark.soak
+def test_no_token_of_an_answer_is_the_draft_s_alone_in_many_runs() -> None:
+    runs(10_000)

@@ -1,0 +1,101 @@
+"""`stepspec models`: what models are to stepspec."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from thinking_families import FAMILIES, Family
+from tiny_models import make_config, make_network, piece
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from stepspec.api.describing import PairFacts, pair_facts
+from stepspec.api.session import load_pair
+from stepspec.base.files import list_data_files
+from stepspec.cli.describing import lines_of
+
+SIZE = 96
+
+
+def save(folder: Path, config: str, family: Family) -> str:
+    """Save a random model with the chat template of a family, and return its spec string."""
+    make_network(make_config(config, vocab_size=SIZE)).save_pretrained(folder)
+    tags = ["<|end|>", "<|turn|>", *family.special, *family.ends]
+    words = {piece(token): token for token in range(48)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token=piece(0))))
+    tokenizer.backend_tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*dict.fromkeys(tags)]})
+    tokenizer.eos_token = family.ends[0]
+    tokenizer.chat_template = family.template
+    tokenizer.save_pretrained(folder)
+    return f"torch:{folder}"
+
+
+def facts_of(target: str | None, draft: str | None = None, pair: str | None = None) -> PairFacts:
+    loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
+    try:
+        return pair_facts(loaded)
+    finally:
+        asyncio.run(loaded.aclose())
+
+
+@pytest.mark.parametrize(
+    ("config", "family"), [("gemma3", "gemma4"), ("gpt-oss", "gpt-oss"), ("qwen3", "qwen3.5, small")]
+)
+def test_a_model_is_described(config: str, family: str, tmp_path: Path) -> None:
+    facts = facts_of(save(tmp_path, config, FAMILIES[family]))
+    thinking = facts.target.thinking
+    assert thinking is not None
+    assert thinking.format == FAMILIES[family].thinking
+    assert thinking.starts_open
+    assert facts.target.context == 512
+    assert facts.draft is None
+    assert facts.policies["target"] is None
+    assert "draft" in (facts.policies["stepspec"] or "")
+    text = "\n".join(lines_of(facts))
+    assert f"format {thinking.format}; opened with {thinking.opening!r}" in text
+    assert ("turned on with enable_thinking=true" in text) == FAMILIES[family].switches
+
+
+def test_a_draft_of_another_family_fits_for_steps(tmp_path: Path) -> None:
+    target = save(tmp_path / "target", "gpt-oss", FAMILIES["gpt-oss"])
+    facts = facts_of(target, save(tmp_path / "draft", "qwen3", FAMILIES["qwen3"]))
+    assert not facts.one_vocabulary
+    assert facts.policies["stepspec"] is None
+    assert "harmony and think; steps pass as text" in "\n".join(lines_of(facts))
+
+
+def test_the_command_prints_the_embedded_pair(tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    done = run("--pair", "embedded", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    for line in ("Target: embedded target", "Draft: embedded draft", "Together", "Policies"):
+        assert line in done.stdout
+    facts = json.loads(file.read_text())
+    assert facts["one_vocabulary"]
+    assert facts["target"]["thinking"]["format"] == "think"
+    assert facts["policies"].keys() == list_data_files("policies").keys()
+    assert facts["policies"]["stepspec"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("torch:/no/such/folder",), "There is no folder"),
+        (("--pair", "embedded", "--draft", "torch:x"), "--pair names both models"),
+        (("nothing",), "does not name a model"),
+    ],
+)
+def test_a_wrong_model_is_an_error(arguments: Sequence[str], problem: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "stepspec", "models", *arguments], capture_output=True, text=True)

@@ -122,6 +122,13 @@ def test_the_format_can_be_chosen_by_name_or_described_in_a_file(tmp_path: Path)
     assert tokenizer.piece(described.end) == "<|spoken|>"
 
 
+def test_a_chosen_format_has_the_variables_of_the_template() -> None:
+    for name in ("gpt-oss", "r1", "qwen3"):
+        family = FAMILIES[name]
+        tokenizer = family.tokenizer()
+        assert find_tags(tokenizer, family.template, family.thinking) == tokenizer.thinking
+
+
 @pytest.mark.parametrize(
     ("wanted", "text", "complaint"),
     [
@@ -217,16 +224,17 @@ async def test_a_tool_call_ends_the_thinking(name: str) -> None:
         assert [called.name for called in result.tool_calls] == ["add"]
 
 
-async def test_an_answer_that_was_drafted_after_another_end_is_dropped() -> None:
+@pytest.mark.parametrize("step", [[ONE, "</think>"], ["One two.</think>"]], ids=["alone", "after a step"])
+async def test_an_answer_that_was_drafted_after_another_end_is_dropped(step: list[str]) -> None:
     """The draft ends the thinking with its tag and answers; the target calls a tool there."""
     family, call = FAMILIES["qwen3"], '\n{"name": "add", "arguments": {}}\n</tool_call><|end|>'
-    tokenizer = family.tokenizer()
-    target = ScriptedEngine(tokenizer, [call], [f"{ONE}<tool_call>{call}"], name="target")
-    draft = ScriptedEngine(tokenizer, [ONE, "</think>", "So 5.<|end|>"], name="draft")
+    tokenizer, thought = family.tokenizer(), "".join(step).removesuffix("</think>")
+    target = ScriptedEngine(tokenizer, [call], [f"{thought}<tool_call>{call}"], name="target")
+    draft = ScriptedEngine(tokenizer, [*step, "So 5.<|end|>"], name="draft")
     session = StepSpec(policy=policy(score={"draft_answer": True}), pair=Pair(target, draft))
     result = await session.generate("How many?", tools=[ADD])
     assert [called.name for called in result.tool_calls] == ["add"]
-    assert (result.reasoning, result.answer) == (ONE, "")
+    assert (result.reasoning, result.answer) == (thought, "")
     result.counts.check(1000)
 
 
@@ -357,6 +365,20 @@ async def test_an_answer_that_the_target_would_write_too_is_accepted_with_its_en
     assert play.result.answer == step
     assert play.counted["steps_accepted"] == 1
     assert play.result.finish_reason == "stop"
+
+
+async def test_of_a_rejected_step_only_the_target_s_own_beginning_is_salvaged() -> None:
+    """The target may end the text right after it."""
+    opinion = Opinion("So six.\n\n", logprobs={0: -0.1, 1: -0.5, 2: -9.0, 3: -9.0, 4: -9.0})
+    stage = Stage(policy(salvage={"min_logprob": -1.0}), ["So five two.\n\n"], [opinion], [".<|end|>"], tags=False)
+    assert (await stage.play()).result.answer == "So six."
+
+
+async def test_after_a_marked_answer_every_step_is_part_of_it() -> None:
+    marked, step = "The final answer is:\n\n", "Five.\n\n"
+    opinions = [marked, likely(step, "Six.\n\n")]
+    play = await Stage(policy(), [marked, step], opinions, [".<|end|>"], tags=False).play()
+    assert play.result.answer == marked + "Six."
 
 
 async def test_the_mark_of_an_answer_may_begin_in_the_step_before() -> None:

@@ -229,7 +229,7 @@ async def test_an_answer_that_was_drafted_after_another_end_is_dropped(step: lis
     """The draft ends the thinking with its tag and answers; the target calls a tool there."""
     family, call = FAMILIES["qwen3"], '\n{"name": "add", "arguments": {}}\n</tool_call><|end|>'
     tokenizer, thought = family.tokenizer(), "".join(step).removesuffix("</think>")
-    target = ScriptedEngine(tokenizer, [call], [f"{thought}<tool_call>{call}"], name="target")
+    target = ScriptedEngine(tokenizer, [call], [f"{thought}<tool_call> Wrong"], name="target")
     draft = ScriptedEngine(tokenizer, [*step, "So 5.<|end|>"], name="draft")
     session = StepSpec(policy=policy(score={"draft_answer": True}), pair=Pair(target, draft))
     result = await session.generate("How many?", tools=[ADD])

@@ -135,6 +135,17 @@ async def test_the_draft_does_not_end_the_thinking(ends: int) -> None:
     assert play.result.answer == "So 9."
 
 
+async def test_of_a_model_without_tags_the_last_step_is_the_target_s_own() -> None:
+    """Its last step is its answer, and only the target gives that."""
+
+    def plan(*written: str) -> Plan:
+        return lambda number, _: written[number] if number < len(written) else "<|end|>"
+
+    own, draft = plan("One.\n\n", "So 7.\n\n"), plan("Fine one.\n\n", "So 5.\n\n")
+    play = await staged(compare(judges=({"kind": "always"},)), own, draft, tags=False).play()
+    assert play.result.answer == "Fine one.\n\nSo 7.\n\n"
+
+
 async def test_a_repeated_step_and_one_that_was_cut_never_stand() -> None:
     again = [OWN[0], OWN[0]]
     play = await staged(compare(judges=({"kind": "always"},)), steps(OWN), steps([*again, *OWN[2:]])).play()

@@ -359,6 +359,13 @@ async def test_a_step_that_answers_is_kept_as_far_as_the_target_would_write_it(
     assert play.result.steps[0].origin == "draft"
 
 
+async def test_a_step_after_which_the_draft_would_end_the_text_is_an_answer_too() -> None:
+    """The target goes on after it, and may end the text with the next words."""
+    opinions = [likely("So five.", "So seven.\n\n")]
+    play = await Stage(policy(), ["So five.<|end|>"], opinions, [".<|end|>"], tags=False).play()
+    assert play.result.answer == "So seven."
+
+
 async def test_an_answer_that_the_target_would_write_too_is_accepted_with_its_end() -> None:
     step = "The answer is 5.\n\n"
     play = await Stage(policy(), [step], [f"{step}<|end|>"], [], tags=False).play()

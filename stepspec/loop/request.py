@@ -395,11 +395,11 @@ class Request:
     def answers(self, proposal: Proposal, seen: Verification | None) -> bool:
         """Whether a draft's text belongs to the answer of a model that does not mark its thinking.
 
-        It does if the answer is marked in it or before it, or if the target would end the text after it.
+        It does if the answer is marked in it or before it, or if one of the models would end the text after it.
         """
         if self.tags is not None:
             return False
-        ends = seen is None or seen.next_choice in self.ends
+        ends = proposal.tag is not None or seen is None or seen.next_choice in self.ends
         marked = marks_answer(self._open_text + proposal.text, self.transcript.last_text)
         return ends or marked or self.has_answered
 

@@ -290,13 +290,16 @@ class Subject:
         return cls(engine, *engine.networks(), drafter.describe())
 
     @classmethod
-    def random(cls, target: str, draft: str | None = None, dtype: str | None = None) -> "Subject":
-        """Create random models of real shapes, by their names in `shapes.SHAPES`.
+    def random(
+        cls, target: str, draft: str | None = None, dtype: str | None = None, max_model_len: int | None = None
+    ) -> "Subject":
+        """Create random models of real shapes, by their names in `shapes.SHAPES`. See `CausalModel.shorten`.
 
         Raises:
             UsageError: there is no shape with this name.
         """
         model = CausalModel(random_network(target, dtype), f"random {target}")
+        model.shorten(max_model_len)
         engine = TorchEngine(model, without_text())
         if draft is None:
             return cls(engine, *engine.networks(), synthetic=True)
@@ -315,6 +318,8 @@ async def _measure(subject: Subject, prompts: Sequence[list[int]], plan: Plan) -
     engine, network, assistant = subject.engine, subject.network, subject.assistant
     end_ids = engine.tokenizer.end_ids
     best = None
+    if subject.synthetic:
+        assistant = None  # it would accept nothing of a random draft
     if assistant is not None and 1 in plan.batches:
         best = await best_assisted(network, assistant, end_ids, plan.max_tokens, prompts[:PROMPTS_PER_PLACE])
     bandwidth = memory_bandwidth(network.device)

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from stepspec.engines.torch_engine import TorchEngine, decode
 from stepspec.engines.torch_engine.body import FusedBody, sharing_weights
 from stepspec.engines.torch_engine.drafters.base import Draft
+from stepspec.engines.torch_engine.memory import SHARE, free_bytes
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.engines.torch_engine.sampling import ACCEPT, Samplers, leading, uniform
 
@@ -35,9 +36,16 @@ def blind_model(model: CausalModel) -> CausalModel:
 
 
 def blind_engine(engine: TorchEngine) -> TorchEngine:
-    """Return an engine with a `blind_model`, to measure the time of everything but attention."""
+    """Return an engine with a `blind_model`, to measure the time of everything but attention.
+
+    Call it before the first call of `engine`: on a GPU the two share the memory.
+    """
     inside: Any = engine
-    return TorchEngine(blind_model(inside._model), engine.tokenizer)
+    budget = None
+    if (free := free_bytes(inside._model.device)) is not None:
+        budget = int(free * SHARE / 2)
+        inside._make_room(budget)
+    return TorchEngine(blind_model(inside._model), engine.tokenizer, budget=budget)
 
 
 @contextmanager

@@ -51,6 +51,8 @@ TABLE_WIDTH = 140
 COSTS_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of tokens of the passes that `bench costs` times."""
 DTYPES = ("float32", "bfloat16", "float16")
+RANDOM_CONTEXT = 8192
+"""Context of random models on a GPU, where every text reserves its whole length, in tokens."""
 
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
@@ -104,7 +106,7 @@ def bench_engine(
     for name in drafter or ():
         if name not in known:
             raise UsageError(unknown_name("drafter", name, known))
-    subject = _load(target, draft, pair, shape, dtype)
+    subject = _load(target, draft, pair, shape, dtype, RANDOM_CONTEXT)
     names: list[Any] = drafter or subject.engine.drafters
     plan = _bench().Plan(names, batch or (1, 4, 16), drafted, tokens, turns, synthetic_acceptance)
     prompts = _prompts(subject, plan.num_prompts)
@@ -588,7 +590,15 @@ def _bench() -> Any:
         return importlib.import_module("stepspec.bench.engine")
 
 
-def _load(target: str | None, draft: str | None, pair: str | None, shape: str | None, dtype: str | None) -> "Subject":
+def _load(
+    target: str | None,
+    draft: str | None,
+    pair: str | None,
+    shape: str | None,
+    dtype: str | None,
+    random_context: int | None = None,
+) -> "Subject":
+    """Load the models of a benchmark. `random_context` limits the context of random models, in tokens."""
     if dtype not in (None, *DTYPES):
         raise UsageError(unknown_name("dtype", str(dtype), DTYPES))
     kind: type[Subject] = _bench().Subject
@@ -598,7 +608,7 @@ def _load(target: str | None, draft: str | None, pair: str | None, shape: str | 
         names = [name.strip() for name in shape.split(",")]
         if len(names) > 2:
             raise UsageError(f"--shape {shape} names {len(names)} shapes. Give one, or two for a target and its draft.")
-        return kind.random(*names, dtype=dtype)
+        return kind.random(*names, dtype=dtype, max_model_len=random_context)
     models = choose_models(target, draft, pair)
     draft_folder = _folder_of(models.draft) if models.draft is not None else None
     return kind.load(_folder_of(models.target), draft_folder, dtype, models.titles)

@@ -6,7 +6,9 @@ import pytest
 import torch
 from distributions import FALSE_ALARM, conditional_distributions, joint_distribution, p_value, sample_texts
 from tiny_models import (
+    EXPERTS,
     FAMILIES,
+    WINDOWS,
     generate,
     generate_all,
     llama_config,
@@ -21,6 +23,7 @@ from tiny_models import (
 from transformers import PreTrainedModel
 
 from stepspec.engines.protocol import Drafting, Sampling, TokenBuffer, Verify
+from stepspec.engines.torch_engine.drafters.draft_model import DraftModel
 from stepspec.engines.torch_engine.model import CausalModel
 
 pytestmark = [
@@ -50,7 +53,7 @@ def model_on_device(network: PreTrainedModel, dtype: torch.dtype = torch.float32
     return CausalModel(on_device(network, dtype), "tiny")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *WINDOWS, *EXPERTS, "bloom"])
 @pytest.mark.parametrize("share", [0.08, 0.0, 3.0], ids=["a noisy copy", "the target itself", "mostly noise"])
 async def test_four_concurrent_greedy_calls_equal_transformers_on_the_device(family: str, share: float) -> None:
     network = make_network(make_config(family))
@@ -69,17 +72,19 @@ def test_three_tokens_from_speculation_have_the_targets_joint_distribution_on_th
     prompt = [1, 4, 2]
     target = make_network(llama_config(vocab_size=5, num_hidden_layers=1, initializer_range=0.1), seed=3)
     joint = joint_distribution(conditional_distributions(on_device(target), prompt, 3, sampling))
-    models = model_on_device(target), model_on_device(noisy_copy(target, share=0.4))
-    texts, accepted = sample_texts(*models, prompt, sampling, 6000)
+    model, draft = model_on_device(target), model_on_device(noisy_copy(target, share=0.4))
+    drafter = DraftModel(draft, model.vocab_size, 500)
+    texts, accepted = sample_texts(model, drafter, prompt, sampling, 6000)
     assert 0.2 < accepted < 0.98
     assert p_value(texts, joint) > FALSE_ALARM
-    texts, _ = sample_texts(models[1], None, prompt, sampling, 6000)
+    texts, _ = sample_texts(draft, None, prompt, sampling, 6000)
     assert p_value(texts, joint) < FALSE_ALARM, "the test does not detect the draft's distribution"
 
 
-async def test_in_bfloat16_every_greedy_choice_is_the_best_up_to_rounding() -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt-oss", "qwen3-moe", "deepseek-v3"])
+async def test_in_bfloat16_every_greedy_choice_is_the_best_up_to_rounding(family: str) -> None:
     """A pass over several tokens rounds differently from a pass over one, so either token of a near tie may win."""
-    network = make_network(llama_config())
+    network = make_network(make_config(family))
     half = on_device(network, torch.bfloat16)
     drafter = model_on_device(noisy_copy(network, 0.08), torch.bfloat16)
     async with serving(model_on_device(network, torch.bfloat16), drafter) as engine:

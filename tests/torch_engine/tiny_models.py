@@ -154,7 +154,8 @@ def make_network(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Return a random network. The state of the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def noisy_copy(network: PreTrainedModel, share: float, seed: int = 1) -> PreTrainedModel:

@@ -168,7 +168,7 @@ class Rounds:
         self._metrics = metrics
         self._clock = clock
         self._watch = Stopwatch(metrics, target.device, clock)
-        self._verify = captured(verify_and_accept, target.device)
+        self._verify = captured(verify_and_accept, target.device, target.uses_graphs)
         self._filler = filler
         self._rows: list[BatchRow] = []
         self._how: Samplers | None = None

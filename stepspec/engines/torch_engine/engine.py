@@ -38,6 +38,7 @@ from stepspec.engines.protocol import (
     check_room,
 )
 from stepspec.engines.stops import StopWatch
+from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.engines.torch_engine.calls import Call, Generation, Scoring, engine_error
 from stepspec.engines.torch_engine.constraint import Grammars
 from stepspec.engines.torch_engine.drafters import Drafters
@@ -64,6 +65,8 @@ class Options(FileModel):
     """Data type of the weights."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Threads of a model on a CPU."""
+    max_model_len: int | None = Field(default=None, ge=64)
+    """Longest text, in tokens; None for the model's context. On a GPU, shorter texts leave room for more of them."""
     thinking: str | None = None
     """Format of the model's thinking, see `stepspec.engines.thinking.find_tags`."""
 
@@ -167,6 +170,7 @@ class TorchEngine:
             tokenizer = load_tokenizer(name, network.config, options.thinking)
             vocabulary = load_draft_vocabulary(Path(name), int(network.config.get_text_config().vocab_size))
             model = CausalModel(network, title, vocabulary)
+            model.shorten(options.max_model_len)
             return model, tokenizer, load_heads(Path(name), model) if Path(name).is_dir() else None
 
         model, tokenizer, heads = run_in_thread(load)
@@ -203,8 +207,9 @@ class TorchEngine:
         room = room_for(models, MAX_SLOTS, budget)
         self.max_context = room.max_context
         self._num_slots = room.num_slots - self._model.uses_graphs
-        if self._model.uses_graphs:
+        if free_bytes(self._model.device) is not None:
             for model in models:
+                model.cache = SlotCache()  # an earlier choice may have reserved more
                 model.cache.reserve(room.num_slots, room.max_context + MAX_DRAFTED)
         other = self._drafter_tokenizer
         tokenizers = None if other is None else (other, self.tokenizer)

@@ -48,9 +48,12 @@ def bucket(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def captured(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """Return the function, captured if the device is CUDA. The next call then overwrites its results."""
-    return Captured(function) if device.type == "cuda" else function
+def captured(function: Callable[..., Result], device: torch.device, uses_graphs: bool = True) -> Callable[..., Result]:
+    """Return the function, captured if the device is CUDA and its model `uses_graphs`.
+
+    The next call of a captured function overwrites its results.
+    """
+    return Captured(function) if uses_graphs and device.type == "cuda" else function
 
 
 class Captured:

@@ -104,7 +104,7 @@ class CausalModel:
             self.logits = self.partial = PartialHead(network, torch.tensor(sorted(vocabulary), device=self.device))
         self.position_bytes = self.cache.position_bytes
         self.cache = SlotCache()
-        self.uses_graphs = self.device.type == "cuda"
+        self.uses_graphs = self.device.type == "cuda" and _is_capturable(network)
 
     def _reproduce(self) -> None:
         """Replace the network's attention and layers with the engine's, and check that the logits stay the same.
@@ -113,6 +113,8 @@ class CausalModel:
             ModelError: the network does not run, or the logits over the slot cache differ from its own.
         """
         network, deviation, failure = self.network, torch.inf, None
+        if getattr(network.config.get_text_config(), "attn_logit_softcapping", None) is not None:
+            network.set_attn_implementation("eager")  # older releases of transformers ignore the soft cap in others
         own_attention: Any = network.config._attn_implementation
         self._own_attention = own_attention
         trials = _trials(network)
@@ -157,6 +159,20 @@ class CausalModel:
         if head is not None and self.vocabulary is not None:
             looked_up += head.weight[0].nbytes * (len(head.weight) - len(self.vocabulary))
         return self.weight_bytes - looked_up
+
+    def shorten(self, max_model_len: int | None) -> None:
+        """Limit the context to `max_model_len` tokens; None changes nothing.
+
+        Raises:
+            UsageError: the model's context is shorter.
+        """
+        if max_model_len is None:
+            return
+        if max_model_len > self.max_context:
+            raise UsageError(
+                f"max_model_len={max_model_len} exceeds the context of {self.name}, which is {self.max_context} tokens."
+            )
+        self.max_context = max_model_len
 
     def with_own_cache(self) -> "CausalModel":
         """Return a model with the same weights and a separate cache."""
@@ -412,6 +428,11 @@ def _failure(error: Exception | None, deviation: float) -> str:
     if error is not None:
         return f"its layers fail over the engine's cache ({type(error).__name__}: {reason_of(error)})"
     return f"its logits over the engine's cache are off by {deviation:.2g} of their spread"
+
+
+def _is_capturable(network: PreTrainedModel) -> bool:
+    """Return whether a CUDA graph can hold a pass. Products over experts wait for the host, except in bfloat16."""
+    return network.dtype == torch.bfloat16 or not any(hasattr(part, "num_experts") for part in network.modules())
 
 
 def _max_context(config: Any) -> int:

@@ -25,7 +25,7 @@ class DraftModel(Drafter):
         self._vocab_size = vocab_size
         self._table = SlotTable(model, max_slots)
         self._slots: dict[BatchRow, Slot] = {}
-        self._loop = captured(draft_loop, model.device)
+        self._loop = captured(draft_loop, model.device, model.uses_graphs)
 
     def catch_up(self, rows: Sequence[BatchRow]) -> None:
         """See `Drafter.catch_up`. It leaves the last two ids, which `draft_loop` reads."""
@@ -92,7 +92,7 @@ class EarlyExit(Drafter):
 
     def __init__(self, target: CausalModel, num_layers: int) -> None:
         self._model = target.first_layers(num_layers)
-        self._loop = captured(draft_loop, target.device)
+        self._loop = captured(draft_loop, target.device, target.uses_graphs)
 
     def propose(self, rows: Sequence[BatchRow], counts: Sequence[int], how: Samplers) -> Draft:
         """See `Drafter.propose`."""

@@ -27,6 +27,7 @@ def blind_model(model: CausalModel) -> CausalModel:
     fused, body = isinstance(twin._body, FusedBody), copy.copy(twin._body)
     if fused:
         body._attend = _see_nothing
+        body._attend_in_slots = body._attend_in_slots and _see_nothing_in_slots
     else:
         network: Any = sharing_weights(body._body)
         network.set_attn_implementation(BLIND)
@@ -76,6 +77,11 @@ def synthetic_acceptance(probability: float | None) -> Generator[None]:
 def _see_nothing(query: Tensor, *_: object) -> Tensor:
     """Replace attention: return the query, [B, H, T, D], as output, [B, T, H, D]."""
     return query.transpose(1, 2)
+
+
+def _see_nothing_in_slots(query: Tensor, *_: object) -> Tensor:
+    """Replace attention: return the query, [B, T, H, D], as output."""
+    return query
 
 
 def _blind_attention(_: torch.nn.Module | None, query: Tensor, *__: object, **___: object) -> tuple[Tensor, None]:

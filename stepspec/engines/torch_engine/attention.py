@@ -22,6 +22,8 @@ class Masks(NamedTuple):
     """For the layers with a sliding window."""
     keys: Tensor | None = None
     """The positions of the keys, [B, S]; None where nothing depends on them."""
+    rows: tuple[Tensor, Tensor] | None = None
+    """Slots and first positions of the rows, [B] each, of a pass that reads the cache by slot and needs no mask."""
 
 
 class UnsupportedAttentionError(Exception):

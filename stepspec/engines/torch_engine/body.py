@@ -11,6 +11,7 @@ Fused layers share the model's weights: its parameters become views of the joine
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -312,6 +313,17 @@ class FusedBody:
         ]
         self._norm = body.norm.weight
         self._attend = attend_in_runs
+        self._window = window_of(config)
+        self._attend_in_slots: Callable[..., Tensor] | None = None
+        if network.device.type == "cuda" and find_spec("triton") is not None:
+            from stepspec.engines.torch_engine.slot_attention import attend_in_slots
+
+            self._attend_in_slots = attend_in_slots
+
+    @property
+    def reads_slots(self) -> bool:
+        """Whether a pass may have `Masks.rows` instead of masks."""
+        return self._attend_in_slots is not None
 
     def first_layers(self, num_layers: int) -> "FusedBody":
         """Return the same body with only its first `num_layers` layers."""
@@ -343,6 +355,12 @@ class FusedBody:
         biases = self._biases(masks)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, index: int) -> Tensor:
+            if masks.rows is not None:
+                assert self._attend_in_slots is not None
+                stores = cache.write(k.transpose(1, 2), v.transpose(1, 2), index)
+                return self._attend_in_slots(
+                    q, *stores, *masks.rows, self._window if self._layers[index].slides else None
+                )
             keys, values = cache.update(k.transpose(1, 2), v.transpose(1, 2), index)
             return self._attend(q.transpose(1, 2), keys, values, biases[self._layers[index].slides], cache.runs)
 

@@ -67,21 +67,29 @@ class SlotCache:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values [B, H_kv, T, D]; return all that the pass may read, [B, H_kv, S, D]."""
-        if layer_idx == len(self._keys):
-            self._keys.append(self._empty_like(keys))
-            self._values.append(self._empty_like(values))
+        self._make_layer(keys, values, layer_idx)
         return self._write(self._keys[layer_idx], keys), self._write(self._values[layer_idx], values)
+
+    def write(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values [B, H_kv, T, D]; return all slots', [slots, H_kv, capacity, D]."""
+        self._make_layer(keys, values, layer)
+        for store, new in ((self._keys[layer], keys), (self._values[layer], values)):
+            store[self._rows, :, self._positions] = new.transpose(1, 2)
+        return self._keys[layer], self._values[layer]
 
     def update_row(self, keys: Tensor, values: Tensor, layer: int, slot: int, start: int) -> tuple[Tensor, Tensor]:
         """Store a layer's new keys and values of one slot, [1, H_kv, T, D], from position `start` on; return all of its
         keys and values up to there. Call `reserve` before the pass."""
-        if layer == len(self._keys):
-            self._keys.append(self._empty_like(keys))
-            self._values.append(self._empty_like(values))
+        self._make_layer(keys, values, layer)
         rows = [store[layer][slot : slot + 1, :, : start + keys.shape[2]] for store in (self._keys, self._values)]
         for row, new in zip(rows, (keys, values), strict=True):
             row[:, :, start:] = new
         return rows[0], rows[1]
+
+    def _make_layer(self, keys: Tensor, values: Tensor, layer: int) -> None:
+        if layer == len(self._keys):
+            self._keys.append(self._empty_like(keys))
+            self._values.append(self._empty_like(values))
 
     def _empty_like(self, new: Tensor) -> Tensor:
         return new.new_zeros(len(self.lengths), new.shape[1], self.capacity, new.shape[3])

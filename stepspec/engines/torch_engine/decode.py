@@ -20,7 +20,7 @@ from stepspec.engines.metrics import Metrics
 from stepspec.engines.torch_engine import sampling
 from stepspec.engines.torch_engine.constraint import allowed_tokens
 from stepspec.engines.torch_engine.drafters.base import Draft, Drafter
-from stepspec.engines.torch_engine.graphs import bucket, captured, graph_inputs
+from stepspec.engines.torch_engine.graphs import Captured, bucket, captured, graph_inputs
 from stepspec.engines.torch_engine.model import Branch, CausalModel, Positions
 from stepspec.engines.torch_engine.pace import Pacer, Round
 from stepspec.engines.torch_engine.row import BatchRow
@@ -210,7 +210,7 @@ class Rounds:
         how = self._samplers(rows)
         pacer = self._pacer(alive, drafter)
         wanted = self._wanted(alive, rows, pacer)
-        started = self._clock()
+        started, num_captures = self._clock(), Captured.num_captures
         catching_up, drafting, draft = Timing(), Timing(), None
         if drafter is not None and any(wanted):
             with self._watch.time("draft", [row.metrics for row in alive]) as catching_up:
@@ -221,6 +221,8 @@ class Rounds:
         found = draft.counts[: len(alive)]
         if pacer is not None and any(found) and all(row.drafting.num_tokens is None for row in alive):
             draft = draft.narrowed(pacer.worth_verifying(alive, found, bucket(len(rows))))
+        if target.uses_graphs and draft.tokens.shape[1]:
+            draft = draft.padded(bucket(draft.tokens.shape[1]))
         how = self._constrained(how, rows, draft)
         num_tokens = draft.tokens.shape[1]
         assert all(target.cache_length(row.slot.index) == row.length - 1 for row in rows), (
@@ -251,7 +253,7 @@ class Rounds:
                 catch_up_s=catching_up.seconds,
                 draft_s=drafting.seconds,
                 verify_s=self._clock() - started - catching_up.seconds - drafting.seconds,
-                shared=beside is not None,
+                shared=beside is not None or Captured.num_captures > num_captures,
             )
             pacer.note(alive, bucket(len(rows)), done)
         for row, num_drafted, values in zip(alive, draft.counts, outcomes, strict=False):

@@ -359,6 +359,8 @@ class TorchEngine:
     def _work(self) -> None:
         if self._model.device.type == "cpu":
             use_threads(self._threads)
+        else:
+            torch.cuda.set_device(self._model.device)
         first = self._tasks.get()  # `_make_room` may still change the slots until the first task arrives
         scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)
         failure = self._closed_error()

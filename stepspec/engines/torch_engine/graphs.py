@@ -1,10 +1,12 @@
 """CUDA graphs: captured passes, and inputs padded to the few shapes that graphs are captured for.
 
 A CUDA device replays a captured pass faster than the host can launch one, but only a pass of exactly the same shape. So
-the rows of a round are padded to a power of two with a dummy row, and passes read a whole bucket of positions, with the
-mask hiding the rest. On a CPU passes run in their own shapes, because neither would pay there.
+the rows of a round are padded to a power of two with a dummy row, its drafted tokens likewise, and passes that do not
+read by slot read a whole bucket of positions, with the mask hiding the rest. On a CPU passes run in their own shapes,
+because neither would pay there.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -39,7 +41,7 @@ def graph_inputs(model: CausalModel, rows: Sequence[Sequence[int]], beyond: int)
         table = table.pin_memory().to(model.device, non_blocking=True)
     end = top + beyond - 1
     model.cache.reserve(max(row[0] for row in rows) + 1, end)
-    span = min(max(LEAST_SPAN, bucket(end)), model.cache.capacity)
+    span = model.cache.capacity if model.reads_slots else min(max(LEAST_SPAN, bucket(end)), model.cache.capacity)
     return Positions(table[:, 0], table[:, 1], span), table[:, 2:].T
 
 
@@ -51,7 +53,7 @@ def bucket(size: int) -> int:
 def captured(function: Callable[..., Result], device: torch.device, uses_graphs: bool = True) -> Callable[..., Result]:
     """Return the function, captured if the device is CUDA and its model `uses_graphs`.
 
-    The next call of a captured function overwrites its results.
+    The next call of the same shape overwrites its results.
     """
     return Captured(function) if uses_graphs and device.type == "cuda" else function
 
@@ -59,8 +61,13 @@ def captured(function: Callable[..., Result], device: torch.device, uses_graphs:
 class Captured:
     """A function of tensors that is captured once for each shape of its arguments, then replayed.
 
-    The next call of the same shape overwrites the results.
+    The next call of the same shape overwrites the results. The graphs of a thread share the memory that is needed
+    between their inputs and their results.
     """
+
+    num_captures = 0
+    """Number of graphs captured by all threads. A capture takes many times as long as a replay."""
+    _thread = threading.local()
 
     def __init__(self, function: Callable[..., Result]) -> None:
         self._function = function
@@ -80,13 +87,23 @@ class Captured:
 
     def _capture(self, leaves: list[Any], structure: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
         fixed = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        stream = torch.cuda.Stream()
+        stream, pool = self._of_thread()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):  # warm up: allocations of the first run must not happen inside the graph
                 self._function(*tree_unflatten(fixed, structure))
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Another engine's thread may allocate memory meanwhile.
+        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
             results = self._function(*tree_unflatten(fixed, structure))
+        Captured.num_captures += 1
         return graph, [leaf for leaf in fixed if isinstance(leaf, Tensor)], results
+
+    @staticmethod
+    def _of_thread() -> tuple[torch.cuda.Stream, Any]:
+        """Return this thread's stream for captures, and the pool of its graphs."""
+        own = Captured._thread
+        if not hasattr(own, "stream"):
+            own.stream, own.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        return own.stream, own.pool

@@ -219,6 +219,9 @@ class CausalModel:
         span = positions.span_of(width)
         cells = starts[:, None] + torch.arange(width, device=self.device)  # [B, T]
         self.cache.begin(slots, cells, span, runs)
+        if isinstance(slots, Tensor) and self.reads_slots:
+            position_ids = cells.clamp(max=self.max_context - 1)  # padding may be beyond the context
+            return self._body(ids, position_ids, Masks(rows=(slots, starts)), self.cache)
         hides = width > 1 or len(ids) > 1 or isinstance(slots, Tensor)
         position_ids, masks = self._places(starts, cells, span, branches, hides=hides)
         return self._body(ids, position_ids, masks, self.cache)
@@ -295,6 +298,11 @@ class CausalModel:
         if flat != list(range(hidden.shape[0] * width)):
             hidden = hidden.flatten(0, 1)[torch.tensor(flat, dtype=torch.long, device=self.device)][None]
         return self.logits(hidden).flatten(0, 1).split([len(row) for row in columns])
+
+    @property
+    def reads_slots(self) -> bool:
+        """Whether captured passes read keys and values by slot; see `stepspec.engines.torch_engine.slot_attention`."""
+        return isinstance(self._body, FusedBody) and self._body.reads_slots
 
     @property
     def reads_ragged(self) -> bool:

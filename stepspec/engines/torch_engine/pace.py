@@ -71,7 +71,7 @@ class Round:
     catch_up_s: float  # the drafter reads what was written while it was not called
     draft_s: float
     verify_s: float  # all other time
-    shared: bool = False  # the pass read other rows too, so that its time says nothing about the round
+    shared: bool = False  # the pass read other rows too or was captured, so its time says nothing about the round
 
 
 class Costs:

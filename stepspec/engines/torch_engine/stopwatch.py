@@ -45,6 +45,7 @@ class Stopwatch:
     def settle(self) -> None:
         """Record the pending times. Call it after the device has been synchronized."""
         for kind, calls, timing, begin, end in self._pending:
+            end.synchronize()  # it may have been recorded after what was waited for
             self._record(kind, calls, timing, begin.elapsed_time(end) / 1000)
         self._pending.clear()
 

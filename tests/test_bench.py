@@ -51,12 +51,12 @@ def test_every_drafter_is_compared_with_plain_decoding_and_with_transformers(tmp
     assert {"draft-model", "draft-model (4 drafted)", "prompt-lookup", "suffix", "early-exit", "transformers"} <= {
         *names
     }
-    assert sum(name.startswith("transformers assisted") for name in names) == 3
-    assert not any("assisted" in each["name"] for each in together["contenders"])
+    contenders = [*alone["contenders"], *together["contenders"]]
+    assert not any("assisted" in each["name"] for each in contenders), "it would accept nothing of a random draft"
     assert together["contenders"][1]["name"] == "plain, 1 at once"
     assert all(each["over_alone"] > 0 for each in together["contenders"])
     drafted = next(each for each in alone["contenders"] if each["name"] == "draft-model (4 drafted)")
-    for figure in ("drafting_cost", "verifying_cost", "ideal", "share_of_ideal", "over_plain", "over_assisted"):
+    for figure in ("drafting_cost", "verifying_cost", "ideal", "share_of_ideal", "over_plain"):
         assert drafted[figure] > 0
     assert 0.4 < drafted["acceptance"] <= 1
 
@@ -66,7 +66,10 @@ def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> N
     done = bench("engine", "--batch", "1", "--tokens", "24", "--turns", "2", "--drafter", "draft-model", "--json", file)
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text())
-    assert all(each["differing"] == 0 for each in report["results"][0]["contenders"])
+    contenders = report["results"][0]["contenders"]
+    assert all(each["differing"] == 0 for each in contenders)
+    assert sum(each["name"].startswith("transformers assisted") for each in contenders) == 3
+    assert all(each["over_assisted"] > 0 for each in contenders)
     assert not report["synthetic"]
     assert report["engine"]["name"] == "embedded target"
     readme = tmp_path / "README.md"
@@ -76,7 +79,7 @@ def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> N
     assert text.startswith("Before.\n")
     assert text.endswith("After.\n")
     assert "old" not in text
-    assert all(f"| {each['name']} |" in text for each in report["results"][0]["contenders"])
+    assert all(f"| {each['name']} |" in text for each in contenders)
     assert "medians of 2 paired turns" in text
 
 

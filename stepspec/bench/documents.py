@@ -70,6 +70,7 @@ class Measured(NamedTuple):
     heads: Sequence[str]
     rows_of: Callable[[Any], list[list[str]]]
     in_words: Callable[[Any], str]
+    has_intervals: bool = True
 
 
 MEASURED: Mapping[str, Measured] = {
@@ -78,7 +79,7 @@ MEASURED: Mapping[str, Measured] = {
     ),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
-    "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words),
+    "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words, has_intervals=False),
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
@@ -118,7 +119,7 @@ def generated(root: Path) -> dict[Path, str]:
             for file in sorted((results / name).glob("*.json"))
         ),
         *(
-            ("docs/results.md", name, file.stem, measured_block(name, file))
+            ("docs/servers.md" if name == "servers" else "docs/results.md", name, file.stem, measured_block(name, file))
             for name in MEASURED
             for file in sorted((results / name).glob("*.json"))
         ),
@@ -150,7 +151,8 @@ def measured_block(name: str, file: Path) -> str:
     measured = MEASURED[name]
     found = measured.model.model_validate_json(file.read_text("utf-8"))
     table = markdown_table(measured.heads, measured.rows_of(found))
-    return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}. Intervals are 95%."
+    intervals = " Intervals are 95%." if measured.has_intervals else ""
+    return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
 
 
 def keys_block() -> str:

@@ -17,7 +17,7 @@ from stepspec.evaluation.records import Conditions, Record
 CONTEXTS = (1_000, 8_000)
 """Tokens before a step."""
 STEP_TOKENS = 32
-TURNS = 5
+TURNS = 3
 """Judgments of which the median counts, after a first one that reads the text."""
 
 
@@ -36,7 +36,7 @@ class ServerRow(Record):
 
     Attributes:
         name: name and version of the server, or where the engine runs.
-        model: name of the model.
+        model: name of the model, without the folder that it is in.
         takes_ids: whether prompts may be token ids.
         gives_ids: whether it returns token ids.
         num_logprobs: number of top tokens with log-probabilities.
@@ -72,13 +72,13 @@ class Servers(Conditions):
     results: list[ServerRow]
 
 
-async def server_row(engine: Engine) -> ServerRow:
-    """Return what is known of a loaded engine, and measure its judgments."""
+async def server_row(engine: Engine, title: str | None = None) -> ServerRow:
+    """Return what is known of a loaded engine, and measure its judgments. `title` is a name for the row."""
     server: Any = getattr(engine, "server", None)
     abilities, judging = engine.abilities, [await _judging(engine, count) for count in CONTEXTS if _fits(engine, count)]
     return ServerRow(
-        name=server.kind if server is not None else str(engine.describe()["device"]),
-        model=engine.name,
+        name=title or (server.kind if server is not None else "in this process"),
+        model=engine.name.rstrip("/").rpartition("/")[2],
         takes_ids=server is None or server.takes_ids,
         gives_ids=server is None or server.gives_ids,
         num_logprobs=server.num_logprobs if server is not None else engine.tokenizer.num_ids or 0,

@@ -440,17 +440,22 @@ def bench_servers(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="Servers as http://HOST:PORT/v1#NAME, or torch:FOLDER.")
     ],
+    title: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Names of the rows, in order, for servers that tell none.")
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Ask servers what they can do, and measure what a judgment costs after short and long texts."""
     from stepspec.bench.servers import ServerRow, Servers, server_row, servers_table
 
+    if title and len(title) != len(models):
+        raise UsageError(f"There are {len(models)} models, but {len(title)} times --title. Give one for each, or none.")
     conditions, rows = _conditions(), list[ServerRow]()
     with asyncio.Runner() as runner:
-        for model in models:
+        for model, name in zip(models, title or [None] * len(models), strict=True):
             pair = load_pair(model, needs_draft=False, notes=False)
             try:
-                rows.append(runner.run(server_row(pair.target)))
+                rows.append(runner.run(server_row(pair.target, name)))
             finally:
                 runner.run(pair.aclose())
     found = Servers.model_validate({**conditions, "results": rows})

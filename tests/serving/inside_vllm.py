@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hostile_engines import Hostile, try_policies
+
 from stepspec.engines.protocol import (
     Generate,
     Probe,
@@ -105,6 +109,7 @@ async def report(weights: Path, request: dict[str, Any]) -> dict[str, Any]:
         except StepSpecError as error:
             errors.append([type(error).__name__, str(error)])
     found["errors"] = errors
+    await try_policies(target, Hostile(target, 0), request["questions"])
     try:
         await target.verify(Verify(TokenBuffer([10**6]), [1]))
     except StepSpecError as error:

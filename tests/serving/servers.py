@@ -1,16 +1,19 @@
 """Real vLLM servers for the embedded pair. They run in `.venv-vllm`, which `make test` prepares."""
 
+import json
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from proxy import Call, Fault, Proxy, serving
 
+from stepspec.engines.remote import RemoteEngine
 from stepspec.mini import WEIGHTS
 
 VLLM_PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
@@ -43,17 +46,17 @@ def vllm_server(
     command = [str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights or WEIGHTS / role)]
     command += ["--served-model-name", role, "--dtype", "float32", "--max-model-len", str(context)]
     command += ["--max-num-seqs", "16", "--enforce-eager", "--enable-prompt-tokens-details", *options]
-    return _serving(command, folder / f"{role}.log")
+    return running_server(command, folder / f"{role}.log")
 
 
 def transformers_server(role: str, folder: Path) -> AbstractContextManager[int]:
     """Run `transformers serve` with one of the embedded models on a free port."""
     command = [str(VLLM_PYTHON.with_name("transformers")), "serve", str(WEIGHTS / role), "--dtype", "float32"]
-    return _serving([*command, "--device", "cpu"], folder / f"{role}.log")
+    return running_server([*command, "--device", "cpu"], folder / f"{role}.log")
 
 
 @contextmanager
-def _serving(command: list[str], log: Path) -> Iterator[int]:
+def running_server(command: list[str], log: Path) -> Iterator[int]:
     """Start a server and yield its port once it is healthy. Stop the server at the end."""
     port = free_port()
     with log.open("w") as output:
@@ -81,3 +84,30 @@ def _serving(command: list[str], log: Path) -> Iterator[int]:
             process.wait(30)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
+
+
+def only_text(call: Call) -> Fault:
+    """Reject prompts of token ids, like a server that takes only text."""
+    return Fault(status=400, name="ids") if isinstance(call.fields.get("prompt"), list) else Fault()
+
+
+def without_extras(call: Call) -> None:
+    """Remove request fields that OpenAI's API does not have, except the one that shows special tokens."""
+    if call.body:
+        fields = call.fields
+        for name in ("return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"):
+            fields.pop(name, None)
+        if fields.get("logprobs"):
+            fields["logprobs"] = 5
+        call.body = json.dumps(fields).encode()
+
+
+@asynccontextmanager
+async def text_server(port: int) -> AsyncIterator[RemoteEngine]:
+    """Yield an engine on a server that takes only text and has no extensions of the API."""
+    with serving(Proxy(port, only_text, without_extras)) as proxy:
+        engine = RemoteEngine.load(proxy.url)
+        try:
+            yield engine
+        finally:
+            await engine.aclose()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import subprocess
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ async def test_it_writes_and_verifies_like_the_torch_engine(tmp_path: Path) -> N
     labels = [tokenizer.encode(str(digit))[-1] for digit in range(10)]
     probes = [tokenizer.encode(text) for text in ("Rating: ", " so it is ")]
     request = {"prompts": prompts, "steps": steps, "labels": labels, "probes": probes}
+    request["questions"] = [each.question for each in islice(load_split("test"), 5)]
     request |= {"delimiters": DELIMITERS, "max_tokens": MAX_TOKENS, "schema": {"enum": ["stepspec", "others"]}}
     request_file, answer_file = tmp_path / "asked.json", tmp_path / "found.json"
     request_file.write_text(json.dumps(request))

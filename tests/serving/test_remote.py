@@ -5,14 +5,12 @@ import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
-from proxy import Call, Fault, Proxy, serving
-from servers import needs_vllm, transformers_server
+from servers import needs_vllm, text_server, transformers_server
 
 from stepspec import Pair, StepSpec, load_pair
 from stepspec.chat.prompts import encode_request
@@ -253,33 +251,6 @@ async def test_closing_a_stream_aborts_it_at_the_server(remote: RemoteEngine, ta
             break
         await asyncio.sleep(0.1)
     assert not await running(), "the server still generates the text"
-
-
-def only_text(call: Call) -> Fault:
-    """Reject prompts of token ids, like a server that takes only text."""
-    return Fault(status=400, name="ids") if isinstance(call.fields.get("prompt"), list) else Fault()
-
-
-def without_extras(call: Call) -> None:
-    """Remove request fields that OpenAI's API does not have, except the one that shows special tokens."""
-    if call.body:
-        fields = call.fields
-        for name in ("return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"):
-            fields.pop(name, None)
-        if fields.get("logprobs"):
-            fields["logprobs"] = 5
-        call.body = json.dumps(fields).encode()
-
-
-@asynccontextmanager
-async def text_server(port: int) -> AsyncIterator[RemoteEngine]:
-    """Yield an engine on a server that takes only text and has no extensions of the API."""
-    with serving(Proxy(port, only_text, without_extras)) as proxy:
-        engine = RemoteEngine.load(proxy.url)
-        try:
-            yield engine
-        finally:
-            await engine.aclose()
 
 
 async def test_a_server_that_takes_only_text_writes_the_same(target_port: int, torch_engine: TorchEngine) -> None:

@@ -203,7 +203,8 @@ class TokenScores(BaseModel):
         token_ids: list[int] = Field(min_length=1)
 
     choices: list[Choice] = Field(min_length=1)
-    prompt_token_id_logprobs: str
+    prompt_token_id_logprobs: str | None = None
+    """None if the prefix cache held the given tokens too, so that the server did not read them."""
     usage: Usage | None = None
 
     def logprobs(self) -> tuple[float, ...]:
@@ -212,7 +213,7 @@ class TokenScores(BaseModel):
         Raises:
             ValueError: the file is not an array of one column of finite numbers.
         """
-        with io.BytesIO(base64.b64decode(self.prompt_token_id_logprobs, validate=True)) as file:
+        with io.BytesIO(base64.b64decode(self.prompt_token_id_logprobs or "", validate=True)) as file:
             found = np.load(file, allow_pickle=False)
         if found.ndim != 2 or found.shape[1] != 1 or found.dtype.kind != "f" or not np.isfinite(found).all():
             raise ValueError("no column of finite numbers")

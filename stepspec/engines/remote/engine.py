@@ -373,12 +373,9 @@ class RemoteEngine:
 
     async def _scored_by_inference(self, prompt: TokenBuffer, continuation: Sequence[int]) -> Verification:
         """Score a continuation with vLLM's `/inference/v1/generate`. Without the argmax tokens at its positions."""
-        conversation = self._conversation(prompt)
-        fields = inference_fields(self._server.model, continuation, len(prompt))
-        body = conversation.body(prompt, fields, [continuation], "token_ids")
-        found, headers = await self._wire.ask(f"{self.address.root}{INFERENCE}", body, conversation.headers)
-        conversation.replay(headers)
-        answer = validated(TokenScores, self.address, found, "scored text")
+        answer = await self._inference(prompt, continuation, cached=True)
+        if answer.prompt_token_id_logprobs is None:
+            answer = await self._inference(prompt, continuation, cached=False)
         try:
             logprobs = answer.logprobs()
         except ValueError:
@@ -389,6 +386,14 @@ class RemoteEngine:
         self._note(prompt, usage)
         own, *_ = self._checked(answer.choices[0].token_ids)
         return Verification(logprobs, None, own, cached=usage.cached)
+
+    async def _inference(self, prompt: TokenBuffer, continuation: Sequence[int], *, cached: bool) -> TokenScores:
+        conversation = self._conversation(prompt)
+        fields = inference_fields(self._server.model, continuation, len(prompt), cached=cached)
+        body = conversation.body(prompt, fields, [continuation], "token_ids")
+        found, headers = await self._wire.ask(f"{self.address.root}{INFERENCE}", body, conversation.headers)
+        conversation.replay(headers)
+        return validated(TokenScores, self.address, found, "scored text")
 
     async def _scored_by_generate(self, prompt: TokenBuffer, continuation: Sequence[int], top: int) -> Verification:
         """Score a continuation with SGLang's `/generate`."""

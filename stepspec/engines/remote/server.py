@@ -72,7 +72,7 @@ class _Trial(NamedTuple):
 
 
 TRIALS = [_Trial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (*MOST_LOGPROBS, 0)]
-TRIALS += [_Trial(TRIAL_TEXT, count, False) for count in (MOST_LOGPROBS[-1], 0)]
+TRIALS += [_Trial(prompt, count, False) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (MOST_LOGPROBS[-1], 0)]
 
 
 class _Detector(Trials):
@@ -175,11 +175,11 @@ def schema_fields(field: SchemaField, schema: str) -> dict[str, Any]:
     return {"structured_outputs": {"json": form}} if field == "structured_outputs" else {"json_schema": form}
 
 
-def inference_fields(model: str, ids: Sequence[int], start: int) -> dict[str, Any]:
+def inference_fields(model: str, ids: Sequence[int], start: int, *, cached: bool = True) -> dict[str, Any]:
     """Return the fields of a call to vLLM's `/inference/v1/generate` that scores ids from position `start` on. They go
-    with the `token_ids` of the whole text."""
+    with the `token_ids` of the whole text. `cached`: whether the text before may come from the prefix cache."""
     sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 0, "prompt_logprob_start": start - 1}
-    sampling |= {"prompt_logprob_token_ids": [[id] for id in ids], "skip_reading_prefix_cache": False}
+    sampling |= {"prompt_logprob_token_ids": [[id] for id in ids], "skip_reading_prefix_cache": not cached}
     return {"model": model, "sampling_params": sampling}
 
 

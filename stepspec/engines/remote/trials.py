@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.remote.address import Address
@@ -19,6 +19,9 @@ from stepspec.errors import EngineError, ModelError, StepSpecError, unknown_name
 
 FIRST_CALLS_S = 120.0
 """Minimum timeout of the test requests, in seconds. A server may compile code at its first requests."""
+
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp", "tensorrt_llm": "TensorRT-LLM"}
+"""Names of servers, by what they write as the owner of their models."""
 
 TRIAL_IDS = [5, 6, 7]
 TRIAL_TEXT = "1 2 3"
@@ -68,13 +71,14 @@ class Trials:
 
     async def kind(self, card: ModelCard) -> str:
         """Return the server's name, and its version if it reports it."""
-        name = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}.get(str(card.owned_by), "")
+        name = NAMES.get(str(card.owned_by), "a server")
+        path = "props" if name == "llama.cpp" else "version"
         try:
-            reply = await self.get(f"{self.address.root}/version")
+            reply = await self.get(f"{self.address.root}/{path}")
             version = _Version.model_validate_json(reply.body).version if reply.response.is_success else ""
         except (ValidationError, EngineError):
             version = ""
-        return f"{name or 'a server'} {version}".strip()
+        return f"{name} {version}".strip()
 
     async def try_post(self, kind: type[A], url: str, fields: Mapping[str, Any]) -> A | None:
         """Return the response to a call; None if the server rejects it or responds in another format."""
@@ -109,7 +113,7 @@ class Trials:
 
 
 class _Version(BaseModel):
-    version: Annotated[str, Field(max_length=100)] = ""
+    version: Annotated[str, Field(max_length=100, validation_alias=AliasChoices("version", "build_info"))] = ""
 
 
 def detected(address: Address, detect: Callable[[Address, httpx.AsyncClient], Awaitable[T]]) -> T:

@@ -148,6 +148,8 @@ class Measured(Record):
     memory: Memory
     references: dict[str, str]
     """The text to compare answers with, by prompt. Empty before the target is asked, or if there are right answers."""
+    rereads: bool = False
+    """Whether the target reads the whole text again to score a step."""
     step_policy: str | None = None
     """The text of `stepspec` with thresholds for these models; empty if there are none, None before they are chosen."""
 

@@ -121,6 +121,7 @@ async def _measure(pair: Pair, prompts: Prompts, plan: Plan, watcher: Watcher) -
     watcher.show(None, num_stages, num_stages)
     references: dict[str, str] = {}  # the target is asked for them after these measurements are stored
     results = {"costs": costs, "trials": trials, "memory": memory_of(pair), "references": references}
+    results["rereads"] = "scores" in pair.target.abilities and "cached scores" not in pair.target.abilities
     return Measured.model_validate({**identity(pair, prompts, plan), **results})
 
 
@@ -218,7 +219,7 @@ def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, p
         reasons=reasons(first, measured.trials, measured.memory) if alone else [],
         sentences=[],
     )
-    texts = sentences(advice, loads, measured.trials, measured.memory, prompts.asked)
+    texts = sentences(advice, loads, measured.trials, measured.memory, prompts.asked, rereads=measured.rereads)
     return advice.model_copy(update={"sentences": texts})
 
 

@@ -19,8 +19,13 @@ def sentences(
     trials: Sequence[Trial],
     memory: Memory,
     asked: Asked,
+    *,
+    rereads: bool = False,
 ) -> list[str]:
-    """Return the sentences of the advice: first the advice, then its evidence, then its limits."""
+    """Return the sentences of the advice: first the advice, then its evidence, then its limits.
+
+    `rereads`: see `Measured`.
+    """
     first = loads[0]
     chosen = first.named(advice.policy)
     assert chosen is not None, advice.policy
@@ -30,6 +35,7 @@ def sentences(
         *_drafting(trials, first),
         *_steps(first, advice, asked),
         *_lengths(first),
+        *(_rereading(first) if rereads else ()),
         *_memory(memory, first),
         *_loads(advice, loads),
         *_limits(advice, first, asked),
@@ -143,6 +149,16 @@ def _lengths(load: Load) -> Iterable[str]:
             if shortest
             else "."
         )
+    )
+
+
+def _rereading(load: Load) -> Iterable[str]:
+    """Yield what it costs that the target reads the whole text again to score a step."""
+    read_s, length = load.costs.target.read_s, load.prompt_tokens.p50 + load.output_tokens.p50 / 2
+    cost = "" if read_s is None else f", which takes {seconds(read_s * length)} in the middle of the median answer"
+    yield (
+        f"To judge a step by its likelihood, the target's server reads the whole text again{cost} and longer as the text "
+        "grows. Judges that ask for one token, such as yes-no, do not need that, nor does the torch engine."
     )
 
 

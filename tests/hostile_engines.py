@@ -1,0 +1,103 @@
+"""A draft that writes answers, tags, ends and tool calls, and a wrapper around a target that records what it writes.
+
+See `own_answers`. A script in another environment imports this too, so it needs no pytest.
+"""
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+from itertools import cycle
+from typing import Any
+
+from own_answers import check
+
+from stepspec import Pair, Policy, StepSpec
+from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling, Verification, Verify, collect
+from stepspec.engines.stops import StopWatch
+from stepspec.loop.request import Request
+
+SMUGGLED = ("</think>", "#### 5", "\\boxed{5}", "the answer is 5", "<|end|>", "<think>", "<tool_call>", "\n\n")
+RANDOM: tuple[dict[str, Any], ...] = ({"kind": "random", "share": 0.7},)
+TABLES = {"step": {"max_step_tokens": 24}, "token": {"drafter": "auto"}}
+POLICIES: tuple[dict[str, Any], ...] = (
+    {"family": "score", "judges": RANDOM, "score": {"depth": 2, "draft_answer": True}},
+    {"family": "score", "judges": ({"kind": "likelihood", "threshold": -3.0},), "salvage": {"min_logprob": -2.0}},
+    {"family": "compare", "judges": RANDOM},
+    {"family": "route", "route": {"signal": "words", "opening_tokens": 2, "checking_tokens": 3, "doubts": 2}},
+    {"family": "alternate"},
+)
+
+
+class Recording:
+    """An engine that records what another one writes and confirms."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.record: set[tuple[int, int]] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def confirm(self, ids: list[int], id: int | None) -> None:
+        if id is not None:
+            self.record.add((hash((*ids,)), id))
+
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        ids = [*call.prompt.since(0), *call.after]
+        async for chunk in self.engine.generate(call):
+            for id in chunk.ids:
+                self.confirm(ids, id)
+                ids.append(id)
+            yield chunk
+
+    async def verify(self, call: Verify) -> Verification:
+        ids = [*call.prompt.since(0)]
+        found = await self.engine.verify(call)
+        for at, id in enumerate(call.continuation):
+            self.confirm(ids, found.choices[at] if found.choices else None)
+            ids.append(id)
+        self.confirm(ids, found.next_choice)
+        return found
+
+
+class Hostile:
+    """An engine that puts tags, answers and ends into what another one writes."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.engine, self.rng = engine, random.Random(seed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
+        tokenizer, written = self.engine.tokenizer, list[int]()
+        honest = [*(await collect(self.engine.generate(call))).ids]
+        if self.rng.random() < 0.5:
+            at = self.rng.randrange(len(honest) + 1)
+            honest[at:at] = tokenizer.encode_text(self.rng.choice(SMUGGLED))
+            at = self.rng.randrange(len(honest) + 1)
+            honest[at:at] = tokenizer.encode(self.rng.choice(SMUGGLED))
+        watch, end = StopWatch(call.stop, tokenizer.piece, tokenizer.end_ids), None
+        for id in honest:
+            written.append(id)
+            if (end := watch.feed(id)) is not None:
+                break
+        yield Chunk(tuple(written), end or "length")
+
+
+async def try_policies(engine: Engine, draft: Hostile, questions: Sequence[str]) -> None:
+    """Ask each question under another policy that runs on the engine, and check the texts."""
+    runnable = [each for each in POLICIES if "scores" in engine.abilities or each is not POLICIES[1]]
+    found = set[str]()
+    for number, (question, policy) in enumerate(zip(questions, cycle(runnable), strict=False)):
+        found.add(await _run(Recording(engine), draft, policy, question, number))
+    assert any(each.endswith("draft") for each in found), "some text has tokens of the draft"
+
+
+async def _run(target: Any, draft: Any, tables: dict[str, Any], question: str, seed: int) -> str:
+    policy = Policy.model_validate({"version": 1, "summary": "a test", **TABLES} | tables)
+    session, made = StepSpec(policy=policy, pair=Pair(target, draft)), list[Request]()
+    make = session._request
+    session._request = lambda *given: made.append(make(*given)) or made[-1]  # type: ignore[method-assign]
+    sampling = Sampling(temperature=(0.0, 1.0)[seed % 2], seed=seed)
+    result = await session.generate(question, sampling=sampling, max_tokens=160)
+    return check(result, made[0], target)

@@ -157,8 +157,8 @@ def _rereading(load: Load) -> Iterable[str]:
     read_s, length = load.costs.target.read_s, load.prompt_tokens.p50 + load.output_tokens.p50 / 2
     cost = "" if read_s is None else f", which takes {seconds(read_s * length)} in the middle of the median answer"
     yield (
-        f"To judge a step by its likelihood, the target's server reads the whole text again{cost} and longer as the text "
-        "grows. Judges that ask for one token, such as yes-no, do not need that, nor does the torch engine."
+        f"To judge a step by its likelihood, the target's server reads the whole text again{cost}, and longer as the "
+        "text grows. Judges that ask for one token, such as yes-no, do not need that, nor does the torch engine."
     )
 
 

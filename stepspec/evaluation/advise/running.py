@@ -120,9 +120,9 @@ async def _measure(pair: Pair, prompts: Prompts, plan: Plan, watcher: Watcher) -
     trials = await try_drafters(pair, texts, costs[0], sampling, plan.max_tokens)
     watcher.show(None, num_stages, num_stages)
     references: dict[str, str] = {}  # the target is asked for them after these measurements are stored
+    rereads = "scores" in pair.target.abilities and "cached scores" not in pair.target.abilities
     results = {"costs": costs, "trials": trials, "memory": memory_of(pair), "references": references}
-    results["rereads"] = "scores" in pair.target.abilities and "cached scores" not in pair.target.abilities
-    return Measured.model_validate({**identity(pair, prompts, plan), **results})
+    return Measured.model_validate({**identity(pair, prompts, plan), **results, "rereads": rereads})
 
 
 async def _own_answers(

@@ -19,8 +19,12 @@ class Recorded(Protocol):
     record: set[tuple[int, int]]
 
 
-def check(result: Result, request: Request, target: Recorded) -> str:
-    """Check every token of the answer against the target's record. Return what the answer was like."""
+def check(result: Result, request: Request, target: Recorded) -> tuple[str, int]:
+    """Check every token of the answer against the target's record.
+
+    Returns:
+        What the text was like, and the number of tokens that were checked.
+    """
     result.counts.check(request.ledger.remaining + result.counts.committed)
     ids = request.transcript.buffer.since(0)
     start = len(request.prompt)
@@ -30,7 +34,7 @@ def check(result: Result, request: Request, target: Recorded) -> str:
     tokenizer = target.tokenizer
     assert not wrong, f"{tokenizer.decode(ids[start:])!r} has {tokenizer.piece(ids[wrong[0]])!r} from the draft alone"
     foreign = sum(not each for each in own[start:])
-    return f"{'thinks' if request.tags else 'plain'}, {'draft' if foreign else 'target'}"
+    return f"{'thinks' if request.tags else 'plain'}, {'draft' if foreign else 'target'}", len(places)
 
 
 def answer_places(ids: Sequence[int], start: int, tags: ThinkingTags | None, target: Recorded) -> list[int]:

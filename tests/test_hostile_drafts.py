@@ -173,7 +173,7 @@ def runs(count: int) -> None:
     kinds: Counter[str] = Counter()
     for seed in range(count):
         try:
-            kinds[check(*asyncio.run(play(seed)))] += 1
+            kinds[check(*asyncio.run(play(seed)))[0]] += 1
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
     for model in ("thinks", "plain"):

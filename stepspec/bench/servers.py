@@ -102,10 +102,10 @@ async def _judging(engine: Engine, count: int) -> Judging:
     texts = (engine.tokenizer.encode_text(problem.question) for problem in load_split("test"))
     ids = [*islice(chain.from_iterable(texts), count + STEP_TOKENS)]
     buffer, rng = TokenBuffer(ids[:count]), random.Random(0)
-    steps = [rng.sample(ids[count:], STEP_TOKENS) for _ in range(TURNS + 1)]
-    asked = await _seconds(engine, buffer, steps, scores=False)
-    scored = await _seconds(engine, buffer, steps, scores=True) if "scores" in engine.abilities else None
-    return Judging(context=count, scored_s=scored, asked_s=asked)
+    asked, scored = ([rng.sample(ids[count:], STEP_TOKENS) for _ in range(TURNS + 1)] for _ in range(2))
+    asked_s = await _seconds(engine, buffer, asked, scores=False)
+    scored_s = await _seconds(engine, buffer, scored, scores=True) if "scores" in engine.abilities else None
+    return Judging(context=count, scored_s=scored_s, asked_s=asked_s)
 
 
 async def _seconds(engine: Engine, buffer: TokenBuffer, steps: Sequence[Sequence[int]], *, scores: bool) -> float:
@@ -119,7 +119,18 @@ async def _seconds(engine: Engine, buffer: TokenBuffer, steps: Sequence[Sequence
 
 
 HEADS = (
-    *("server", "ids in", "ids out", "log-probs", "of its text", "scores", "schema", "several prompts", "cache salt"),
+    *(
+        "server",
+        "model",
+        "ids in",
+        "ids out",
+        "log-probs",
+        "of its text",
+        "scores",
+        "schema",
+        "several prompts",
+        "cache salt",
+    ),
     *(f"{kind}, {count:,}" for count in CONTEXTS for kind in ("scored", "asked")),
 )
 
@@ -129,6 +140,7 @@ def rows_of(found: Servers) -> list[list[str]]:
     return [
         [
             each.name,
+            each.model,
             *map(_yes, (each.takes_ids, each.gives_ids)),
             f"{each.num_logprobs:,}" if each.num_logprobs else "–",
             _yes(each.written_logprobs),
@@ -157,8 +169,7 @@ def _yes(holds: bool) -> str:
 
 def in_words(found: Servers) -> str:
     """Return what was measured."""
-    models = ", ".join(dict.fromkeys(each.model for each in found.results))
-    return f"{models}; a step of {STEP_TOKENS} tokens after 1,000 and 8,000 tokens, median of {TURNS}"
+    return f"A step of {STEP_TOKENS} tokens after 1,000 and 8,000 tokens, median of {TURNS}"
 
 
 def servers_table(found: Servers) -> Table:

@@ -16,6 +16,7 @@ from proxy import Call, Fault, Proxy, serving
 
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.engines.remote import RemoteEngine
+from stepspec.errors import EngineError
 from stepspec.mini import WEIGHTS
 
 pytestmark = pytest.mark.anyio
@@ -69,7 +70,12 @@ def sglang(call: Call) -> Fault:
         return models("sglang", root=TOKENIZER, parent=None, max_model_len=64)
     if call.path == "/v1/completions":
         tops = {"text_offset": [], "token_logprobs": [-0.1], "tokens": [" a"], "top_logprobs": [{" a": -0.1}]}
-        text = '"stepspec"' if "json_schema" in call.fields else " a"
+        schema = call.fields.get("json_schema")
+        if schema is not None and not isinstance(schema, str):
+            return reply(
+                {"object": "error", "message": "json_schema: Input should be a valid string", "code": 400}, 400
+            )
+        text = " a" if schema is None else '"stepspec"'
         return completion(call, {"text": text, "matched_stop": None, "logprobs": tops})
     if call.path == "/generate":
         ids, first = call.fields["input_ids"], call.fields["logprob_start_len"]
@@ -86,7 +92,19 @@ def sglang(call: Call) -> Fault:
     return reply({"detail": "Not Found"}, 404)
 
 
-TENSORRT_FIELDS = {"model", "prompt", "max_tokens", "temperature", "logprobs", "stream", "stream_options", "stop"}
+TENSORRT_FIELDS = {
+    "model",
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "logprobs",
+    "stream",
+    "stream_options",
+    "stop",
+    "seed",
+}
+TENSORRT_FIELDS |= {"top_p", "presence_penalty", "frequency_penalty", "logit_bias", "skip_special_tokens"}
+TENSORRT_FIELDS |= {"stop_token_ids", "include_stop_str_in_output", "top_k", "min_p", "repetition_penalty"}
 
 
 def tensorrt_llm(call: Call) -> Fault:
@@ -129,7 +147,7 @@ def as_numpy_file(values: Sequence[float]) -> str:
 
 
 def vllm(call: Call) -> Fault:
-    """vLLM 0.32 on a GPU, started with `--enable-scale-out`: `vllm/entrypoints/serve/disagg/protocol.py`.
+    """vLLM 0.32 on a GPU with `--enable-scale-out`: `vllm/entrypoints/scale_out/token_in_token_out/protocol.py`.
 
     It does not score what its prefix cache holds. A text whose last token is 7 counts as held.
     """
@@ -152,7 +170,7 @@ def vllm(call: Call) -> Fault:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        (sglang, ("SGLang", True, False, 20, True, "generate", "json_schema")),
+        (sglang, ("SGLang", True, False, 20, True, "generate", "json_schema as text")),
         (tensorrt_llm, ("TensorRT-LLM 1.2.0", True, False, 5, True, None, None)),
         (tgi, ("a server", False, False, 0, False, None, None)),
         (vllm, ("vLLM", True, True, 0, False, "inference", None)),
@@ -166,6 +184,7 @@ async def test_what_a_server_can_do_is_found_by_asking(
     found = engine.server
     flags = (found.kind, found.takes_ids, found.gives_ids, found.num_logprobs, found.written_logprobs)
     assert (*flags, found.scores, found.schema_field) == expected
+    assert found.shows_special
     assert ("cached scores" in engine.abilities) == (found.scores is not None)
     await engine.aclose()
 
@@ -189,6 +208,32 @@ async def test_vllm_scores_a_step_even_if_its_cache_holds_it(
     found = await engine.verify(Verify(TokenBuffer([1, 2, 3]), step))
     assert (found.logprobs, found.next_choice) == (tuple(-float(id) for id in step), NEXT)
     assert len(proxy.calls) - num_calls == asked
+    await engine.aclose()
+
+
+@pytest.mark.parametrize("scores", [None, "", as_numpy_file([-1.0])], ids=["none", "no file", "too few"])
+async def test_scores_that_never_come_are_an_error(server: ServerFixture, scores: str | None) -> None:
+    def without(call: Call) -> Fault:
+        answer = vllm(call)
+        if not call.path.endswith("generate") or len(call.fields["token_ids"]) == 3:  # while it is asked what it can do
+            return answer
+        return reply(json.loads(answer.body) | {"prompt_token_id_logprobs": scores})
+
+    engine = load(server(without))
+    with pytest.raises(EngineError, match="log-probabilities that do not match the prompt"):
+        await engine.verify(Verify(TokenBuffer([1, 2, 3]), [5, 6]))
+    await engine.aclose()
+
+
+async def test_a_route_that_returns_no_scores_is_not_used(server: ServerFixture) -> None:
+    def without(call: Call) -> Fault:
+        answer = vllm(call)
+        if not call.path.endswith("generate"):
+            return answer
+        return reply(json.loads(answer.body) | {"prompt_token_id_logprobs": None})
+
+    engine = load(server(without))
+    assert engine.server.scores is None
     await engine.aclose()
 
 

@@ -211,10 +211,15 @@ class TokenScores(BaseModel):
         """Return the log-probability of the first given token at each position.
 
         Raises:
-            ValueError: the file is not an array of one column of finite numbers.
+            ValueError: there is no file, or it is not an array of one column of finite numbers.
         """
-        with io.BytesIO(base64.b64decode(self.prompt_token_id_logprobs or "", validate=True)) as file:
-            found = np.load(file, allow_pickle=False)
+        if self.prompt_token_id_logprobs is None:
+            raise ValueError("no log-probabilities")
+        with io.BytesIO(base64.b64decode(self.prompt_token_id_logprobs, validate=True)) as file:
+            try:
+                found = np.load(file, allow_pickle=False)
+            except EOFError as error:
+                raise ValueError("an empty file") from error
         if found.ndim != 2 or found.shape[1] != 1 or found.dtype.kind != "f" or not np.isfinite(found).all():
             raise ValueError("no column of finite numbers")
         return tuple(found[:, 0].tolist())

@@ -281,7 +281,7 @@ class RemoteEngine:
         }
         if self._streams(stop):
             fields |= {"stream": True, "stream_options": {"include_usage": True}}
-        if self._server.extended:
+        if self._server.shows_special:
             fields["skip_special_tokens"] = False
         if self._server.gives_ids:
             fields["return_token_ids"] = True
@@ -317,7 +317,10 @@ class RemoteEngine:
         ends = [probe.after(continuation) for probe in probes]
         if call.scores and self._server.scores:
             scored = self._scored(prompt, continuation, call.top)
-            own, probed = await side_by_side(scored, self._tokens_after(prompt, ends))
+            if self._server.scores == "inference":  # it does not score what the probes have put into the prefix cache
+                own, probed = await scored, await self._tokens_after(prompt, ends)
+            else:
+                own, probed = await side_by_side(scored, self._tokens_after(prompt, ends))
         else:
             first, *probed = await self._tokens_after(prompt, [continuation, *ends])
             own = Verification(None, None, self._token_of(first))
@@ -427,7 +430,8 @@ class RemoteEngine:
         return answer
 
     def _one_token_fields(self, num_logprobs: int) -> dict[str, Any]:
-        return one_token_fields(self._server.model, num_logprobs, extended=self._server.extended)
+        server = self._server
+        return one_token_fields(server.model, num_logprobs, extended=server.extended, special=server.shows_special)
 
     def _token_of(self, choice: Choice) -> int:
         """Return the only token of a choice; the end token if the text is empty."""

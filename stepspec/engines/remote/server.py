@@ -19,8 +19,9 @@ ScoreRoute = Literal["inference", "prompt_logprobs", "generate"]
 """How a server scores a continuation: vLLM's `/inference/v1/generate` or SGLang's `/generate`, which read it after the
 prompt in their prefix caches, or vLLM's field `prompt_logprobs`, which reads the whole prompt again."""
 
-SchemaField = Literal["structured_outputs", "json_schema"]
-"""The request field for a JSON schema: `structured_outputs` in vLLM, `json_schema` in SGLang and llama.cpp."""
+SchemaField = Literal["structured_outputs", "json_schema", "json_schema as text"]
+"""The request field for a JSON schema: `structured_outputs` in vLLM, `json_schema` in llama.cpp and, with the schema's
+text, in SGLang."""
 
 INFERENCE = "/inference/v1/generate"
 TRIAL_SCHEMA = '{"enum": ["stepspec"]}'
@@ -40,6 +41,8 @@ class Server:
     max_context: int | None
     extended: bool
     """Whether the server supports fields beyond OpenAI's API. Other servers may ignore unknown fields."""
+    shows_special: bool
+    """Whether it takes `skip_special_tokens`, without which it may leave tags out of the text."""
     takes_ids: bool
     gives_ids: bool
     num_logprobs: int
@@ -69,10 +72,20 @@ class _Trial(NamedTuple):
     prompt: list[int] | str
     num_logprobs: int
     extended: bool
+    special: bool = True
+
+    def fields(self, model: str) -> dict[str, Any]:
+        """Return the fields of a call for the argmax next token, without the prompt."""
+        return one_token_fields(model, self.num_logprobs, extended=self.extended, special=self.special)
 
 
 TRIALS = [_Trial(prompt, count, True) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (*MOST_LOGPROBS, 0)]
-TRIALS += [_Trial(prompt, count, False) for prompt in (TRIAL_IDS, TRIAL_TEXT) for count in (MOST_LOGPROBS[-1], 0)]
+TRIALS += [
+    _Trial(prompt, count, False, special)
+    for special in (True, False)
+    for prompt in (TRIAL_IDS, TRIAL_TEXT)
+    for count in (MOST_LOGPROBS[-1], 0)
+]
 
 
 class _Detector(Trials):
@@ -86,6 +99,7 @@ class _Detector(Trials):
             kind=await self.kind(card),
             max_context=card.max_context,
             extended=trial.extended,
+            shows_special=trial.special,
             takes_ids=trial.prompt is TRIAL_IDS,
             gives_ids=bool(choice.token_ids),
             num_logprobs=trial.num_logprobs if tops else 0,
@@ -101,7 +115,7 @@ class _Detector(Trials):
         """Return the first test call in `TRIALS` that the server supports, and its choice."""
         refusal: StepSpecError | None = None
         for trial in TRIALS:
-            fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": trial.prompt}
+            fields = trial.fields(model) | {"prompt": trial.prompt}
             reply = await self.post(self._completions, fields)
             status = reply.response.status_code
             if status in (400, 422, 500):
@@ -116,7 +130,7 @@ class _Detector(Trials):
         raise refusal or EngineError(f"{self.address.base} accepts neither token ids nor text as a prompt.")
 
     async def _takes_several(self, model: str, trial: "_Trial") -> bool:
-        fields = one_token_fields(model, trial.num_logprobs, extended=trial.extended) | {"prompt": [trial.prompt] * 2}
+        fields = trial.fields(model) | {"prompt": [trial.prompt] * 2}
         answer = await self.try_post(Completion, self._completions, fields)
         return answer is not None and sorted(choice.index for choice in answer.choices) == [0, 1]
 
@@ -159,18 +173,22 @@ class _Detector(Trials):
         return f"{self.address.base}/completions"
 
 
-def one_token_fields(model: str, num_logprobs: int, *, extended: bool) -> dict[str, Any]:
-    """Return the fields of a call for the argmax next token."""
+def one_token_fields(model: str, num_logprobs: int, *, extended: bool, special: bool) -> dict[str, Any]:
+    """Return the fields of a call for the argmax next token. See `Server.extended` and `Server.shows_special`."""
     fields: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 0}
     if num_logprobs:
         fields["logprobs"] = num_logprobs
     if extended:
-        fields |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "skip_special_tokens": False}
+        fields |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    if special:
+        fields["skip_special_tokens"] = False
     return fields
 
 
 def schema_fields(field: SchemaField, schema: str) -> dict[str, Any]:
     """Return the field that constrains a call to a JSON schema."""
+    if field == "json_schema as text":
+        return {"json_schema": schema}
     form = json.loads(schema)
     return {"structured_outputs": {"json": form}} if field == "structured_outputs" else {"json_schema": form}
 

@@ -325,6 +325,10 @@ class FusedBody:
         """Whether a pass may have `Masks.rows` instead of masks."""
         return self._attend_in_slots is not None
 
+    def read_by_row(self) -> None:
+        """Have no pass with `Masks.rows`."""
+        self._attend_in_slots = None
+
     def first_layers(self, num_layers: int) -> "FusedBody":
         """Return the same body with only its first `num_layers` layers."""
         short = copy.copy(self)

@@ -204,8 +204,12 @@ class TorchEngine:
     def _make_room(self, budget: int | None) -> None:
         """Choose the number and the size of slots by the free memory. Call it before the first call."""
         models = [self._model] if self._drafter is None else [self._model, self._drafter]
+        if self._drafter is not None and self._drafter_tokenizer is None:  # rows are padded for both or for none
+            self._model.uses_graphs = self._drafter.uses_graphs = self._model.uses_graphs and self._drafter.uses_graphs
         room = room_for(models, MAX_SLOTS, budget)
         self.max_context = room.max_context
+        if self._drafter is not None:
+            self._drafter.max_context = min(self._drafter.max_context, room.max_context)
         self._num_slots = room.num_slots - self._model.uses_graphs
         if free_bytes(self._model.device) is not None:
             for model in models:
@@ -359,7 +363,7 @@ class TorchEngine:
     def _work(self) -> None:
         if self._model.device.type == "cpu":
             use_threads(self._threads)
-        else:
+        elif self._model.device.type == "cuda":
             torch.cuda.set_device(self._model.device)
         first = self._tasks.get()  # `_make_room` may still change the slots until the first task arrives
         scheduler = Scheduler(self._model, self._drafters, self._num_slots, self._metrics)

@@ -53,7 +53,7 @@ def bucket(size: int) -> int:
 def captured(function: Callable[..., Result], device: torch.device, uses_graphs: bool = True) -> Callable[..., Result]:
     """Return the function, captured if the device is CUDA and its model `uses_graphs`.
 
-    The next call of the same shape overwrites its results.
+    The thread's next call of any captured function may then overwrite its results.
     """
     return Captured(function) if uses_graphs and device.type == "cuda" else function
 
@@ -61,12 +61,12 @@ def captured(function: Callable[..., Result], device: torch.device, uses_graphs:
 class Captured:
     """A function of tensors that is captured once for each shape of its arguments, then replayed.
 
-    The next call of the same shape overwrites the results. The graphs of a thread share the memory that is needed
-    between their inputs and their results.
+    The graphs of a thread share memory, so the thread's next call of any captured function may overwrite the results.
     """
 
     num_captures = 0
     """Number of graphs captured by all threads. A capture takes many times as long as a replay."""
+    _capturing = threading.Lock()
     _thread = threading.local()
 
     def __init__(self, function: Callable[..., Result]) -> None:
@@ -94,9 +94,13 @@ class Captured:
                 self._function(*tree_unflatten(fixed, structure))
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        # Another engine's thread may allocate memory meanwhile.
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            results = self._function(*tree_unflatten(fixed, structure))
+        # A capture begins with a synchronization, which breaks another one. Allocations of other threads do not.
+        try:
+            with Captured._capturing, torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                results = self._function(*tree_unflatten(fixed, structure))
+        except Exception:
+            vars(self._thread).clear()  # the pool of a failed capture cannot be used again
+            raise
         Captured.num_captures += 1
         return graph, [leaf for leaf in fixed if isinstance(leaf, Tensor)], results
 

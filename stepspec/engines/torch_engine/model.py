@@ -1,6 +1,7 @@
 """A Hugging Face causal LM with one primitive, `extend`, for prefill, decode, verification and step scoring."""
 
 import inspect
+import logging
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +28,8 @@ from stepspec.engines.torch_engine.body import (
 )
 from stepspec.engines.torch_engine.cache import SlotCache
 from stepspec.errors import ModelError, UsageError, reason_of
+
+logger = logging.getLogger(__name__)
 
 CALL_BYTES = 120_000
 """Bytes of keys and values that a CPU core reads in the time of one more call of attention, about 12 microseconds."""
@@ -139,6 +142,33 @@ class CausalModel:
                 f"The torch engine does not reproduce {self.name}: {reason}. "
                 "Serve it with vLLM or another server instead."
             ) from failure
+        if self.reads_slots:
+            self._try_slots(trials[0], references[0][-1])
+
+    @torch.inference_mode()
+    def _try_slots(self, ids: list[int], reference: Tensor) -> None:
+        """Read a text by slot, and go without that if the kernel does not run here or its logits deviate.
+
+        The arguments are `_deviation`'s.
+        """
+        assert isinstance(self._body, FusedBody)
+        start = len(ids) - 3
+        try:
+            self.rollback(0, 0)
+            self.extend([0], [ids[:start]], keep=[[]])
+            self.cache.reserve(1, len(ids))
+            slots, starts = (torch.tensor([place], device=self.device) for place in (0, start))
+            rest = torch.tensor([ids[start:]], device=self.device)
+            found = self.logits(self.read(Positions(slots, starts, len(ids)), rest))[0, -1].float()
+            deviation = float((found - reference).norm() / (reference - reference.mean()).norm())
+        except Exception as error:  # Triton compiles the kernel at its first call, and can fail with any exception
+            problem = f"{type(error).__name__}: {reason_of(error)}"
+        else:
+            if deviation <= TOLERANCE[self.network.dtype]:
+                return
+            problem = f"its logits are off by {deviation:.2g} of their spread"
+        self._body.read_by_row()
+        logger.warning("%s reads copies of its cache, which is slower on a GPU: %s", self.name, problem)
 
     @property
     def weight_bytes(self) -> int:
@@ -439,8 +469,16 @@ def _failure(error: Exception | None, deviation: float) -> str:
 
 
 def _is_capturable(network: PreTrainedModel) -> bool:
-    """Return whether a CUDA graph can hold a pass. Products over experts wait for the host, except in bfloat16."""
-    return network.dtype == torch.bfloat16 or not any(hasattr(part, "num_experts") for part in network.modules())
+    """Return whether a CUDA graph can hold a pass.
+
+    Experts wait for the host, except for PyTorch's grouped products in bfloat16 on GPUs like H100 and B200.
+    """
+    parts = network.modules()
+    if not any(hasattr(part, "num_experts") or "experts" in type(part).__name__.lower() for part in parts):
+        return True
+    major, _ = torch.cuda.get_device_capability(network.device)
+    grouped = getattr(network.config, "_experts_implementation", None) == "grouped_mm"
+    return grouped and network.dtype == torch.bfloat16 and major in (9, 10)
 
 
 def _max_context(config: Any) -> int:

@@ -54,8 +54,8 @@ def attend_in_slots(
         query,
         keys,
         values,
-        slots,
-        starts,
+        slots.contiguous(),
+        starts.contiguous(),
         parts,
         sums,
         size**-0.5 * 1.4426950408889634,  # log2(e): the kernel takes powers of 2

@@ -170,7 +170,7 @@ def _drafted(
 
     It captures the loop for powers of two and joins those, unless penalties depend on the tokens drafted before.
     """
-    if not model.uses_graphs or how.seen is not None:
+    if not model.uses_graphs or how.seen is not None:  # then no other captured call follows before the verification
         return loop(model, positions, before, last, num_tokens, how, vocab_size)
     tokens, distributions = [last[:, None]], list[Tensor]()
     done = 0
@@ -178,7 +178,7 @@ def _drafted(
         count = 1 << ((num_tokens - done).bit_length() - 1)
         first = before if done == 0 else None
         further, q = loop(model, positions.further(done), first, tokens[-1][:, -1], count, how, vocab_size)
-        tokens.append(further.clone())  # the next call of as many tokens overwrites them
+        tokens.append(further.clone())  # the next call may overwrite them
         distributions.extend([] if q is None else [q.clone()])
         done += count
     return torch.cat(tokens[1:], 1), torch.cat(distributions, 1) if distributions else None

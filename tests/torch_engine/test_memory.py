@@ -1,10 +1,10 @@
 """The size of the caches for a given amount of device memory."""
 
 import pytest
-from tiny_models import EXPERTS, GROUPED, make_config, make_model, make_network
+from tiny_models import CONTEXT, EXPERTS, GROUPED, make_config, make_model, make_network, serving
 
 from stepspec.engines.torch_engine.memory import Room, fitting
-from stepspec.errors import ModelError
+from stepspec.errors import ModelError, UsageError
 
 POSITION = 100_000
 
@@ -30,3 +30,15 @@ def test_position_bytes_equal_the_size_of_the_cache(family: str) -> None:
     assert model.cache.num_bytes == model.position_bytes * model.cache.capacity
     if family == "llama":
         assert model.position_bytes == 2 * GROUPED["num_hidden_layers"] * GROUPED["num_key_value_heads"] * 8 * 4
+
+
+@pytest.mark.anyio
+async def test_a_model_can_serve_shorter_texts_but_not_longer_ones() -> None:
+    model = make_model(make_network(make_config("llama")))
+    with pytest.raises(
+        UsageError, match=f"max_model_len={CONTEXT + 1} exceeds the context of tiny, which is {CONTEXT} "
+    ):
+        model.shorten(CONTEXT + 1)
+    model.shorten(100)
+    async with serving(model) as engine:
+        assert engine.max_context == 100

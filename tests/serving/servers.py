@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -80,10 +80,10 @@ def running_server(command: list[str], log: Path) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)  # what is left of it, such as the server behind a wrapper
 
 
 def only_text(call: Call) -> Fault:

@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
+from proxy import Proxy, ServerFixture, serving
 from servers import NGRAM, vllm_server
 
 
@@ -21,3 +23,9 @@ def draft_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Port of a vLLM server with the embedded draft model."""
     with vllm_server("draft", tmp_path_factory.mktemp("draft")) as port:
         yield port
+
+
+@pytest.fixture
+def server() -> Iterator[ServerFixture]:
+    with ExitStack() as stack:
+        yield lambda script: stack.enter_context(serving(Proxy(None, script)))

@@ -131,6 +131,11 @@ def _response(fault: Fault) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + fault.body
 
 
+Script = Callable[[Call], Fault]
+ServerFixture = Callable[[Script], Proxy]
+"""Runs a server that a script plays."""
+
+
 @contextmanager
 def serving(proxy: Proxy) -> Iterator[Proxy]:
     """Run the proxy in a thread, because loading a remote engine blocks the test's own event loop."""

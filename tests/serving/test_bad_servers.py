@@ -7,8 +7,7 @@ import math
 import time
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy import Call, Fault, Proxy, serving
+from proxy import Call, Fault, Script, ServerFixture
 
 from stepspec import StepSpec, load_pair
 from stepspec.engines.hugging_face import HuggingFaceTokenizer, load_tokenizer
@@ -39,7 +38,6 @@ pytestmark = pytest.mark.anyio
 
 TOKENIZER = str(WEIGHTS / "target")
 STEADY = str(Path(__file__).parents[1] / "steady.toml")
-Script = Callable[[Call], Fault]
 
 
 @pytest.fixture
@@ -76,15 +74,6 @@ def healthy(call: Call) -> Fault:
         choice = completion(9, finish_reason="length", prompt_logprobs=rows)["choices"][0]
         return response({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
     return response({}, 404)
-
-
-@pytest.fixture
-def server() -> Iterator[Callable[[Script], Proxy]]:
-    with ExitStack() as stack:
-        yield lambda script: stack.enter_context(serving(Proxy(None, script)))
-
-
-ServerFixture = Callable[[Script], Proxy]
 
 
 def load(url: str) -> RemoteEngine:

@@ -6,13 +6,12 @@ Nothing here was recorded from a running server. Real servers are in `test_remot
 import base64
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from proxy import Call, Fault, Proxy, serving
+from proxy import Call, Fault, Proxy, Script, ServerFixture
 
 from stepspec.engines.protocol import Generate, Sampling, Stop, TokenBuffer, Verify, collect
 from stepspec.engines.remote import RemoteEngine
@@ -24,21 +23,11 @@ pytestmark = pytest.mark.anyio
 TOKENIZER = str(WEIGHTS / "target")
 NEXT = 9
 """The token that every script writes."""
-Script = Callable[[Call], Fault]
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture
-def server() -> Iterator[Callable[[Script], Proxy]]:
-    with ExitStack() as stack:
-        yield lambda script: stack.enter_context(serving(Proxy(None, script)))
-
-
-ServerFixture = Callable[[Script], Proxy]
 
 
 def load(proxy: Proxy) -> RemoteEngine:

@@ -1,7 +1,8 @@
 """Speculative reasoning: a draft model proposes tokens and whole steps; the target model verifies and judges them."""
 
 from stepspec.api.blocking import SyncStepSpec
-from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.api.loading import Pair, load_pair
+from stepspec.api.session import StepSpec
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError

@@ -14,7 +14,7 @@ import typer
 from scripted import ScriptedEngine, WordTokenizer
 from typer.core import TyperGroup
 
-from stepspec.api.session import Pair, load_pair
+from stepspec.api.loading import Pair, load_pair
 from stepspec.base.files import package_folder
 from stepspec.cli import app
 from stepspec.cli.advising import _policy_text, advise, settling_command

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.api.session import load_pair
+from stepspec.api.loading import load_pair
 from stepspec.bench.ablation import CHANGES, Ablation, ablation_block
 from stepspec.bench.ablation import main as ablation_main
 from stepspec.bench.conversation import Conversations, at_context

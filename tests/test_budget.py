@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.api.loading import Pair, load_pair
+from stepspec.api.session import StepSpec
 from stepspec.base.files import package_folder
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.api.loading import Pair, load_pair
+from stepspec.api.session import StepSpec
 from stepspec.cli import app
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from scripted import PROMPT, Opinion, Reply, Stage
 
-from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.api.loading import Pair, load_pair
+from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split

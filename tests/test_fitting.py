@@ -8,7 +8,9 @@ import pytest
 from pydantic import ValidationError
 from scripted import ScriptedEngine, WordTokenizer
 
-from stepspec.api.session import Pair, StepSpec, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import EVERYTHING, Ability, DrafterName
 from stepspec.errors import UsageError
 from stepspec.evaluation.running import fit_policies, load_policies

@@ -12,7 +12,7 @@ import pytest
 from scripted_runs import Script, answer_right, make_problems, make_run, play
 
 from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
-from stepspec.api.session import load_pair
+from stepspec.api.loading import load_pair
 from stepspec.bench import presets
 from stepspec.errors import UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.api.session import Pair, load_pair
+from stepspec.api.loading import Pair, load_pair
 from stepspec.base.files import list_data_files
 from stepspec.bench.twins import COPY, TwinRuns, Twins, TwinTest, policies_to_copy, simultaneous
 from stepspec.evaluation.records import ResultRow

@@ -8,7 +8,8 @@ from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Unpack
 
-from stepspec.api.session import Pair, StepSpec
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.base.keywords import known_options
 from stepspec.base.loop_thread import LoopThread
 from stepspec.chat.prompts import Message

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepspec.api.session import Pair, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
 from stepspec.base.files import list_data_files
 from stepspec.chat.prompts import encode_prompt
 from stepspec.chat.tools import FORMATS as CALL_FORMATS

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from weakref import WeakKeyDictionary
 
-from stepspec.api.session import Pair, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
 from stepspec.bench.speed import ControllerCost
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (

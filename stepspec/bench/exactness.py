@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from stepspec.api.session import Pair, StepSpec
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.bench.same_texts import parting
 from stepspec.bench.speed import cells_table, with_interval
 from stepspec.engines.protocol import Sampling

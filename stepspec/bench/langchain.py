@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from stepspec.api.session import Pair, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
 from stepspec.bench.controller import InstantEngine
 from stepspec.bench.speed import ChatCost, ManyChats
 from stepspec.chat.prompts import encode_request

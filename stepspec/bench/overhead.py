@@ -14,7 +14,8 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from rich.table import Table
 
-from stepspec.api.session import Pair, StepSpec
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.bench.speed import cells_table
 from stepspec.engines.protocol import Chunk, Engine, Generate, Sampling
 from stepspec.evaluation.records import Conditions, EngineRecord, Record

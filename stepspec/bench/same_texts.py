@@ -22,7 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from stepspec.api.session import Pair, StepSpec, load_pair
+from stepspec.api.loading import Pair, load_pair
+from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 from stepspec.errors import StepSpecError, UsageError

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stepspec.api.session import Pair, StepSpec, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.base.files import list_data_files
 from stepspec.engines.protocol import DrafterName
 from stepspec.evaluation.benchmark import asked

@@ -31,7 +31,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.api.session import Pair
+    from stepspec.api.loading import Pair
     from stepspec.evaluation.advise import Findings, Plan
 
 TABLE_WIDTH = 140
@@ -68,7 +68,7 @@ def advise(
 ) -> None:
     """Measure on your own prompts whether speculation pays, and write the policy to use."""
     require_extras()
-    from stepspec.api.session import load_pair
+    from stepspec.api.loading import load_pair
     from stepspec.evaluation.advise import no_prompts, read_prompts, refuse_strangers
 
     plan = _plan(concurrency, temperature, max_tokens, seed, limit)

@@ -17,8 +17,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from stepspec.api.loading import Pair, choose_models, load_pair
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
-from stepspec.api.session import Pair, StepSpec, choose_models, load_pair
+from stepspec.api.session import StepSpec
 from stepspec.base.extras import from_extra
 from stepspec.base.files import write_text
 from stepspec.bench.speed import (

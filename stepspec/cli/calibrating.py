@@ -86,7 +86,7 @@ def calibrate_policy(
 ) -> None:
     """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
     require_extras()
-    from stepspec.api.session import load_pair
+    from stepspec.api.loading import load_pair
     from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, check_policy, load_task
     from stepspec.evaluation.calibrate.storing import STARTED
     from stepspec.evaluation.policy_files import is_generated

@@ -32,7 +32,7 @@ def describe_models(
     The models are loaded, but generate nothing. `stepspec advise` measures whether speculation pays.
     """
     from stepspec.api.describing import pair_facts
-    from stepspec.api.session import load_pair
+    from stepspec.api.loading import load_pair
 
     if pair is not None and (target or draft):
         raise UsageError("--pair names both models. Leave out the model and --draft, or --pair.")

@@ -31,7 +31,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.api.session import Pair
+    from stepspec.api.loading import Pair
     from stepspec.evaluation.benchmark import Benchmark
     from stepspec.evaluation.grade import Grading
     from stepspec.evaluation.records import Summary
@@ -92,7 +92,7 @@ def evaluate_policies(
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
-    from stepspec.api.session import load_pair
+    from stepspec.api.loading import load_pair
     from stepspec.evaluation.running import (
         Keeping,
         Part,

@@ -46,7 +46,7 @@ def serve_models(
         from uvicorn.config import LOGGING_CONFIG
 
         from stepspec.serve import create_app
-    from stepspec.api.session import load_pair
+    from stepspec.api.loading import load_pair
     from stepspec.loop.policy import load_policy
 
     class Server(uvicorn.Server):

@@ -33,7 +33,8 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
-from stepspec.api.session import Pair, StepSpec
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.base.keywords import check_known
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.tools import chosen, schema_of

@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 
+from stepspec.api.loading import Pair, check_judge_spec, choose_judges, load_judge, load_pair
 from stepspec.api.pairs import EMBEDDED_NAME
-from stepspec.api.session import Pair, check_judge_spec, choose_judges, load_judge, load_pair
 from stepspec.base.loop_thread import LoopThread
 from stepspec.engines.judge_model import JudgeModel
 

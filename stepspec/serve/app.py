@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from stepspec import __version__
-from stepspec.api.session import Pair, StepSpec
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.base.files import list_data_files
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from following import FollowingEngine, following_pair
 
-from stepspec.api import session
+from stepspec.api import loading
 
 MODULE = "following_by_name"
 
@@ -28,4 +28,4 @@ def name_engines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = ModuleType(MODULE)
     module.ByName = ByName
     monkeypatch.setitem(sys.modules, MODULE, module)
-    monkeypatch.setattr(session, "ENGINES", {**session.ENGINES, kind: (MODULE, "ByName", "none")})
+    monkeypatch.setattr(loading, "ENGINES", {**loading.ENGINES, kind: (MODULE, "ByName", "none")})

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from stepspec.api.session import Pair
+from stepspec.api.loading import Pair
 from stepspec.serve import create_app
 
 

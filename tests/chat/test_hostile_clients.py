@@ -266,7 +266,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("stepspec.api.session.load_pair", load)
+    monkeypatch.setattr("stepspec.api.loading.load_pair", load)
 
 
 @pytest.mark.usefixtures("no_models")

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stepspec import StepSpec
+from stepspec.api.loading import load_pair
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import PairScope
-from stepspec.api.session import load_pair
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split

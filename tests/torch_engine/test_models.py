@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from stepspec.api.describing import PairFacts, pair_facts
-from stepspec.api.session import load_pair
+from stepspec.api.loading import load_pair
 from stepspec.base.files import list_data_files
 from stepspec.cli.describing import lines_of
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stepspec.api.session import Pair, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Trial
 from stepspec.evaluation.report.cells import times

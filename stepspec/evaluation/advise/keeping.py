@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stepspec.api.session import Pair
+from stepspec.api.loading import Pair
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.advise.findings import Measured
 from stepspec.evaluation.advise.prompts import Prompts

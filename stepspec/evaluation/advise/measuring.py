@@ -10,7 +10,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from stepspec.api.session import Pair
+from stepspec.api.loading import Pair
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     Chunk,

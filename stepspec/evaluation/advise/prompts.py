@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from stepspec.api.session import Pair
+from stepspec.api.loading import Pair
 from stepspec.chat.prompts import encode_request
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Asked

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import tomlkit
 
-from stepspec.api.session import Pair, StepSpec
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
 from stepspec.engines.protocol import Engine, Sampling
 from stepspec.evaluation.advise.candidates import Candidates, baseline_of, make_candidates

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 
-from stepspec.api.session import Pair, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.advise.references import Agreement

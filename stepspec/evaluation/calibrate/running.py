@@ -10,7 +10,9 @@ from typing import cast
 import numpy as np
 import tomlkit
 
-from stepspec.api.session import Pair, StepSpec, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.references import NO_ANSWER, WHOLE_TEXT, Agreement, ask_target

@@ -4,7 +4,8 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepspec.api.session import Pair, fit_policy
+from stepspec.api.fitting import fit_policy
+from stepspec.api.loading import Pair
 from stepspec.base.files import find_data_file
 from stepspec.engines.protocol import DrafterName
 from stepspec.errors import UsageError

@@ -2,8 +2,9 @@
 
 from stepspec.api.blocking import SyncStepSpec
 from stepspec.api.loading import Pair, load_pair
-from stepspec.api.session import StepSpec
+from stepspec.api.session import PreparedRequest, StepSpec
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
 from stepspec.loop.options import RequestOptions
@@ -22,6 +23,8 @@ __all__ = [
     "ModelError",
     "Pair",
     "Policy",
+    "PreparedRequest",
+    "RawPrompt",
     "RequestOptions",
     "Result",
     "Sampling",

@@ -102,6 +102,7 @@ class WordTokenizer:
         return self.encode(text) != self.encode_text(text)
 
     max_token_bytes: int | None = None
+    start_ids: Sequence[int] = ()
 
     def _id(self, token: bytes) -> int:
         if token not in self._ids:

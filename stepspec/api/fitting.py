@@ -7,7 +7,6 @@ from stepspec.engines.protocol import Ability, DrafterName
 from stepspec.errors import UsageError
 from stepspec.loop.policy import Policy
 
-
 RETURNED: Mapping[Ability, str] = {
     "scores": "log-probabilities of proposed tokens",
     "cached scores": "log-probabilities of proposed tokens without reading the whole prompt again",

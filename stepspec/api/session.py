@@ -10,9 +10,11 @@ The name before the colon of a spec string selects the engine. The engine's libr
 import logging
 import math
 import reprlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import TracebackType
 from typing import Unpack
 
@@ -22,13 +24,13 @@ from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
-from stepspec.chat.prompts import Message, Prompt, Room, checked_messages, encode_prompt, problem_prompt
+from stepspec.chat.prompts import Message, Prompt, RawPrompt, Room, checked_messages, encode_prompt, problem_prompt
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
-from stepspec.loop.ledger import Ledger
+from stepspec.loop.ledger import Ledger, Role
 from stepspec.loop.limits import Demands
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
@@ -40,21 +42,51 @@ from stepspec.loop.translation import TranslatedDraft
 
 logger = logging.getLogger(__name__)
 
+Question = str | Sequence[Message] | RawPrompt
+"""A problem, a conversation, or a prompt without a chat template."""
+
 SCORED_TOKENS = 256
 """Most tokens of which one pass returns log-probabilities at the end of a request."""
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _Encoded:
     """A request in the form that the loop needs."""
 
     toolbox: Toolbox
     demands: Demands
     prompt: Prompt
     tags: ThinkingTags | None
-    draft: Engine | None
+    draft_prompt: list[int] | None
+    """The draft's own prompt, if it has another vocabulary."""
     question: str
     """Text of the last user turn."""
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A checked and encoded request, see `StepSpec.prepare`. It can run any number of times."""
+
+    num_prompt_tokens: int
+    """Length of the target's prompt."""
+    thinking: ThinkingTags | None
+    """How the thinking is marked; None if it is not separate, and the steps are the answer."""
+    sampling: Sampling
+    _run: Callable[[Sampling, float], AsyncGenerator[Event, None]]
+
+    def stream(self, seed: int | None = None, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
+        """Run the request and yield its events. The last event is `Done` with the result.
+
+        Closing the generator cancels the request.
+
+        Args:
+            seed: random seed in place of the request's own, for further answers to the same request.
+            queue_s: seconds that the request has waited since it was prepared, for the result's times.
+
+        Raises:
+            TargetError: the target failed; the error carries the committed text.
+        """
+        return self._run(self.sampling if seed is None else replace(self.sampling, seed=seed), queue_s)
 
 
 class StepSpec:
@@ -144,18 +176,29 @@ class StepSpec:
 
     @known_options
     async def stream(
-        self,
-        question: str | Sequence[Message],
-        options: RequestOptions | None = None,
-        **changes: Unpack[Options],
+        self, question: Question, options: RequestOptions | None = None, **changes: Unpack[Options]
     ) -> AsyncGenerator[Event, None]:
         """Answer a question and yield its events. The last event is `Done` with the result.
 
-        Closing the generator cancels the request.
+        Closing the generator cancels the request. Arguments and errors are those of `prepare`.
+
+        Raises:
+            TargetError: the target failed; the error carries the committed text.
+        """
+        prepared = await self.prepare(question, options, **changes)
+        async with aclosing(prepared.stream()) as events:
+            async for event in events:
+                yield event
+
+    @known_options
+    async def prepare(
+        self, question: Question, options: RequestOptions | None = None, **changes: Unpack[Options]
+    ) -> PreparedRequest:
+        """Check and encode a request without running it.
 
         Args:
-            question: the text of a problem, or a list of messages with `role` and `content`. Earlier thinking goes into
-                `reasoning_content` or between think tags.
+            question: the text of a problem, a list of messages with `role` and `content`, or a `RawPrompt`. Earlier
+                thinking goes into `reasoning_content` or between think tags.
             options: the request's options; the default is `RequestOptions()`.
             changes: fields of `RequestOptions` that replace those of `options`, such as `max_tokens=200`.
 
@@ -163,36 +206,51 @@ class StepSpec:
             UsageError: an option has a wrong type, a name is unknown, the question is empty, a message is not text, a
                 tool is invalid, or options contradict each other or are not supported by the engine.
             ContextError: the question does not fit the target's context.
-            TargetError: the target failed; the error carries the committed text.
+            EngineError: the model that answers failed while it checked the JSON schema.
         """
+        since = time.perf_counter()
         options = RequestOptions.of(options, changes)
         sampling = options.sampled(self._answering.default_sampling)
-        # max_context is above every possible number of committed tokens, because the prompt takes part of it.
-        ledger = Ledger(self.pair.target.max_context if options.max_tokens is None else options.max_tokens)
 
-        def prepare() -> _Prepared:
-            messages = one_conversation(question, options.prompt)
+        def encode() -> _Encoded:
             toolbox = Toolbox.checked(options.tools, options.tool_choice, parallel=options.parallel_tool_calls)
-            demands = self._demands(toolbox, options)
             try:
-                self._check_sampling(sampling, demands)
-                return self._prepared(messages, toolbox, demands, options)
+                if isinstance(question, RawPrompt):
+                    encoded = self._raw(question, toolbox, options)
+                else:
+                    encoded = self._conversation(one_conversation(question, options.prompt), toolbox, options)
             except RecursionError:
                 raise UsageError("A message or a tool is nested too deeply.") from None
+            self._check_sampling(sampling, encoded.demands)
+            return encoded
 
-        with ledger.time("controller"):
-            variables = options.chat_template_kwargs, options.draft_chat_template_kwargs
-            inputs = question, options.tools, options.json_schema, options.stop_token_ids, variables
-            prepared = await off_the_loop(inputs, prepare)
-            if prepared.demands.json_schema is not None:
-                with ledger.time("target"):
-                    await self._answering.check_schema(prepared.demands.json_schema)
-            request = self._request(prepared, options, sampling, ledger)
+        variables = options.chat_template_kwargs, options.draft_chat_template_kwargs
+        inputs = question, options.tools, options.json_schema, options.stop_token_ids, variables
+        encoded = await off_the_loop(inputs, encode)
+        checked_at = encoded_at = time.perf_counter()
+        if encoded.demands.json_schema is not None:
+            await self._answering.check_schema(encoded.demands.json_schema)
+            checked_at = time.perf_counter()
+        spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
+        work = partial(self._run, encoded, options, spent)
+        return PreparedRequest(len(encoded.prompt.ids), encoded.tags, sampling, work)
+
+    async def _run(
+        self,
+        encoded: _Encoded,
+        options: RequestOptions,
+        spent: Mapping[Role, float],
+        sampling: Sampling,
+        queue_s: float,
+    ) -> AsyncGenerator[Event, None]:
+        # max_context is above every possible number of committed tokens, because the prompt takes part of it.
+        most = self.pair.target.max_context if options.max_tokens is None else options.max_tokens
+        request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
                     result = await self._with_logprobs(event.result, request, options)
-                    yield Done(await self._with_notes(result, prepared.prompt.ids, request))
+                    yield Done(await self._with_notes(result, encoded.prompt.ids, request))
                 else:
                     yield event
 
@@ -241,21 +299,24 @@ class StepSpec:
                 notes += [] if note is None else [note]
         return replace(result, note=" ".join(notes) or None)
 
-    def _request(self, prepared: _Prepared, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
-        target, toolbox, demands = self.pair.target, prepared.toolbox, prepared.demands
+    def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
+        target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands
+        draft = self.pair.draft
+        if draft is not None and encoded.draft_prompt is not None:
+            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, len(encoded.prompt.ids))
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(
             policy=policy,
             target=target,
-            draft=prepared.draft,
+            draft=draft,
             panel=panel,
-            tags=prepared.tags,
-            starts_thinking=prepared.prompt.thinks,
+            tags=encoded.tags,
+            starts_thinking=encoded.prompt.thinks,
             sampling=sampling,
             ledger=ledger,
-            prompt=prepared.prompt.ids,
-            question=prepared.question,
+            prompt=encoded.prompt.ids,
+            question=encoded.question,
             breaker=self.pair.breaker,
             pace=self._pace,
             demands=demands,
@@ -341,16 +402,15 @@ class StepSpec:
             except UnknownIdError as error:
                 raise UnknownIdError(f"stop_token_ids: {error}") from None
 
-    def _prepared(
-        self, messages: Sequence[Message], toolbox: Toolbox, demands: Demands, options: RequestOptions
-    ) -> _Prepared:
-        """Encode the request once for each model.
+    def _conversation(self, messages: Sequence[Message], toolbox: Toolbox, options: RequestOptions) -> _Encoded:
+        """Encode a conversation once for each model.
 
         Raises:
             UsageError: the target's chat template rejects the conversation, or does not have a variable of the request.
             ContextError: the conversation does not fit the target's context.
         """
         target, draft, tools = self.pair.target, self.pair.draft, list(toolbox.tools.values())
+        demands, draft_prompt = self._demands(toolbox, options), None
         given = options.template_variables(target)
         prompt = encode_prompt(target.tokenizer, messages, tools, Room(target.max_context, target.name), given)
         tags = target.tokenizer.thinking
@@ -360,15 +420,39 @@ class StepSpec:
             tags = replace(tags, implicit_ends=frozenset())
         if draft is not None and not self.pair.one_vocabulary:
             given = options.template_variables(draft, is_draft=True)
-            draft_ids = encode_prompt(draft.tokenizer, messages, tools, arguments=given).ids
-            draft = TranslatedDraft(draft, draft_ids, target.tokenizer, len(prompt.ids))
+            draft_prompt = encode_prompt(draft.tokenizer, messages, tools, arguments=given).ids
         elif options.draft_chat_template_kwargs:
             raise UsageError(
                 "draft_chat_template_kwargs has no effect, because the draft reads the target's prompt. Set "
                 "chat_template_kwargs."
             )
         asked = [message["content"] for message in messages if message["role"] == "user"]
-        return _Prepared(toolbox, demands, prompt, tags, draft, asked[-1] if asked else "")
+        return _Encoded(toolbox, demands, prompt, tags, draft_prompt, asked[-1] if asked else "")
+
+    def _raw(self, raw: RawPrompt, toolbox: Toolbox, options: RequestOptions) -> _Encoded:
+        """Encode a prompt without a chat template. The text goes on with thinking if the prompt leaves it open.
+
+        Raises:
+            UsageError: an option is for conversations only, or an id is not in the target's vocabulary.
+            ContextError: the prompt does not fit the target's context.
+        """
+        target, draft, tags = self.pair.target, self.pair.draft, self.pair.target.tokenizer.thinking
+        if toolbox.tools or options.chat_template_kwargs or options.draft_chat_template_kwargs:
+            raise UsageError("Tools and template variables need a chat template. Send messages instead of a prompt.")
+        if options.enable_thinking is not None or options.reasoning_effort is not None:
+            raise UsageError("Only a chat template turns the thinking on or off. Send messages instead of a prompt.")
+        ids, text = raw.encoded(target.tokenizer, Room(target.max_context, target.name))
+        if not isinstance(raw.content, str) and target.tokenizer.num_ids is not None:
+            check_range(ids, target.tokenizer.num_ids, target.name)
+        if tags is not None and not tags.is_open_in(text):
+            tags = None
+        if tags is None and options.max_thinking_tokens is not None:
+            raise UsageError("max_thinking_tokens has no effect, because the prompt does not open the thinking.")
+        if tags is not None:  # no token opens a tool call
+            tags = replace(tags, implicit_ends=frozenset())
+        foreign = draft is not None and not self.pair.one_vocabulary
+        draft_prompt = RawPrompt(text).encoded(draft.tokenizer)[0] if draft is not None and foreign else None
+        return _Encoded(toolbox, self._demands(toolbox, options), Prompt(ids, True), tags, draft_prompt, text)
 
     @property
     def _answering(self) -> Engine:
@@ -387,7 +471,7 @@ class StepSpec:
 
     @known_options
     async def generate(
-        self, question: str | Sequence[Message], options: RequestOptions | None = None, **changes: Unpack[Options]
+        self, question: Question, options: RequestOptions | None = None, **changes: Unpack[Options]
     ) -> Result:
         """Answer a question and return the result. Arguments and errors are those of `stream`."""
         async with aclosing(self.stream(question, options, **changes)) as events:
@@ -399,7 +483,7 @@ class StepSpec:
     @known_options
     async def batch(
         self,
-        questions: Sequence[str | Sequence[Message]],
+        questions: Sequence[Question],
         options: RequestOptions | None = None,
         **changes: Unpack[Options],
     ) -> list[Result]:

@@ -236,6 +236,36 @@ def encode_messages(
 
 
 @dataclass(frozen=True)
+class RawPrompt:
+    """A prompt without a chat template: a text, in which special tokens are recognized, or the ids of the target."""
+
+    content: str | Sequence[int]
+
+    def encoded(self, tokenizer: Tokenizer, room: Room | None = None) -> tuple[list[int], str]:
+        """Return the ids and the text of the prompt. A text gets the tokens that begin every text of the model.
+
+        Raises:
+            UsageError: the prompt is empty.
+            ContextError: it does not fit the room. A text with too many bytes is rejected without encoding it.
+        """
+        if not self.content:
+            raise UsageError("The prompt is empty; a model needs at least one token to continue.")
+        if not isinstance(self.content, str):
+            ids = list(self.content)
+            if room is not None:
+                room.check(len(ids))
+            return ids, tokenizer.decode(ids)
+        if room is not None and tokenizer.max_token_bytes is not None:
+            room.check(len(self.content.encode("utf-8", "replace")) // tokenizer.max_token_bytes, at_least=True)
+        ids, start = tokenizer.encode(self.content), list(tokenizer.start_ids)
+        if start and ids[: len(start)] != start:
+            ids = start + ids
+        if room is not None:
+            room.check(len(ids))
+        return ids, self.content
+
+
+@dataclass(frozen=True)
 class Prompt:
     """The ids of a conversation, up to where the model goes on."""
 

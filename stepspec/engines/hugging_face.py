@@ -53,6 +53,7 @@ class HuggingFaceTokenizer:
         end_ids: ids of the tokens that end a text.
         end_id: the tokenizer's own end token if it is in `end_ids`, else the lowest of them; None if there is none.
         num_ids: exclusive upper bound of the token ids.
+        start_ids: ids that begin every text.
         thinking: how the model marks its thinking; None if it does not.
         template_variables: variables of the chat template that a request may set.
         piece: returns the text of a single token, with a cache.
@@ -68,6 +69,7 @@ class HuggingFaceTokenizer:
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder
         self.num_ids = max(len(tokenizer), max(added, default=-1) + 1)  # added ids may leave gaps
         self.piece = lru_cache(maxsize=None)(self._piece)
+        self.start_ids = [id for id in tokenizer("").input_ids if id not in end_ids]
         self._marked, self._plain = _encoders(tokenizer)
         self._decode = _decoder(tokenizer)
         names = {name for template in _templates(tokenizer) for name in variables_of(template)}

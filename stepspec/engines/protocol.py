@@ -452,6 +452,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def start_ids(self) -> Sequence[int]:
+        """Ids that begin every text of the model, such as a beginning-of-sequence token; often none."""
+        ...
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """Ids of the tokens that end a text."""
         ...

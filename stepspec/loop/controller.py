@@ -109,5 +109,6 @@ def _result(request: Request) -> Result:
         thinks=request.tags is not None,
         limit=limits.reached,
         token_level_exact=request.policy.token_level_exact,
+        token_rounds=ledger.token_rounds,
         judged_steps=tuple(request.judged_steps or ()),
     )

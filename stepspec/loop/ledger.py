@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.engines.protocol import Chunk
-from stepspec.loop.step import Counts, Event, StepCommitted, Times
+from stepspec.loop.step import Counts, Event, StepCommitted, Times, TokenRounds
 
 T = TypeVar("T")
-Role = Literal["draft", "judge", "target", "controller"]
+Role = Literal["queue", "draft", "judge", "target", "controller"]
 _AHEAD: ContextVar[bool] = ContextVar("ahead", default=False)
 """Whether the running task works ahead of the request, which does not wait for it yet."""
 
@@ -35,18 +35,25 @@ class Ledger:
     clock of the outer role, and add up to the wall time. The busy times say who worked, for the request or ahead of it.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: limit on committed tokens. Rejected and discarded tokens do not count."""
+    def __init__(self, max_tokens: int, spent: Mapping[Role, float] = {}) -> None:
+        """
+        Args:
+            max_tokens: limit on committed tokens. Rejected and discarded tokens do not count.
+            spent: seconds of the request before now, by role.
+        """
         self._max_tokens = max_tokens
-        self._started = self._since = time.perf_counter()
+        self._since = time.perf_counter()
+        self._started = self._since - sum(spent.values())
         self._role: Role | None = None
-        self._seconds = {"queue": 0.0, "draft": 0.0, "judge": 0.0, "target": 0.0, "controller": 0.0}
+        self._seconds: dict[Role, float] = {role: spent.get(role, 0.0) for role in get_args(Role)}
         self._busy = dict.fromkeys(("draft", "judge", "target"), 0.0)
         self._working: Counter[Role] = Counter()
         self._working_since: dict[Role, float] = {}
         self._firsts: dict[str, float] = {}
         self._counts = dict.fromkeys((each.name for each in fields(Counts)), 0)
         self._reached: list[tuple[int, float]] = []
+        self.token_rounds: TokenRounds | None = None
+        """Rounds of token-level speculation; None if the target's engine does not report them."""
         self.cached: int | None = None
         """Prompt tokens that the target's first call found cached; None before that call."""
 
@@ -128,6 +135,9 @@ class Ledger:
         `first`: whether the call may be the first of the request, see `found_cached`.
         """
         self.add(target_passes=chunk.passes, token_drafted=chunk.drafted, token_accepted=chunk.accepted)
+        if chunk.metrics is not None:
+            self.token_rounds = self.token_rounds or TokenRounds()
+            self.token_rounds.add(chunk.metrics.drafts, chunk.metrics.accepted_at)
         self.waited("target", chunk.queue_s)
         if chunk.end is not None and first:
             self.found_cached(chunk.cached)

@@ -10,6 +10,7 @@ from stepspec.base.file_problems import first_problem
 from stepspec.base.files import find_data_file
 from stepspec.engines.judge_model import JudgeAbility
 from stepspec.engines.protocol import MAX_DRAFTED, Ability, DrafterName, Drafting, Tokenizer
+from stepspec.errors import UsageError
 from stepspec.loop.certificate import Certificate, certificate_hash
 from stepspec.loop.families import FAMILIES, Family, FamilyTables
 from stepspec.loop.family import FamilyTable
@@ -223,6 +224,21 @@ class Policy(FamilyTables):
             salvage = salvage.with_min_logprob(table.min_logprob)
         changes = {"judges": judges, "salvage": salvage, "certificate": table.certificate, "temperatures": ()}
         return self.model_copy(update=changes)
+
+    def with_threshold(self, threshold: float) -> "Policy":
+        """Return the policy with another threshold of its judge, at every temperature and without a certificate.
+
+        Raises:
+            UsageError: it has no judge with a threshold, or several, or the judge does not take this one.
+        """
+        judges = [judge for judge in self.judges if isinstance(judge, ThresholdJudge)]
+        if len(judges) != 1:
+            raise UsageError(f"A threshold needs a policy with one judge that has one; this policy has {len(judges)}.")
+        try:
+            changed = tuple(with_threshold(judge, threshold) if judge in judges else judge for judge in self.judges)
+        except ValueError as error:
+            raise UsageError(f"threshold: {error}.") from None
+        return self.model_copy(update={"judges": changed, "certificate": None, "temperatures": (), "fallbacks": ()})
 
     @property
     def settings(self) -> FamilyTable:

@@ -14,6 +14,7 @@ models delivered. On the right are the loop's decisions about those tokens. `Cou
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from stepspec.chat.events import AnswerEvent, ToolCall
@@ -171,6 +172,33 @@ class Counts:
         assert self.token_accepted <= self.token_drafted, self
 
 
+@dataclass
+class TokenRounds:
+    """Rounds of token-level speculation: passes that verified at least one drafted token."""
+
+    num_rounds: int = 0
+    accepted_at: list[int] = field(default_factory=list[int])
+    """Number of accepted tokens by position in the draft."""
+
+    def add(self, num_rounds: int, accepted_at: Mapping[int, int]) -> None:
+        """Add the rounds of a call, with the accepted tokens by position."""
+        self.num_rounds += num_rounds
+        self.accepted_at += [0] * (max(accepted_at, default=-1) + 1 - len(self.accepted_at))
+        for position, count in accepted_at.items():
+            self.accepted_at[position] += count
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """Mean number of tokens per round, including the one after the accepted ones; None without rounds."""
+        return 1 + sum(self.accepted_at) / self.num_rounds if self.num_rounds else None
+
+    @property
+    def histogram(self) -> list[int]:
+        """Number of rounds by the number of accepted tokens, from 0."""
+        at_least = [self.num_rounds, *self.accepted_at, 0]
+        return [more - fewer for more, fewer in pairwise(at_least)]
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds of one request. Those on its critical path, from `queue` to `other`, are exclusive and measured
@@ -282,6 +310,8 @@ class Result:
     certified for other models or another sampling; else None."""
     judged_steps: tuple[JudgedStep, ...] = ()
     """The draft's steps with what was seen of them; empty unless the session records them."""
+    token_rounds: TokenRounds | None = None
+    """Rounds of token-level speculation; None if the target's engine does not report them."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """All committed tokens, those of the thinking too; None unless the request wants them."""
 

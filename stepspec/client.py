@@ -3,11 +3,11 @@
     spec = RemoteStepSpec("http://localhost:8000/v1")
     result = await spec.generate("How many?")
 
-It yields the events of `StepSpec.stream`, except proposals and judgements, which the service does not send.
+It yields the events of `StepSpec.stream`.
 """
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
@@ -22,7 +22,18 @@ from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.loop.options import Options, RequestOptions, check_patience
-from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, Times, TokenLogprob
+from stepspec.loop.step import (
+    Counts,
+    Done,
+    Event,
+    Result,
+    Step,
+    StepCommitted,
+    StepJudged,
+    StepProposed,
+    Times,
+    TokenLogprob,
+)
 
 with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address
@@ -32,9 +43,6 @@ with from_extra("remote", "stepspec.client"):
 
 class RemoteStepSpec:
     """A client of one service. Any number of event loops can use it."""
-
-    thinks = True
-    """A service sends steps only if they are separate from the answer."""
 
     @known_options
     def __init__(
@@ -66,7 +74,7 @@ class RemoteStepSpec:
         self._address = address if timeout is None else replace(address, timeout=timeout)
         self._wire = Wire(self._address, refusal=_refusal)
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._names = {name: value for name, value in {"model": model, "policy": policy}.items() if value is not None}
+        self._model, self._policy = model, policy
 
     async def __aenter__(self) -> "RemoteStepSpec":
         return self
@@ -106,7 +114,14 @@ class RemoteStepSpec:
     def _body(self, question: str | Sequence[Message], options: RequestOptions) -> bytes:
         messages = one_conversation(question, options.prompt)
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        fields = {"messages": list(messages), **self._names, **_fields(options), **stream}
+        speculation = {"policy": self._policy, "deadline_s": options.deadline_s, "events": True}
+        fields = {
+            "messages": list(messages),
+            "model": self._model,
+            "stepspec": speculation,
+            **_fields(options),
+            **stream,
+        }
         try:
             return json.dumps(fields, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError):
@@ -152,7 +167,6 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
     limits = {
         "max_completion_tokens": options.max_tokens,
         "thinking_token_budget": options.max_thinking_tokens,
-        "deadline_s": options.deadline_s,
         "enable_thinking": options.enable_thinking,
         "reasoning_effort": options.reasoning_effort,
         "chat_template_kwargs": dict(options.chat_template_kwargs) or None,
@@ -163,6 +177,9 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
         "stop_token_ids": list(options.stop_token_ids) or None,
     }
     return fields | {name: value for name, value in limits.items() if value is not None}
+
+
+STEP_EVENTS: Mapping[str, Callable[..., Event]] = {"step.proposed": StepProposed, "step.judged": StepJudged}
 
 
 class _Reader:
@@ -191,14 +208,18 @@ class _Reader:
         if not chunk["choices"]:
             return [Done(self._result(chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
+        if "event" in about:
+            event = dict(about["event"])
+            return [STEP_EVENTS[event.pop("type")](**event)]
         self.ended = choice["finish_reason"] or self.ended
         if choice.get("logprobs"):
             self._logprobs = tuple(map(_logprob_of, choice["logprobs"]["content"]))
         delta, events = choice["delta"], list[Event]()
         if "step" in about:
-            step = Step(**about["step"], text=delta["reasoning"])
+            in_answer = "text" in about["step"]
+            step = Step(**about["step"] if in_answer else {**about["step"], "text": delta["reasoning"]})
             self._steps.append(step)
-            events.append(StepCommitted(step))
+            events.append(StepCommitted(step, in_answer))
         if delta.get("content"):
             self._answer.append(delta["content"])
             events.append(AnswerDelta(delta["content"]))

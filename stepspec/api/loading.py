@@ -160,15 +160,10 @@ def load_pair(
         UsageError: a spec string is invalid, only the draft is named, or there is no pair of that name.
         ModelError: a model cannot be loaded or served.
     """
-    models = choose_models(target, draft, pair)
+    models, judge_specs = check_models(
+        target, draft, pair=pair, needs_draft=needs_draft, judges=judges, judge_names=judge_names
+    )
     scope = PairScope.load(models.folder) if notes and models.folder is not None else None
-    judge_specs = choose_judges(judges or {}, judge_names, models.folder)
-    for spec in filter(None, (models.target, models.draft)):
-        check_spec(spec)
-    for name, spec in judge_specs.items():
-        check_judge_spec(name, spec)
-    if models.draft is None and needs_draft:
-        raise UsageError(NO_DRAFT)
     loaded: list[Any] = []
     try:
         loaded.append(target_engine := _load_engine(models.target, models.titles[0]))
@@ -187,6 +182,37 @@ def load_pair(
     if hasattr(target_engine, "drafted_by") and type(draft_engine) is type(target_engine):
         target_engine = target_engine.drafted_by(draft_engine)
     return Pair(target_engine, draft_engine, one_vocabulary, judges=judge_models, scope=scope, folder=models.folder)
+
+
+def check_models(
+    target: str | None = None,
+    draft: str | None = None,
+    *,
+    pair: str | None = None,
+    needs_draft: bool = True,
+    judges: Mapping[str, str] | None = None,
+    judge_names: Collection[str] = (),
+) -> tuple[Models, Mapping[str, str]]:
+    """Check the models of a pair without loading them. Return them, and the spec strings of its judge models.
+
+    Arguments are those of `load_pair`.
+
+    Raises:
+        UsageError: a spec string is invalid, only the draft is named, or there is no pair of that name.
+        ModelError: a folder does not exist, or a pair has not been built.
+        MissingExtraError: the library of an engine is not installed.
+    """
+    models = choose_models(target, draft, pair)
+    judge_specs = choose_judges(judges or {}, judge_names, models.folder)
+    for spec in filter(None, (models.target, models.draft)):
+        check_spec(spec)
+        _engine_class(ENGINES, spec)
+    for name, spec in judge_specs.items():
+        check_judge_spec(name, spec)
+        _engine_class(JUDGE_ENGINES, spec)
+    if models.draft is None and needs_draft:
+        raise UsageError(NO_DRAFT)
+    return models, judge_specs
 
 
 def close_now(*models: Any) -> None:
@@ -222,7 +248,7 @@ def load_judge(name: str, spec: str) -> JudgeModel:
         ModelError: the model cannot be loaded or served.
     """
     check_judge_spec(name, spec)
-    return _load(JUDGE_ENGINES[spec.partition(":")[0]], spec, None)
+    return _load(JUDGE_ENGINES, spec, None)
 
 
 def check_judge_spec(name: str, spec: str) -> None:
@@ -254,12 +280,18 @@ def check_spec(spec: str) -> None:
 
 def _load_engine(spec: str, title: str | None = None) -> Any:
     check_spec(spec)
-    return _load(ENGINES[spec.partition(":")[0]], spec, title)
+    return _load(ENGINES, spec, title)
 
 
-def _load(engine: tuple[str, str, str], spec: str, title: str | None) -> Any:
-    module, name, extra = engine
+def _engine_class(engines: Mapping[str, tuple[str, str, str]], spec: str) -> Any:
+    kind = spec.partition(":")[0]
+    module, name, extra = engines[kind]
+    with from_extra(extra, f"The {kind} engine"):
+        return getattr(importlib.import_module(module), name)
+
+
+def _load(engines: Mapping[str, tuple[str, str, str]], spec: str, title: str | None) -> Any:
     kind, _, model = spec.partition(":")
     is_address = kind in ("http", "https")  # the scheme is part of an address
-    with from_extra(extra, f"The {kind} engine"):
-        return getattr(importlib.import_module(module), name).load(spec if is_address else model, title=title)
+    with from_extra(engines[kind][2], f"The {kind} engine"):
+        return _engine_class(engines, spec).load(spec if is_address else model, title=title)

@@ -67,8 +67,8 @@ class _Encoded:
 class PreparedRequest:
     """A checked and encoded request, see `StepSpec.prepare`. It can run any number of times."""
 
-    num_prompt_tokens: int
-    """Length of the target's prompt."""
+    prompt: Sequence[int]
+    """Ids of the target's prompt."""
     thinking: ThinkingTags | None
     """How the thinking is marked; None if it is not separate, and the steps are the answer."""
     sampling: Sampling
@@ -233,7 +233,7 @@ class StepSpec:
             checked_at = time.perf_counter()
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
         work = partial(self._run, encoded, options, spent)
-        return PreparedRequest(len(encoded.prompt.ids), encoded.tags, sampling, work)
+        return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, work)
 
     async def _run(
         self,

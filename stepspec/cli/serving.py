@@ -1,117 +1,197 @@
-"""`stepspec serve`: serve the models through the OpenAI chat completions API."""
+"""`stepspec serve`: serve models through OpenAI's API."""
 
-import copy
-import logging
 import os
-import socket
+import re
 import sys
-from contextlib import ExitStack, suppress
-from types import FrameType
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
+from stepspec.api.loading import Pair, check_models, load_pair
+from stepspec.api.pairs import EMBEDDED_NAME, PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
-from stepspec.cli.options import DraftOption, JudgeOption, PairOption, PolicyOption, TargetOption, judge_specs
-from stepspec.errors import UsageError
+from stepspec.cli.listening import check_exposure, check_tls, listening_sockets
+from stepspec.cli.options import DraftOption, JudgeOption, PolicyOption, TargetOption, judge_specs
+from stepspec.errors import StepSpecError, UsageError
+from stepspec.loop.policy import Policy, load_policy
 
-logger = logging.getLogger("stepspec.serve")
-
-BACKLOG = 2048
-"""Maximum number of connections waiting to be accepted. This is uvicorn's default."""
+T = TypeVar("T")
 
 SWITCH_S = 0.001
 """Thread switch interval of the interpreter. The event loop shares the interpreter with threads that parse long
 messages. With Python's default of 5 ms, `/health` took 109 ms at p99 while many such messages arrived."""
 
+NAMED = re.compile(r"([\w.-]+)=(.+)")
+"""A pair with a name of its own, NAME=MODELS."""
+
+
+class LogFormat(StrEnum):
+    """Format of the log's lines."""
+
+    text = "text"
+    json = "json"
+
+
+class Wanted(NamedTuple):
+    """The models of a pair to load: its name, or spec strings."""
+
+    pair: str | None
+    target: str | None
+    draft: str | None
+
 
 def serve_models(
     target: TargetOption = None,
     draft: DraftOption = None,
-    pair: PairOption = None,
+    pair: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pair",
+            metavar="NAME|NAME=MODELS",
+            help=f"A pair by name ({' or '.join(PAIRS)}), or NAME=PAIR, NAME=TARGET or NAME=TARGET,DRAFT to name it "
+            "yourself; repeat it to serve several. Requests choose one by `model`.",
+        ),
+    ] = None,
     judge: JudgeOption = None,
     policy: PolicyOption = "stepspec",
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 accepts connections from everywhere.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")] = 8000,
+    max_running: Annotated[int, typer.Option(min=1, help="Answers that are generated concurrently.")] = 128,
+    max_queued: Annotated[int, typer.Option(min=0, help="Requests that wait; further ones return 503.")] = 128,
+    max_queued_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Prompt tokens that wait; further requests return 503.")
+    ] = None,
+    max_wait: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that a request may wait before it returns 503.")
+    ] = None,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Largest request body in bytes; larger ones return 413.")
     ] = MAX_BODY_BYTES,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds for running requests to end after SIGTERM or Ctrl-C.")
+    ] = 30.0,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of API keys, see `stepspec key`. SIGHUP reads it again."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address outside this machine without API keys.")
+    ] = False,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM format, to serve HTTPS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Web origin whose pages may use the service; repeat it for several."),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="Proxy whose X-Forwarded headers count; repeat it for several."),
+    ] = None,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log.")] = LogFormat.text,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log prompts, too.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Load and serve nothing; only say what would be wrong.")
+    ] = False,
 ) -> None:
-    """Serve chat completions over HTTP until stopped."""
+    """Serve models over HTTP until stopped."""
     with from_extra("serve", "stepspec serve"):
-        import uvicorn
-        from uvicorn.config import LOGGING_CONFIG
+        from stepspec.cli.server import Serving
+        from stepspec.serve import Keys, Limits, Settings, create_app
 
-        from stepspec.serve import create_app
-    from stepspec.api.loading import load_pair
-    from stepspec.loop.policy import load_policy
+    problems: list[StepSpecError] = []
 
-    class Server(uvicorn.Server):
-        """A server that logs its addresses and exits at the second Ctrl-C without waiting for requests."""
+    def checked(work: Callable[[], T]) -> T | None:
+        """Return what the work returns. With --check, collect its error instead of raising it."""
+        try:
+            return work()
+        except StepSpecError as error:
+            if not check:
+                raise
+            problems.append(error)
+            return None
 
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            for each in sockets or []:
-                name, number = each.getsockname()[:2]
-                shown = f"[{name}]" if ":" in name else name
-                logger.info(
-                    "Serving at http://%s:%d/v1. Press Ctrl-C to stop, twice to stop immediately.", shown, number
-                )
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit:
-                os._exit(128 + sig)
-            super().handle_exit(sig, frame)
-
-    sys.setswitchinterval(SWITCH_S)
-    wanted, specs = load_policy(policy)[0], judge_specs(judge)
+    keys = checked(lambda: Keys(api_keys, os.environ)) or Keys()
+    checked(lambda: check_exposure(host, has_keys=keys.are_needed, insecure=insecure))
+    checked(lambda: check_tls(tls_cert, tls_key))
+    chosen, specs = checked(lambda: load_policy(policy)[0]), checked(lambda: judge_specs(judge))
+    wanted = checked(lambda: wanted_pairs(pair or [], target, draft)) or {}
+    for models in wanted.values():
+        checked(lambda models=models: check_models(**_arguments(models, chosen, specs)))
     with ExitStack() as stack:
-        sockets = [stack.enter_context(each) for each in listening_sockets(host, port)]
-        models = load_pair(
-            target, draft, pair=pair, needs_draft=wanted.needs_draft, judges=specs, judge_names=wanted.judge_models
+        sockets = [stack.enter_context(each) for each in checked(lambda: listening_sockets(host, port)) or ()]
+        if check:
+            _report(problems)
+            return
+        sys.setswitchinterval(SWITCH_S)
+        settings = Settings(
+            limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),
+            keys=keys,
+            max_body_bytes=max_body_bytes,
+            cors_origins=cors_origin or (),
+            drain_s=drain,
+            log_prompts=log_prompts,
         )
-        app = create_app(models, policy, max_body_bytes=max_body_bytes)
-        config = uvicorn.Config(app, access_log=False, log_config=_with_requests(LOGGING_CONFIG))
-        with suppress(KeyboardInterrupt):  # the server raises it again after shutdown
-            Server(config).run(sockets=sockets)
+        pairs: dict[str, Pair] = {}
+        for name, models in wanted.items():
+            loaded = load_pair(**_arguments(models, chosen, specs))
+            pairs[name or loaded.target.name] = loaded
+        serving = Serving(settings, log_format == LogFormat.json, tls_cert, tls_key, trusted_proxy or ())
+        serving.run(create_app(pairs, policy, settings), sockets)
 
 
-def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen at every address of the host, all at the same port.
-
-    The sockets listen immediately. Two programs can bind the same address; only `listen` fails for the second one.
+def wanted_pairs(pairs: list[str], target: str | None, draft: str | None) -> Mapping[str, Wanted]:
+    """Return the pairs to serve by name. The name of a pair of --target is empty: it is that of the target.
 
     Raises:
-        UsageError: another program uses an address, or the address does not belong to this machine.
+        UsageError: two pairs have the same name, or pairs and --target are both named.
     """
-    found: list[socket.socket] = []
-    try:
-        listed = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        addresses = list(dict.fromkeys(listed))
-        for family, kind, protocol, _, address in addresses:
-            number = found[0].getsockname()[1] if found else port  # reuse the free port of the first address
-            bound = socket.socket(family, kind, protocol)
-            found.append(bound)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6 and len(addresses) > 1:  # IPv4 addresses get their own sockets
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            bound.bind((address[0], number, *address[2:]))
-            bound.listen(BACKLOG)
-    except (OSError, UnicodeError) as error:
-        for each in found:
-            each.close()
-        why = getattr(error, "strerror", None) or error
+    if pairs and (target is not None or draft is not None):
         raise UsageError(
-            f"Cannot listen at {host}, port {port}: {why}. Choose another with --port or --host."
-        ) from error
+            "Name models either with --pair or with --target and --draft. --pair NAME=TARGET,DRAFT has both."
+        )
+    if not pairs:
+        return {"": Wanted(None, target, draft)} if target or draft else {EMBEDDED_NAME: Wanted(None, None, None)}
+    found: dict[str, Wanted] = {}
+    for each in pairs:
+        named = NAMED.fullmatch(each)
+        name, models = (named[1], named[2]) if named else (each.partition("?")[0], each)
+        if name in found:
+            raise UsageError(f"Two pairs have the name {name!r}. Name one of them with --pair NAME=MODELS.")
+        if not named or models.partition("?")[0] in PAIRS:
+            found[name] = Wanted(models, None, None)
+            continue
+        first, _, second = models.partition(",")
+        found[name] = Wanted(None, first, second or None)
     return found
 
 
-def _with_requests(config: dict[str, Any]) -> dict[str, Any]:
-    """Return uvicorn's log settings, extended by stepspec's request log."""
-    extended = copy.deepcopy(config)
-    extended["loggers"]["stepspec"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
-    return extended
+def _arguments(models: Wanted, policy: Policy | None, judges: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return the arguments of `load_pair`. The policy and the judges are None if --check has found an error in them."""
+    return {
+        **models._asdict(),
+        "needs_draft": policy is not None and policy.needs_draft,
+        "judges": judges,
+        "judge_names": policy.judge_models if policy is not None else (),
+    }
+
+
+def _report(problems: list[StepSpecError]) -> None:
+    """Print what is wrong.
+
+    Raises:
+        typer.Exit: something is.
+    """
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(2)
+    print("Nothing is wrong. Models and their servers were not tried.")

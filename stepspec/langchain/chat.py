@@ -272,7 +272,7 @@ class ChatStepSpec(BaseChatModel):
                 if isinstance(event, Done):
                     chunk: AIMessageChunk | None = last_chunk(event.result, call.model, call.policy_name)
                 else:
-                    chunk = chunk_of(event, thinks=call.thinks)
+                    chunk = chunk_of(event)
                 if chunk is not None:
                     yield ChatGenerationChunk(message=chunk)
 
@@ -425,13 +425,11 @@ class _Call:
         self.model = chat._name(self._setting("model"))
         self.policy: str | Policy = self._setting("policy")
         self.policy_name = self.policy if isinstance(self.policy, str) else self.policy.summary
-        self.thinks = True
-        """Whether the model separates its thinking from the answer. Known from the first event on."""
         self._in_a_run = True
 
     async def emit(self, event: Event) -> None:
         """Emit a committed step to the callbacks of the run, if the call is part of one."""
-        if isinstance(event, StepCommitted) and self.thinks and self._in_a_run:
+        if isinstance(event, StepCommitted) and not event.in_answer and self._in_a_run:
             try:
                 await adispatch_custom_event(STEP_EVENT, event.step.to_dict())
             except RuntimeError:  # without a parent run, custom events cannot be emitted
@@ -452,7 +450,6 @@ class _Call:
             check_patience(timeout, max_retries=self._setting("max_retries"))
             turns, options = await off_the_loop(messages, lambda: turns_of(messages)), self._options()
             spec = await self._session()
-            self.thinks = spec.thinks
             tries = 1 + (self._setting("max_retries") or 0) if self._chat.base_url is None else 1
             end = None if timeout is None else asyncio.get_running_loop().time() + timeout
             async with aclosing(_retried(spec, turns, options, tries)) as events:

@@ -61,10 +61,10 @@ def _reasoning_of(message: AIMessage) -> str:
     return str(reasoning or "")
 
 
-def chunk_of(event: Event, *, thinks: bool) -> AIMessageChunk | None:
+def chunk_of(event: Event) -> AIMessageChunk | None:
     """Return the message chunk of an event; None if the event has none."""
     metadata = {"model_provider": PROVIDER}
-    if isinstance(event, StepCommitted) and thinks:
+    if isinstance(event, StepCommitted) and not event.in_answer:
         return AIMessageChunk(content="", additional_kwargs=_reasoning([event.step]), response_metadata=metadata)
     if isinstance(event, AnswerDelta):
         return AIMessageChunk(content=event.text, response_metadata=metadata)

@@ -108,7 +108,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
                     await adispatch_custom_event(f"stepspec.{event.type}", payload, config=config)
                 if isinstance(event, Done):
                     yield last_chunk(event.result, call.model, call.policy_name)
-                elif (chunk := chunk_of(event, thinks=call.thinks)) is not None:
+                elif (chunk := chunk_of(event)) is not None:
                     yield chunk
 
 

@@ -250,6 +250,8 @@ class StepCommitted:
     """A step has been committed and will not change."""
 
     step: Step
+    in_answer: bool = False
+    """Whether the answer has its text, too, as the model does not separate its thinking."""
     type: Literal["step.committed"] = "step.committed"
 
 

@@ -127,7 +127,7 @@ class Transcript:
             step = Step(len(self.steps), origin, text, len(ids), min(num_from_draft, len(ids)), end, scores or {})
             self.steps.append(step)
             self.num_thought += len(ids)
-            yield StepCommitted(step)
+            yield StepCommitted(step, in_answer=self._tags is None)
             if self._tags is None:
                 yield from self.answer.feed(rest)
         self.thinking = end not in ("thinking", "text") and not self.answer.stopped

@@ -1,8 +1,11 @@
-"""The service: a pair of models behind OpenAI's chat completions API. Each answer includes speculation metrics."""
+"""The service: pairs of models behind OpenAI's API. Each answer includes speculation metrics."""
 
 from stepspec.base.extras import from_extra
 
 with from_extra("serve", "The service"):
+    from stepspec.serve.admission import Limits
     from stepspec.serve.app import create_app
+    from stepspec.serve.keys import Keys
+    from stepspec.serve.settings import Settings
 
-__all__ = ["create_app"]
+__all__ = ["Keys", "Limits", "Settings", "create_app"]

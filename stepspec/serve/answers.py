@@ -7,78 +7,103 @@ from dataclasses import asdict
 from typing import Any
 
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
-from stepspec.loop.step import Event, Result, Step, StepCommitted
+from stepspec.errors import StepSpecError
+from stepspec.loop.step import Done, Event, Result, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.serve.errors import error_body
+from stepspec.serve.figures import metrics_of, usage_of
+from stepspec.serve.requests import ChatRequest
 
 
-class Answering:
-    """Builds the response to one request. Each committed step is sent as `reasoning` and as `reasoning_content`."""
+class ChatAnswer:
+    """Builds the response to a chat request. Each committed step is sent as `reasoning` and `reasoning_content`."""
 
-    def __init__(
-        self, model: str, policy: str, *, thinks: bool, include_reasoning: bool, ignored: Sequence[str] = ()
-    ) -> None:
-        """`ignored` lists the request's unknown fields."""
-        self._ignored = list(ignored)
+    named_events = False
+
+    def __init__(self, model: str, policy: str, request: ChatRequest, *, thinks: bool) -> None:
+        """`thinks`: whether the thinking is separate from the answer."""
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
-        self._policy = policy
-        self._thinks = thinks and include_reasoning
+        self._request, self._policy, self._thinks = request, policy, thinks
+        self._shows_thinking = thinks and request.include_reasoning is not False
 
-    def first(self) -> dict[str, Any]:
-        """Return the first chunk, which has the role."""
-        return self._chunk({"role": "assistant", "content": ""})
+    def begin(self) -> list[dict[str, Any]]:
+        """Return the chunks before the first event, which have the role."""
+        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._request.num_answers)]
 
-    def chunk(self, event: Event) -> dict[str, Any] | None:
-        """Return the chunk of an event; None for events that are not sent."""
-        if isinstance(event, StepCommitted) and self._thinks:
-            step = event.step
-            return self._chunk(_reasoning(step.text), extension={"step": _step_data(step)})
+    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """Return the chunks of an event."""
         if isinstance(event, AnswerDelta):
-            return self._chunk({"content": event.text})
+            return [self._chunk(index, {"content": event.text})]
         if isinstance(event, ToolCallDelta):
-            return self._chunk({"tool_calls": [_call_delta(event)]})
+            return [self._chunk(index, {"tool_calls": [_call_delta(event)]})]
         if isinstance(event, ToolCalled):
-            return self._chunk({}, extension={"call": {"index": event.index, "problem": event.call.problem}})
-        return None
+            return [self._chunk(index, {}, {"call": {"index": event.index, "problem": event.call.problem}})]
+        if isinstance(event, Done):
+            return [self._last(index, event.result)]
+        return self._step_chunks(index, event)
 
-    def last(self, result: Result, *, with_metrics: bool) -> dict[str, Any]:
+    def _step_chunks(self, index: int, event: StepCommitted | StepProposed | StepJudged) -> list[dict[str, Any]]:
+        with_events = self._request.speculation.events
+        if self._request.include_reasoning is False:
+            return []
+        if isinstance(event, StepCommitted) and not event.in_answer:
+            return [self._chunk(index, _reasoning(event.step.text), {"step": _step_data(event.step)})]
+        if not with_events:
+            return []
+        data = {"step": event.step.to_dict()} if isinstance(event, StepCommitted) else {"event": asdict(event)}
+        return [self._chunk(index, {}, data)]
+
+    def _last(self, index: int, result: Result) -> dict[str, Any]:
         """Return the chunk with the finish reason. It has the metrics if no usage chunk follows."""
-        chunk = self._chunk({}, finish_reason=result.finish_reason, logprobs=result.logprobs_data())
-        return {**chunk, "metrics": self._metrics(result)} if with_metrics else chunk
+        chunk = self._chunk(index, {}, reason=result.finish_reason, logprobs=result.logprobs_data())
+        if self._request.includes_usage:
+            return chunk
+        return {**chunk, "metrics": metrics_of([result], self._policy, self._request.ignored)}
 
-    def usage(self, result: Result) -> dict[str, Any]:
-        """Return the chunk with usage and metrics."""
-        empty = {**self._head, "object": "chat.completion.chunk", "choices": []}
-        return {**empty, "usage": usage(result), "metrics": self._metrics(result)}
+    def end(self, results: Sequence[Result]) -> list[dict[str, Any]]:
+        """Return the chunks after the last event."""
+        if not self._request.includes_usage:
+            return []
+        return [{**self._head, "object": "chat.completion.chunk", "choices": [], **self._costs(results)}]
 
-    def whole(self, result: Result) -> dict[str, Any]:
+    def failed(self, error: StepSpecError) -> list[dict[str, Any]]:
+        """Return the chunks for an error in the middle of a stream."""
+        return [error_body(error)]
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return the complete, non-streamed response."""
+        choices = [self._choice(index, result) for index, result in enumerate(results)]
+        return {**self._head, "object": "chat.completion", "choices": choices, **self._costs(results)}
+
+    def _choice(self, index: int, result: Result) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": result.answer}
-        extension: dict[str, Any] = {}
-        if self._thinks:
+        if self._shows_thinking:
             message |= _reasoning(result.reasoning)
-            steps = [{**_step_data(step), "length": len(step.text)} for step in result.steps]
-            extension = {"stepspec": {"steps": steps}}
         if result.tool_calls:
             message["tool_calls"] = [_call(call) for call in result.tool_calls]
         choice = {
-            "index": 0,
+            "index": index,
             "message": message,
             "finish_reason": result.finish_reason,
             "logprobs": result.logprobs_data(),
         }
-        costs = {"usage": usage(result), "metrics": self._metrics(result)}
-        return {**self._head, "object": "chat.completion", "choices": [choice], **costs, **extension}
+        if self._shows_thinking:
+            steps = [{**_step_data(step), "length": len(step.text)} for step in result.steps]
+            choice["stepspec"] = {"steps": steps}
+        return choice
 
-    def _metrics(self, result: Result) -> dict[str, Any]:
-        return {**metrics(result, self._policy), "ignored_fields": self._ignored}
+    def _costs(self, results: Sequence[Result]) -> dict[str, Any]:
+        metrics = metrics_of(results, self._policy, self._request.ignored)
+        return {"usage": usage_of(results, self._request.num_answers), "metrics": metrics}
 
     def _chunk(
         self,
+        index: int,
         delta: Mapping[str, Any],
-        finish_reason: str | None = None,
         extension: Mapping[str, Any] | None = None,
+        reason: str | None = None,
         logprobs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+        choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
         own_fields = {"stepspec": extension} if extension else {}
         return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **own_fields}
 
@@ -101,43 +126,3 @@ def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
     if delta.id is None:
         return {"index": delta.index, "function": {"arguments": delta.arguments}}
     return {"index": delta.index, **_call(ToolCall(delta.id, delta.name or "", delta.arguments))}
-
-
-def usage(result: Result) -> dict[str, Any]:
-    """Return token usage in OpenAI's format."""
-    counts = result.usage
-    return {
-        "prompt_tokens": counts.prompt_tokens,
-        "completion_tokens": counts.completion_tokens,
-        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": counts.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
-    }
-
-
-def metrics(result: Result, policy: str) -> dict[str, Any]:
-    """Return speculation metrics: for tokens in vLLM's format, for steps in stepspec's own."""
-    counts, times = result.counts, result.times
-    firsts = [first for first in (times.first_step, times.first_answer) if first is not None]
-    return {
-        "time_to_first_token_ms": min(firsts) * 1000 if firsts else None,
-        "generation_time_ms": (times.wall - times.queue) * 1000,
-        "queue_time_ms": times.queue * 1000,
-        "tokens_per_second": counts.committed / times.wall if times.wall else None,
-        "speculative_decoding": {
-            "num_draft_tokens": counts.token_drafted,
-            "num_accepted_draft_tokens": counts.token_accepted,
-            "draft_acceptance_rate": counts.token_accepted / counts.token_drafted if counts.token_drafted else None,
-        },
-        "stepspec": {
-            "policy": policy,
-            "counts": asdict(counts),
-            "wasted_tokens": counts.wasted,
-            "times": {part: seconds for part, seconds in asdict(times).items() if part != "reached"},
-            "thinks": result.thinks,
-            "limit": result.limit,
-            "estimated_speedup": result.estimated_speedup,
-            "token_level_exact": result.token_level_exact,
-            "note": result.note,
-        },
-    }

@@ -1,20 +1,18 @@
 """Reads request bodies up to a size limit."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from fastapi import Request
 
 from stepspec.base.workers import off_the_loop
-from stepspec.serve.requests import ChatRequest, RefusedError
+from stepspec.serve.errors import RefusedError, TooLargeError
+
+T = TypeVar("T")
 
 
-class TooLargeError(RefusedError):
-    """The request body exceeds the size limit."""
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(None, f"The body must have at most {max_bytes} bytes. Send a shorter request.")
-
-
-async def read_chat(request: Request, max_bytes: int) -> ChatRequest:
-    """Read and validate a chat request.
+async def read_body(request: Request, max_bytes: int, parse: Callable[[bytes], T]) -> T:
+    """Read and parse a JSON body.
 
     Raises:
         TooLargeError: the body exceeds the limit. The server reads and drops the rest of the body.
@@ -26,7 +24,7 @@ async def read_chat(request: Request, max_bytes: int) -> ChatRequest:
     if media != "application/json" and not media.endswith("+json"):  # web pages may send other types across origins
         raise RefusedError(None, f"Content-Type must be application/json, got {kind[:80]!r}.")
     body = await _read(request, max_bytes)
-    return await off_the_loop(body, lambda: ChatRequest.parsed(body))
+    return await off_the_loop(body, lambda: parse(body))
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

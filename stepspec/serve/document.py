@@ -1,49 +1,80 @@
 """Requests and responses in the OpenAPI document that FastAPI cannot derive from the routes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
+from stepspec.serve.completions import CompletionRequest
 from stepspec.serve.requests import ChatRequest
-from stepspec.serve.schemas import Chunk, Completion, ErrorBody
+from stepspec.serve.schemas import Chunk, Completion, ErrorBody, TextCompletion, TextCompletionChunk, Tokens
+from stepspec.serve.tokenize import TokenizeRequest
 
 REFS = "#/components/schemas/"
 
+Responses = dict[int | str, dict[str, Any]]
+
+
+def _refusals(**descriptions: str) -> Responses:
+    """Return responses with errors. Names are statuses after an underscore."""
+    return {int(name[1:]): {"model": ErrorBody, "description": text} for name, text in descriptions.items()}
+
+
 # A default response keeps FastAPI from adding its own validation error, which has a different format.
-RESPONSES: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "The service failed."}}
-
-MODEL_RESPONSES: dict[int | str, dict[str, Any]] = {
-    404: {"model": ErrorBody, "description": "There is no such model."},
-    **RESPONSES,
-}
-
-CHAT_RESPONSES: dict[int | str, dict[str, Any]] = {
-    200: {
-        "model": Completion,
-        "description": "The answer. With `stream`, server-sent events: each is a chunk in JSON, and the last is "
-        "`[DONE]`. An event may also be an error.",
-        "content": {"text/event-stream": {"schema": {"$ref": f"{REFS}Chunk"}}},
-    },
-    400: {"model": ErrorBody, "description": "The request is invalid or not supported; `param` names the field."},
-    413: {"model": ErrorBody, "description": "The body is too large."},
+RESPONSES: Responses = {"default": {"model": ErrorBody, "description": "The service failed."}}
+KEYED_RESPONSES: Responses = {**_refusals(_401="The API key is missing or unknown."), **RESPONSES}
+MODEL_RESPONSES: Responses = {**_refusals(_404="There is no such model."), **KEYED_RESPONSES}
+TOKENIZE_RESPONSES: Responses = {
+    200: {"model": Tokens, "description": "The tokens."},
+    **_refusals(
+        _400="The request is invalid or not supported; `param` names the field.", _413="The body is too large."
+    ),
     **MODEL_RESPONSES,
 }
-
-CHAT_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {"application/json": {"schema": {"$ref": f"{REFS}ChatRequest"}}},
+_TEXT_RESPONSES: Responses = {
+    **TOKENIZE_RESPONSES,
+    **_refusals(
+        _429="The client has used up a limit of its key. `Retry-After` says when to try again.",
+        _503="The queue is full, or the service shuts down. `Retry-After` says when to try again.",
+    ),
 }
+
+
+def _text_responses(model: type[BaseModel], chunk: type[BaseModel], name: str) -> Responses:
+    success = {
+        "model": model,
+        "description": f"The {name}. With `stream`, server-sent events: each is a chunk in JSON, and the last is "
+        "`[DONE]`. An event may also be an error.",
+        "content": {"text/event-stream": {"schema": {"$ref": f"{REFS}{chunk.__name__}"}}},
+    }
+    return {**_TEXT_RESPONSES, 200: success}
+
+
+CHAT_RESPONSES = _text_responses(Completion, Chunk, "answer")
+COMPLETION_RESPONSES = _text_responses(TextCompletion, TextCompletionChunk, "text")
+
+REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest)
+BODIES: Mapping[str, dict[str, Any]] = {
+    model.__name__: {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": f"{REFS}{model.__name__}"}}},
+        }
+    }
+    for model in REQUESTS
+}
+"""By model of the request, what its route adds to the document."""
 
 
 def documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """Return a function that builds the app's OpenAPI document, with the two models that no route declares."""
+    """Return a function that builds the app's OpenAPI document, with the models that no route declares."""
     build = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = build()
         schemas = document["components"]["schemas"]
-        for model in (ChatRequest, Chunk):
+        for model in (*REQUESTS, Chunk, TextCompletionChunk):
             schema = model.model_json_schema(ref_template=f"{REFS}{{model}}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
         return document

@@ -1,25 +1,64 @@
-"""Logs one line for each request: method, path, status, seconds; for chats also tokens, policy and ignored fields."""
+"""Logs one line for each request: id, method, path, status, seconds; for texts also client, tokens and policy."""
 
 import logging
+import re
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Any
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from stepspec.loop.step import Done, Event
 
 logger = logging.getLogger("stepspec.serve")
 
 KEY = "stepspec.log"
-"""Key in a request's ASGI scope for the chat details of its log line."""
+"""Key in a request's ASGI scope for its log entry."""
 
 MAX_PATH = 200
+ID = re.compile(rb"[\w.:-]{1,128}")
+"""Ids that a client may give to its request."""
+
+
+@dataclass
+class LogEntry:
+    """What the log says about a request. Prompts, answers and keys are not part of it."""
+
+    request_id: str
+    session_id: str | None = None
+    client: str | None = None
+    model: str | None = None
+    policy: str | None = None
+    queue_s: float | None = None
+    num_tokens: int = 0
+    ignored: Sequence[str] = ()
+    note: str | None = None
+    prompt: str | None = None
+    """The prompt, if the service logs prompts."""
+    status: int = 500
+    complete: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+    def words(self) -> str:
+        """Return the part of the line about the text; empty for other requests."""
+        if self.policy is None:
+            return ""
+        queued = "" if self.queue_s is None else f" queued {self.queue_s:.3f} s"
+        words = f" {self.num_tokens} tokens model {self.model!r} policy {self.policy} client {self.client!r}{queued}"
+        if self.session_id:
+            words += f" session {self.session_id!r}"
+        if self.ignored:
+            words += f" ignored {', '.join(map(repr, self.ignored))}"
+        return words + " (with a note)" * (self.note is not None)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the entry for structured logs."""
+        values = {name: value for name, value in vars(self).items() if value not in (None, ()) and name != "since"}
+        return {**values, "seconds": round(time.monotonic() - self.since, 6)}
 
 
 class RequestLog:
-    """Middleware that logs the line when a response has been sent or has failed."""
+    """Middleware that gives each request an id, and logs its line when the response has been sent or has failed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,46 +68,54 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, complete, start = 500, False, time.monotonic()
-        about: dict[str, Any] = scope.setdefault(KEY, {})
+        entry = scope[KEY] = LogEntry(_request_id(scope))
 
         async def watched_send(message: Message) -> None:
-            nonlocal status, complete
             if message["type"] == "http.response.start":
-                status = message["status"]
+                entry.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", entry.request_id.encode())]
             await send(message)
-            complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
+            entry.complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
 
         try:
             await self._app(scope, receive, watched_send)
         finally:
-            # The raw path is still percent-encoded, so it cannot contain line breaks.
-            path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_PATH]
-            chat = f" {about['tokens']} tokens" if "tokens" in about else ""
-            chat += f" policy {about['policy']}" if "policy" in about else ""
-            if ignored := about.get("ignored"):
-                chat += f" ignored {', '.join(map(repr, ignored))}"
-            if note := about.get("note"):
-                chat += " (with a note)"
-                if not self._noted:
-                    self._noted = True
-                    logger.warning("%s", note)
-            cut_off = "" if complete else " (response incomplete)"
-            seconds = time.monotonic() - start
-            logger.info("%s %s %d %.3f s%s%s", scope["method"], path, status, seconds, chat, cut_off)
+            self._log(scope, entry)
+
+    def _log(self, scope: Scope, entry: LogEntry) -> None:
+        # The raw path is still percent-encoded, so it cannot contain line breaks.
+        path = scope.get("raw_path", b"").decode("ascii", "backslashreplace")[:MAX_PATH]
+        if entry.note and not self._noted:
+            self._noted = True
+            logger.warning("%s", entry.note)
+        seconds = time.monotonic() - entry.since
+        cut_off = "" if entry.complete else " (response incomplete)"
+        logger.info(
+            "%s %s %s %d %.3f s%s%s",
+            entry.request_id,
+            scope["method"],
+            path,
+            entry.status,
+            seconds,
+            entry.words(),
+            cut_off,
+            extra={"method": scope["method"], "path": path, **entry.fields()},
+        )
+        if entry.prompt is not None:
+            logger.info("%s prompt: %r", entry.request_id, entry.prompt)
 
 
-def note_chat(scope: Scope, policy: str, ignored: Sequence[str]) -> None:
-    """Store the policy of a chat and its ignored fields for the log line."""
-    scope.setdefault(KEY, {}).update(policy=policy, ignored=ignored)
+def _request_id(scope: Scope) -> str:
+    given = header(scope, b"x-request-id")
+    return given if given is not None and ID.fullmatch(given.encode()) else uuid.uuid4().hex
 
 
-async def noted(events: AsyncGenerator[Event, None], scope: Scope) -> AsyncGenerator[Event, None]:
-    """Pass on the events of a chat. Store its tokens for the log line."""
-    about = scope.setdefault(KEY, {})
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, Done):
-                about["tokens"] = event.result.counts.committed
-                about["note"] = event.result.note
-            yield event
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return the first header of a request with a name in lower case."""
+    found = next((value for key, value in scope["headers"] if key == name), None)
+    return None if found is None else found.decode("latin-1")
+
+
+def entry_of(scope: Scope) -> LogEntry:
+    """Return the log entry of a request."""
+    return cast("LogEntry", scope[KEY])

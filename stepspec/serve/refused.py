@@ -3,16 +3,19 @@
 Each field is accepted with values that change nothing. Any other value is rejected with an error that names the field.
 """
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from stepspec.serve.errors import RefusedError
 
 NOTHING: tuple[Any, ...] = (None, [], {}, "")
 """Values that change nothing in any field."""
 
 REFUSED: Mapping[str, tuple[Any, ...]] = {
-    # Number of answers, and token details in the response.
-    "n": (1,),
+    # Moved into the object `stepspec`.
+    "policy": (),
+    "deadline_s": (),
+    # Choice among answers, and token details in the response.
     "best_of": (1,),
     "use_beam_search": (False,),
     "prompt_logprobs": (),
@@ -55,7 +58,23 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 """By field, further values that change nothing."""
 
+OF_CHAT = (
+    "chat_template",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "functions",
+    "function_call",
+    "modalities",
+    "audio",
+    "verbosity",
+    "web_search_options",
+)
+"""Fields that only chat completions have."""
+
 INSTEAD: Mapping[str, str] = {
+    "policy": "Use stepspec.policy.",
+    "deadline_s": "Use stepspec.deadline_s.",
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",
     "guided_regex": "Use guided_json or guided_choice.",
@@ -63,26 +82,63 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def why_refused(name: str, value: Any) -> str | None:
-    """Return why a field's value is rejected; None if it is accepted."""
-    if name not in REFUSED or any(_same(value, harmless) for harmless in (*NOTHING, *REFUSED[name])):
-        return None
-    return f"{name} is not supported. {INSTEAD.get(name, 'Leave it out.')}"
-
-
 def _same(value: Any, harmless: Any) -> bool:
     """Whether two JSON values are equal. Booleans never equal numbers."""
     return value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
 
 
-@cache
-def refused_properties() -> Mapping[str, Mapping[str, Any]]:
-    """Return the fields as JSON schema properties."""
-    return {
-        name: {
-            "title": name.replace("_", " ").title(),
-            "enum": [None, *harmless] if harmless else [None],
-            "description": f"Not supported. {INSTEAD.get(name, '')}".strip(),
+class Refusals(Mapping[str, tuple[Any, ...]]):
+    """The unsupported fields of a route, with the values that change nothing."""
+
+    def __init__(self, values: Mapping[str, tuple[Any, ...]]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> tuple[Any, ...]:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Check that fields have no value that is not supported.
+
+        Raises:
+            RefusedError: one has.
+        """
+        for name, value in fields.items():
+            if name in self and not any(_same(value, harmless) for harmless in (*NOTHING, *self[name])):
+                raise RefusedError(name, f"{name} is not supported. {INSTEAD.get(name, 'Leave it out.')}")
+
+    def document(self, schema: dict[str, Any]) -> None:
+        """Add the fields to the JSON schema of a request."""
+        schema["properties"] |= {
+            name: {
+                "title": name.replace("_", " ").title(),
+                "enum": [None, *harmless] if harmless else [None],
+                "description": f"Not supported. {INSTEAD.get(name, '')}".strip(),
+            }
+            for name, harmless in self.items()
         }
-        for name, harmless in REFUSED.items()
+
+
+CHAT = Refusals(REFUSED)
+COMPLETIONS = Refusals(
+    {
+        **{name: values for name, values in REFUSED.items() if name not in OF_CHAT},
+        "suffix": (),
+        "add_special_tokens": (True,),
     }
+)
+
+TOKENIZE = Refusals(
+    {
+        "add_special_tokens": (True,),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "mm_processor_kwargs": (),
+    }
+)

@@ -15,9 +15,11 @@ class Problem(Exact):
     """Details of an error."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: str | None = Field(description="The field that caused the error.")
-    code: str | None = Field(description="`context_length_exceeded`, `model_not_found` or `request_too_large`.")
+    code: str | None = Field(
+        description="Such as `context_length_exceeded`, `model_not_found`, `invalid_api_key` or `service_overloaded`."
+    )
 
 
 class ErrorBody(Exact):
@@ -39,7 +41,7 @@ class ModelCard(Exact):
 
 
 class ModelList(Exact):
-    """The list of served models. It has one item."""
+    """The served models, each under every policy that it supports."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -91,13 +93,32 @@ class Logprobs(Exact):
     refusal: None
 
 
-class Choice(Exact):
-    """The choice with the answer. A response has only one choice."""
+class DescribedStep(Exact):
+    """A step of the reasoning. Its text is the next `length` characters of the reasoning."""
 
-    index: Literal[0]
+    index: int
+    origin: str
+    num_tokens: int
+    num_from_draft: int
+    end: str
+    scores: dict[str, float | None]
+    length: int
+
+
+class Steps(Exact):
+    """The steps of the reasoning."""
+
+    steps: list[DescribedStep]
+
+
+class Choice(Exact):
+    """An answer."""
+
+    index: int
     message: Message
     finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: Logprobs | None
+    stepspec: Steps | None = Field(default=None, description="Set if the response includes the thinking.")
 
 
 class CachedTokens(Exact):
@@ -123,8 +144,11 @@ class TokenUsage(Exact):
 
 
 class TokenLevel(Exact):
-    """Metrics of token-level speculation."""
+    """Metrics of token-level speculation. Null is what the target's engine does not report."""
 
+    mean_acceptance_length: float | None
+    acceptance_histogram: list[int] | None = Field(description="Rounds by their number of accepted tokens.")
+    num_spec_steps: int | None = Field(description="Rounds with drafted tokens.")
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     draft_acceptance_rate: float | None
@@ -144,33 +168,16 @@ class StepLevel(BaseModel):
 
 
 class Metrics(Exact):
-    """Speculation metrics, and the request's ignored fields."""
+    """Speculation metrics, which are null for several answers, and the request's ignored fields."""
 
     time_to_first_token_ms: float | None
-    generation_time_ms: float
-    queue_time_ms: float
+    generation_time_ms: float | None
+    queue_time_ms: float | None
+    mean_itl_ms: float | None = Field(description="Mean time of a token after the first output.")
     tokens_per_second: float | None
-    speculative_decoding: TokenLevel
-    stepspec: StepLevel
+    speculative_decoding: TokenLevel | None
+    stepspec: StepLevel | None
     ignored_fields: list[str]
-
-
-class DescribedStep(Exact):
-    """A step of the reasoning. Its text is the next `length` characters of the reasoning."""
-
-    index: int
-    origin: str
-    num_tokens: int
-    num_from_draft: int
-    end: str
-    scores: dict[str, float | None]
-    length: int
-
-
-class Steps(Exact):
-    """The steps of the reasoning."""
-
-    steps: list[DescribedStep]
 
 
 class Completion(Exact):
@@ -183,7 +190,6 @@ class Completion(Exact):
     choices: list[Choice]
     usage: TokenUsage
     metrics: Metrics
-    stepspec: Steps | None = Field(default=None, description="Set if the response includes the thinking.")
 
 
 class DeltaFunction(Exact):
@@ -215,7 +221,7 @@ class Delta(Exact):
 class ChunkChoice(Exact):
     """The choice with the delta. A chunk has at most one choice."""
 
-    index: Literal[0]
+    index: int
     delta: Delta
     finish_reason: Literal["stop", "length", "tool_calls"] | None
     logprobs: Logprobs | None
@@ -231,4 +237,78 @@ class Chunk(Exact):
     choices: list[ChunkChoice] = Field(description="Empty in the chunk with `usage`.")
     usage: TokenUsage | None = None
     metrics: Metrics | None = None
-    stepspec: dict[str, Any] | None = Field(default=None, description="The step or the tool call that has ended.")
+    stepspec: dict[str, Any] | None = Field(
+        default=None, description="The step or the tool call that has ended, or an event."
+    )
+
+
+class TextLogprobs(Exact):
+    """Log-probabilities in the format of completions."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int] = Field(description="Where each token begins in the text of all tokens.")
+
+
+class TextChoice(Exact):
+    """A text."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class TextCompletion(Exact):
+    """A completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: TokenUsage
+    metrics: Metrics
+
+
+class TextChunkChoice(Exact):
+    """The next part of a text."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+
+
+class TextCompletionChunk(Exact):
+    """A chunk of a streamed completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice] = Field(description="Empty in the chunk with `usage`.")
+    usage: TokenUsage | None = None
+    metrics: Metrics | None = None
+
+
+class Tokens(Exact):
+    """The tokens of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Version(Exact):
+    """The version of stepspec."""
+
+    version: str
+
+
+class Load(Exact):
+    """The load of the service."""
+
+    server_load: int = Field(description="Requests that run or wait.")

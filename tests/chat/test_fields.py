@@ -15,7 +15,7 @@ from stepspec import RequestOptions, Sampling, StepSpec, SyncStepSpec, UsageErro
 from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 from stepspec.loop.options import Options
-from stepspec.serve.refused import REFUSED
+from stepspec.serve.refused import CHAT as REFUSED
 from stepspec.serve.requests import ChatRequest
 
 ASK = [{"role": "user", "content": "How many?"}]
@@ -23,7 +23,7 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 NAN = float("nan")
 INTEGER = ("max_tokens", "max_completion_tokens", "thinking_token_budget", "top_k", "seed")
-REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "deadline_s")
+REAL = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 BOOLEAN = ("stream", "include_reasoning", "parallel_tool_calls", "enable_thinking")
 
 
@@ -60,9 +60,6 @@ IGNORED = {
     "prompt_cache_options": {"ttl": 1},
     "prompt_cache_retention": "24h",
     "safety_identifier": "a",
-    "priority": 5,
-    "request_id": "a",
-    "session_id": "a",
     "cache_salt": "a",
     "kv_transfer_params": {"a": 1},
     "ec_transfer_params": {"a": 1},
@@ -77,7 +74,8 @@ IGNORED = {
     "spaces_between_special_tokens": False,
 }
 CHANGING = {
-    "n": 2,
+    "policy": "token",
+    "deadline_s": 1.0,
     "best_of": 2,
     "use_beam_search": True,
     "prompt_logprobs": 1,
@@ -259,7 +257,10 @@ def test_the_service_accepts_stop_tokens(root: str) -> None:
         ({"thinking_token_budget": -1}, "thinking_token_budget", "thinking_token_budget"),
         ({"temperature": -1}, "temperature", "between 0"),
         ({"top_p": 2}, "top_p", "top_p"),
-        ({"deadline_s": 0}, "deadline_s", "above 0"),
+        ({"stepspec": {"deadline_s": 0}}, "stepspec", "stepspec.deadline_s must be above 0"),
+        ({"stepspec": {"threshold": 5, "policy": "target"}}, "stepspec", "has 0"),
+        ({"stepspec": {"polcy": "target"}}, "stepspec.polcy", "not permitted"),
+        ({"n": 17}, "n", "less than or equal to 16"),
         ({"guided_json": "{"}, "guided_json", "not valid JSON"),
         ({"guided_json": 5}, "guided_json", "guided_json"),
         ({"guided_json": SCHEMA, "guided_choice": ["a"]}, "guided_choice", "Leave out one"),
@@ -296,7 +297,7 @@ def test_the_service_accepts_stop_tokens(root: str) -> None:
         ({"tools": [{"type": "function"}]}, "tools", "Tool 1"),
         ({"messages": [5]}, "messages.0", "messages.0"),
         ({"messages": [{"role": "me", "content": "a"}]}, "messages", "Turn 1"),
-        ({"policy": "stepsepc"}, "policy", "Did you mean 'stepspec'"),
+        ({"stepspec": {"policy": "stepsepc"}}, "stepspec.policy", "Did you mean 'stepspec'"),
         ({"model": "gpt-5"}, "model", "gpt-5"),
         ({"temperature": NAN}, None, "NaN"),
         ({"tools": [{"type": "function", "x": [float("inf")]}]}, None, "Infinity"),
@@ -335,11 +336,15 @@ def test_the_error_for_an_invalid_body_explains_it_and_names_no_field(root: str,
 
 def test_the_document_describes_every_field_and_only_statuses_that_occur(document: Any) -> None:
     statuses = {path: set(route[method]["responses"]) for path, route in document["paths"].items() for method in route}
+    of_texts = {"200", "400", "401", "404", "413", "429", "503", "default"}
     assert statuses == {
-        "/health": {"200", "default"},
-        "/v1/models": {"200", "default"},
-        "/v1/models/{name}": {"200", "404", "default"},
-        "/v1/chat/completions": {"200", "400", "404", "413", "default"},
+        **{path: {"200"} for path in ("/health", "/metrics", "/version", "/load")},
+        "/ready": {"200", "503"},
+        "/tokenize": of_texts - {"429", "503"},
+        "/v1/models": {"200", "401", "default"},
+        "/v1/models/{name}": {"200", "401", "404", "default"},
+        "/v1/chat/completions": of_texts,
+        "/v1/completions": of_texts,
     }
     assert "content" not in document["paths"]["/health"]["get"]["responses"]["200"]
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]

@@ -16,11 +16,11 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from service import serving
 
-from stepspec import Pair, Result, StepSpec
+from stepspec import AnswerDelta, Pair, Result, StepSpec
 from stepspec.client import RemoteStepSpec
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
-from stepspec.loop.step import Done, Event, StepJudged, StepProposed
+from stepspec.loop.step import Event, StepCommitted, StepJudged, StepProposed
 
 pytestmark = pytest.mark.anyio
 
@@ -31,6 +31,7 @@ ADD = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     },
 }
+STEPS = StepProposed | StepJudged | StepCommitted
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]
 
 
@@ -57,7 +58,10 @@ def untimed(result: Result) -> dict[str, Any]:
 
 
 def test_the_model_is_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["target"]
+    listed = [model.id for model in client.models.list()]
+    assert listed[0] == "target"
+    assert {"target@stepspec", "target@token", "target@target"} < {*listed}
+    assert client.models.retrieve("target@token").model_extra["policy"] == "token"  # type: ignore[index]
     assert client.models.retrieve("target").owned_by == "stepspec"
     with pytest.raises(openai.NotFoundError, match="Known: target"):
         client.models.retrieve("targte")
@@ -76,13 +80,13 @@ def test_a_complete_response(client: openai.OpenAI) -> None:
     assert 0 < (usage.completion_tokens_details.reasoning_tokens or 0) < usage.completion_tokens
     assert found.model_extra is not None
     assert found.model_extra["metrics"]["stepspec"]["counts"]["steps_accepted"] == 2
-    assert [step["origin"] for step in found.model_extra["stepspec"]["steps"]] == ["draft", "draft"]
+    assert [step["origin"] for step in choice.model_extra["stepspec"]["steps"]] == ["draft", "draft"]  # type: ignore[index]
 
 
 def test_a_streamed_response(client: openai.OpenAI) -> None:
     options = {"include_usage": True}
     request: Any = {"model": "target", "messages": ASK, "stream_options": options}
-    chunks = list(client.chat.completions.create(**request, stream=True, extra_body={"policy": "specreason"}))
+    chunks = list(client.chat.completions.create(**request, stream=True, extra_body={"stepspec": {"policy": "specreason"}}))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
     assert [delta.model_extra["reasoning"] for delta in deltas if delta.model_extra] == list(THOUGHTS)
@@ -143,7 +147,9 @@ def test_an_answer_keeps_to_a_schema(client: openai.OpenAI) -> None:
     ("field", "value", "message"),
     [
         ("temperature", "hot", "temperature"),
-        ("policy", "../../etc/passwd", "There is no policy"),
+        ("stepspec", {"policy": "../../etc/passwd"}, "There is no policy"),
+        ("policy", "token", "Use stepspec.policy"),
+        ("model", "target@../../etc/passwd", "There is no model"),
         ("response_format", {"type": "yaml"}, "json_schema"),
         ("tool_choice", "required", "there are no tools"),
         ("stop", [""], "empty"),
@@ -162,7 +168,7 @@ def test_invalid_requests_are_rejected(address: str, field: str, value: Any, mes
     sent = json.dumps(body).encode()
     answer = httpx.post(f"{address}/chat/completions", content=sent, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
-    assert answer.status_code == 400
+    assert answer.status_code == (404 if field == "model" else 400)
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
 
@@ -257,9 +263,8 @@ async def test_the_remote_api_answers_like_the_local_one(address: str) -> None:
 
 
 def shown(events: Sequence[Event]) -> list[Any]:
-    """Return the types of the events that a user sees."""
-    unseen = StepProposed | StepJudged | Done
-    return [event.type for event in events if not isinstance(event, unseen)]
+    """Return the events, those of tool calls by their types: each call has an id of its own."""
+    return [event if isinstance(event, AnswerDelta | STEPS) else event.type for event in events]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_arguments_cut_off_anywhere_are_not_completed(arguments: dict[str, Any],
     call = ToolCall("abcdefghi", "say", text, "The call is incomplete.")
     total = AIMessageChunk(content="")
     for event in (ToolCallDelta(0, text, call.id, call.name), ToolCalled(0, call)):
-        chunk = chunk_of(event, thinks=True)
+        chunk = chunk_of(event)
         assert chunk is not None
         total = total + chunk
     assert total.tool_calls == []

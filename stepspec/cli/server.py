@@ -1,0 +1,96 @@
+"""Runs the service in uvicorn: signals, draining, TLS and logs."""
+
+import asyncio
+import copy
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import LOGGING_CONFIG
+
+from stepspec.serve.service import Service
+from stepspec.serve.settings import Settings
+
+logger = logging.getLogger("stepspec.serve")
+
+CLOSING_S = 5
+"""Seconds for responses to be sent after all requests were ended."""
+
+
+class Server(uvicorn.Server):
+    """A server that drains at the first SIGTERM or Ctrl-C, and exits at the second. SIGHUP reads the keys again."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to serve, and log the addresses."""
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        if hasattr(signal, "SIGHUP"):
+            self._loop.add_signal_handler(signal.SIGHUP, self._service.settings.keys.reload)
+        scheme = "https" if self.config.is_ssl else "http"
+        for each in sockets or []:
+            name, number = each.getsockname()[:2]
+            shown = f"[{name}]" if ":" in name else name
+            logger.info(
+                "Serving at %s://%s:%d/v1. Press Ctrl-C to stop, twice to stop immediately.", scheme, shown, number
+            )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain, or exit immediately if that has begun."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._service.admission.drain, self._service.settings.drain_s)
+        super().handle_exit(sig, frame)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How the service is served."""
+
+    settings: Settings
+    logs_json: bool
+    tls_cert: Path | None
+    tls_key: Path | None
+    trusted_proxies: Sequence[str]
+
+    def run(self, app: FastAPI, sockets: list[socket.socket]) -> None:
+        """Serve until a signal ends it."""
+        config = uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=self._log_config(),
+            timeout_graceful_shutdown=int(self.settings.drain_s) + CLOSING_S,
+            proxy_headers=bool(self.trusted_proxies),
+            forwarded_allow_ips=list(self.trusted_proxies),
+            server_header=False,
+            ssl_certfile=self.tls_cert,
+            ssl_keyfile=self.tls_key,
+        )
+        with suppress(KeyboardInterrupt):  # the server raises it again after shutdown
+            Server(config, app.state.service).run(sockets=sockets)
+
+    def _log_config(self) -> dict[str, Any]:
+        """Return uvicorn's log settings, extended by stepspec's request log."""
+        config = copy.deepcopy(LOGGING_CONFIG)
+        config["loggers"]["stepspec"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
+        if self.logs_json:
+            form = {
+                "()": "pythonjsonlogger.json.JsonFormatter",
+                "fmt": "%(asctime)s %(levelname)s %(name)s %(message)s",
+            }
+            config["formatters"]["default"] = form
+        return config

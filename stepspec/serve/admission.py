@@ -1,0 +1,183 @@
+"""Admission: how many requests run, which of the waiting ones is next, and which are turned away.
+
+A request is turned away as soon as it arrives if the queue is full, so that its client can try elsewhere. The next
+request is the one with the lowest priority number, then that of the client that was served least. What a client was
+served is counted in tokens, as in arXiv:2401.00588: a client that begins to wait starts at the lowest count of those
+who wait, so that it can neither save up nor be made to catch up.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from stepspec.serve.errors import BusyError
+
+RETRY_S = 1.0
+"""Seconds after which a client that was turned away may try again."""
+
+OUTPUT_WEIGHT = 2
+"""What an output token counts in tokens of a prompt."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the service. None means no limit."""
+
+    max_running: int = 128
+    """Answers that are generated concurrently."""
+    max_queued: int = 128
+    """Requests that wait."""
+    max_queued_tokens: int | None = None
+    """Prompt tokens of the waiting requests. A single request may have more if none waits."""
+    max_wait_s: float | None = None
+    """Seconds that a request may wait."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request that waits or runs."""
+
+    client: str
+    priority: int
+    num_tokens: int
+    num_answers: int
+    admitted: asyncio.Future[None] = field(default_factory=asyncio.Future[None])
+
+
+class Admission:
+    """Lets a bounded number of requests run, and keeps the others in a queue."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.num_running = 0
+        """Answers that are being generated."""
+        self.is_draining = False
+        """Whether no further request is taken."""
+        self._ends: set[asyncio.Timeout] = set()
+        self._waiting: dict[int, Ticket] = {}
+        self._numbers = itertools.count()
+        self._served: Counter[str] = Counter()
+        """Weighted tokens by client, of clients with a request in the service."""
+        self._present: Counter[str] = Counter()
+
+    @property
+    def num_queued(self) -> int:
+        """Number of waiting requests."""
+        return len(self._waiting)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the waiting requests."""
+        return sum(ticket.num_tokens for ticket in self._waiting.values())
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further request would be turned away."""
+        return self.is_draining or (self.num_running >= self.limits.max_running and self._queue_is_full)
+
+    @property
+    def _queue_is_full(self) -> bool:
+        return self.num_queued >= self.limits.max_queued
+
+    def check(self, num_tokens: int = 0) -> None:
+        """Check that a request may enter. Call it before the work of reading a request, too.
+
+        Raises:
+            BusyError: the service ends, or the queue is full.
+        """
+        if self.is_draining:
+            raise BusyError("The service is shutting down. Try another one.", RETRY_S, "draining")
+        if self.num_running < self.limits.max_running and not self._waiting:
+            return
+        if self._queue_is_full:
+            raise BusyError(f"The queue is full ({self.num_queued} requests). Try again later.", RETRY_S, "requests")
+        most = self.limits.max_queued_tokens
+        if most is not None and self._waiting and self.num_queued_tokens + num_tokens > most:
+            raise BusyError(f"The queue is full ({self.num_queued_tokens} tokens). Try again later.", RETRY_S, "tokens")
+
+    @asynccontextmanager
+    async def slot(self, ticket: Ticket) -> AsyncGenerator[None, None]:
+        """Wait until the request may run, and hold its place while the block runs.
+
+        Raises:
+            BusyError: the service ends, the queue is full, or the request has waited too long.
+        """
+        self.check(ticket.num_tokens)
+        self._enter(ticket)
+        end = asyncio.timeout(None)
+        try:
+            async with end:
+                self._ends.add(end)
+                await self._admitted(ticket)
+                try:
+                    self._served[ticket.client] += ticket.num_tokens
+                    yield
+                finally:
+                    self.num_running -= ticket.num_answers
+                    self._admit()
+        except TimeoutError:
+            if end.expired():
+                raise BusyError("The service has shut down. Try another one.", RETRY_S, "draining") from None
+            raise
+        finally:
+            self._ends.discard(end)
+            self._leave(ticket)
+
+    def drain(self, seconds: float) -> None:
+        """Take no further request, and end those that still run after some seconds. Call it in the event loop."""
+        self.is_draining = True
+        asyncio.get_running_loop().call_later(seconds, self._end_all)
+
+    def _end_all(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for end in self._ends:
+            end.reschedule(now)
+
+    def wrote(self, client: str, num_tokens: int) -> None:
+        """Count tokens that were generated for a client."""
+        self._served[client] += OUTPUT_WEIGHT * num_tokens
+
+    def _enter(self, ticket: Ticket) -> None:
+        if not self._present[ticket.client] and self._served:
+            self._served[ticket.client] = max(self._served[ticket.client], min(self._served.values()))
+        self._present[ticket.client] += 1
+        self._served.setdefault(ticket.client, 0)
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._present[ticket.client] -= 1
+        if not self._present[ticket.client]:
+            del self._present[ticket.client], self._served[ticket.client]
+
+    async def _admitted(self, ticket: Ticket) -> None:
+        number = next(self._numbers)
+        self._waiting[number] = ticket
+        self._admit()
+        try:
+            async with asyncio.timeout(self.limits.max_wait_s):
+                await ticket.admitted
+        except BaseException as error:
+            if ticket.admitted.done() and not ticket.admitted.cancelled():  # admitted in the same moment
+                self.num_running -= ticket.num_answers
+            self._waiting.pop(number, None)
+            self._admit()
+            if isinstance(error, TimeoutError):
+                raise BusyError("The request has waited too long. Try again later.", RETRY_S, "wait") from None
+            raise
+
+    def _admit(self) -> None:
+        """Let waiting requests run as long as there is room. One with more answers than may run runs alone."""
+        while self._waiting:
+            number = min(self._waiting, key=self._order)
+            ticket = self._waiting[number]
+            if self.num_running and self.num_running + ticket.num_answers > self.limits.max_running:
+                return
+            del self._waiting[number]
+            self.num_running += ticket.num_answers
+            ticket.admitted.set_result(None)
+
+    def _order(self, number: int) -> tuple[int, int, int]:
+        ticket = self._waiting[number]
+        return ticket.priority, self._served[ticket.client], number

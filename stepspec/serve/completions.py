@@ -1,0 +1,140 @@
+"""OpenAI's completions: a prompt without a chat template, and the text that follows it."""
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from stepspec.chat.events import AnswerDelta
+from stepspec.chat.prompts import RawPrompt
+from stepspec.engines.thinking import ThinkingTags
+from stepspec.errors import StepSpecError
+from stepspec.loop.step import Done, Event, Result, StepCommitted
+from stepspec.serve.errors import RefusedError, error_body
+from stepspec.serve.fields import Items, TextRequest
+from stepspec.serve.figures import metrics_of, usage_of
+from stepspec.serve.refused import COMPLETIONS
+
+MAX_PROMPTS = 64
+
+
+class CompletionRequest(TextRequest):
+    """The body of `/v1/completions`.
+
+    The text goes on behind the prompt. If the prompt leaves the thinking open, the thinking is part of the text.
+    Unknown fields are ignored. The response lists them in `metrics.ignored_fields`.
+    """
+
+    model_config = ConfigDict(json_schema_extra=COMPLETIONS.document)
+    refusals = COMPLETIONS
+
+    prompt: str | Items[str] | Items[int] | Items[Items[int]] = Field(
+        description=f"A text, in which special tokens are recognized, or token ids; or a list of at most {MAX_PROMPTS}."
+    )
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Number of most likely tokens to list at each token, at most 20."
+    )
+
+    def prompts(self) -> list[RawPrompt]:
+        """Return the prompts.
+
+        Raises:
+            RefusedError: there are none, or too many.
+        """
+        given: Any = self.prompt
+        several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        prompts = given if several else [given]
+        if not all(prompts):
+            raise RefusedError("prompt", "A prompt must have at least one token.")
+        if len(prompts) > MAX_PROMPTS:
+            raise RefusedError("prompt", f"prompt may have at most {MAX_PROMPTS} items, got {len(prompts)}.")
+        return [RawPrompt(prompt) for prompt in prompts]
+
+    def own_options(self) -> Mapping[str, Any]:
+        """Return the options of this route's own fields."""
+        return {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs or 0}
+
+
+class CompletionAnswer:
+    """Builds the response to one completion request."""
+
+    named_events = False
+
+    def __init__(
+        self, model: str, policy: str, request: CompletionRequest, thinking: Sequence[ThinkingTags | None]
+    ) -> None:
+        """`thinking`: for each answer, how the thinking is marked that its prompt leaves open."""
+        self._request, self._policy, self._thinking = request, policy, thinking
+        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+        self._head["model"] = model
+
+    def begin(self) -> list[dict[str, Any]]:
+        """Return the chunks before the first event."""
+        return []
+
+    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """Return the chunks of an event."""
+        text = self._text(index, event)
+        if text:
+            return [self._chunk(index, text)]
+        if isinstance(event, Done):
+            logprobs, reason = _logprobs(event.result), event.result.finish_reason
+            return [self._chunk(index, "", reason, logprobs)]
+        return []
+
+    def _text(self, index: int, event: Event) -> str:
+        tags = self._thinking[index]
+        if isinstance(event, StepCommitted) and tags is not None:
+            return event.step.text + (tags.format.ending if event.step.end == "thinking" else "")
+        return event.text if isinstance(event, AnswerDelta) else ""
+
+    def end(self, results: Sequence[Result]) -> list[dict[str, Any]]:
+        """Return the chunks after the last event."""
+        if not self._request.includes_usage:
+            return []
+        return [{**self._head, "choices": [], **self._costs(results)}]
+
+    def failed(self, error: StepSpecError) -> list[dict[str, Any]]:
+        """Return the chunks for an error in the middle of a stream."""
+        return [error_body(error)]
+
+    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
+        """Return the complete response."""
+        choices = [
+            _choice(index, self._whole_text(index, result), result.finish_reason, _logprobs(result))
+            for index, result in enumerate(results)
+        ]
+        return {**self._head, "choices": choices, **self._costs(results)}
+
+    def _whole_text(self, index: int, result: Result) -> str:
+        events: list[Event] = [*map(StepCommitted, result.steps), AnswerDelta(result.answer)]
+        return "".join(self._text(index, event) for event in events)
+
+    def _costs(self, results: Sequence[Result]) -> dict[str, Any]:
+        metrics = metrics_of(results, self._policy, self._request.ignored)
+        return {"usage": usage_of(results, self._request.num_answers), "metrics": metrics}
+
+    def _chunk(self, index: int, text: str, reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+        return {**self._head, "choices": [_choice(index, text, reason, logprobs)]}
+
+
+def _choice(index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _logprobs(result: Result) -> dict[str, Any] | None:
+    """Return log-probabilities in the format of completions."""
+    if result.logprobs is None:
+        return None
+    offsets, offset = list[int](), 0
+    for each in result.logprobs:
+        offsets.append(offset)
+        offset += len(each.token)
+    return {
+        "tokens": [each.token for each in result.logprobs],
+        "token_logprobs": [each.logprob for each in result.logprobs],
+        "top_logprobs": [dict(each.top) for each in result.logprobs],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,104 @@
+"""Errors of the service, and the HTTP status and body of every error."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
+
+MAX_PARAM_CHARACTERS = 64
+"""Maximum length of a field's name in an error, since the client may have chosen the name."""
+
+MAX_MESSAGE_CHARACTERS = 300
+
+
+class RefusedError(UsageError):
+    """The request is invalid or not supported. `param` is the field that caused the error, or None."""
+
+    status = 400
+    code: str | None = None
+
+    def __init__(self, param: str | None, message: str) -> None:
+        super().__init__(truncated(message, MAX_MESSAGE_CHARACTERS))
+        self.param = None if param is None else truncated(param, MAX_PARAM_CHARACTERS)
+
+
+class TooLargeError(RefusedError):
+    """The request body exceeds the size limit."""
+
+    status, code = 413, "request_too_large"
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(None, f"The body must have at most {max_bytes} bytes. Send a shorter request.")
+
+
+class NoSuchModelError(RefusedError):
+    """The request names a model that is not served."""
+
+    status, code = 404, "model_not_found"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__("model", unknown_name("model", name, known))
+
+
+class NoKeyError(RefusedError):
+    """The request has no valid API key."""
+
+    status, code = 401, "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__(None, "The API key is missing or unknown. Send it as 'Authorization: Bearer KEY'.")
+
+
+class RateError(RefusedError):
+    """The client has used up one of the limits of its key."""
+
+    status, code = 429, "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(None, message)
+        self.retry_after_s = retry_after_s
+
+
+class BusyError(EngineError):
+    """The service cannot take the request now."""
+
+    status, code = 503, "service_overloaded"
+
+    def __init__(self, message: str, retry_after_s: float, reason: str) -> None:
+        """`reason`: a label for the metrics."""
+        super().__init__(message)
+        self.retry_after_s, self.reason = retry_after_s, reason
+
+
+def truncated(text: str, most: int) -> str:
+    """Return a text of at most `most` characters, with its end replaced by dots if it is longer."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def status_of(error: StepSpecError) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, RefusedError | BusyError):
+        return error.status
+    return 400 if isinstance(error, UsageError) else 500
+
+
+def error_body(error: StepSpecError) -> dict[str, Any]:
+    """Return an error in OpenAI's format."""
+    param, code = None, None
+    if isinstance(error, ContextError):
+        param, code = "messages", "context_length_exceeded"
+    elif isinstance(error, RefusedError):
+        param, code = error.param, error.code
+    elif isinstance(error, BusyError):
+        code = error.code
+    kind = "server_error" if isinstance(error, EngineError) else "invalid_request_error"
+    if isinstance(error, RateError):
+        kind = "rate_limit_error"
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+
+
+def headers_of(error: StepSpecError) -> Mapping[str, str]:
+    """Return the headers that tell a client when to try again, or how to authenticate."""
+    if isinstance(error, RateError | BusyError):
+        return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, NoKeyError) else {}

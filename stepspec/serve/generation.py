@@ -1,0 +1,125 @@
+"""Runs the answers to one request: waits for its turn, then passes on the events of all answers as they come."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from stepspec.api.session import PreparedRequest
+from stepspec.loop.step import Done, Event, Result
+from stepspec.serve.admission import Admission, Ticket
+from stepspec.serve.choices import unquoted
+from stepspec.serve.keys import Client, Rates
+from stepspec.serve.log import LogEntry
+from stepspec.serve.models import ServedModel
+from stepspec.serve.monitor import Monitor, Outcome
+
+IndexedEvents = AsyncGenerator[tuple[int, Event], None]
+"""Events with the number of the answer that they belong to."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A request that may run, with what it is counted by.
+
+    Attributes:
+        prompts: the prepared prompts.
+        num_answers: answers to each prompt. They differ in their random seeds.
+        model: the model.
+        policy: name of the policy.
+        client: who pays.
+        priority: its priority in the queue.
+        has_choices: whether the answer is one of several texts, which the engine writes as a JSON string.
+        log: receives what the log says about the request.
+    """
+
+    prompts: Sequence[PreparedRequest]
+    num_answers: int
+    model: ServedModel
+    policy: str
+    client: Client
+    priority: int
+    has_choices: bool
+    log: LogEntry
+    admission: Admission
+    rates: Rates
+    monitor: Monitor
+
+    async def events(self) -> IndexedEvents:
+        """Wait in the queue, then generate all answers concurrently.
+
+        Raises:
+            BusyError: the request cannot be taken now.
+            TargetError: the target failed.
+        """
+        since = time.perf_counter()
+        num_tokens = sum(len(prompt.prompt) for prompt in self.prompts)
+        ticket = Ticket(self.client.name, self.priority, num_tokens, len(self.prompts) * self.num_answers)
+        async with self.admission.slot(ticket):
+            self.log.queue_s = queue_s = time.perf_counter() - since
+            answers = [
+                self._answer(place * self.num_answers + number, prompt, number, since, queue_s)
+                for place, prompt in enumerate(self.prompts)
+                for number in range(self.num_answers)
+            ]
+            async with aclosing(answers[0] if len(answers) == 1 else merged(answers)) as events:
+                async for each in events:
+                    yield each
+
+    async def _answer(
+        self, index: int, prompt: PreparedRequest, number: int, since: float, queue_s: float
+    ) -> IndexedEvents:
+        watch = self.monitor.watch(self.model.name, self.policy, self.model.pair, since)
+        watch.queued(queue_s)
+        stream = prompt.stream(prompt.sampling.seed + number, queue_s)
+        outcome: Outcome = "cancelled"
+        try:
+            async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
+                async for event in events:
+                    watch.saw(event)
+                    if isinstance(event, Done):
+                        self._count(event.result)
+                        watch.done(event.result)
+                    yield index, event
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            watch.end(outcome)
+
+    def _count(self, result: Result) -> None:
+        self.log.num_tokens += result.counts.committed
+        self.log.note = result.note
+        self.admission.wrote(self.client.name, result.counts.committed)
+        self.rates.used(self.client, result.num_prompt_tokens + result.counts.committed)
+
+
+async def merged(streams: Sequence[IndexedEvents]) -> IndexedEvents:
+    """Pass on the events of several streams as they come. The first failure ends all of them."""
+    queue: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def pump(stream: IndexedEvents) -> None:
+        try:
+            async with aclosing(stream) as events:
+                async for each in events:
+                    await queue.put(each)
+            await queue.put(None)
+        except Exception as error:
+            await queue.put(error)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            found = await queue.get()
+            if isinstance(found, BaseException):
+                raise found
+            if found is None:
+                num_open -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

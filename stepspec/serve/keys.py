@@ -1,0 +1,163 @@
+"""API keys: who may use the service, with which limits. Only hashes of keys are stored and compared."""
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from limits import RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import FixedWindowRateLimiter
+from pydantic import Field
+
+from stepspec.base.file_model import FileModel, Version, load_toml
+from stepspec.errors import UsageError
+from stepspec.serve.errors import NoKeyError, RateError
+
+logger = logging.getLogger("stepspec.serve")
+
+ENVIRONMENT = "STEPSPEC_API_KEYS"
+"""Environment variable with keys, separated by commas."""
+
+ANONYMOUS = "anonymous"
+"""Name of all clients of a service without keys."""
+
+MIN_CHARACTERS = 16
+"""Fewest characters of a key. SHA-256 without a salt is safe only for keys that cannot be guessed."""
+
+
+class KeyTable(FileModel):
+    """A key in a file of keys."""
+
+    name: str = Field(min_length=1, max_length=64)
+    """Name of the client in logs."""
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """SHA-256 of the key, in hexadecimal."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Limit for prompt and committed tokens together."""
+    priority: int = 0
+    """Lowest priority number that its requests may have; requests with lower numbers run first."""
+
+
+class KeyFile(FileModel):
+    """A TOML file of keys."""
+
+    version: Version
+    keys: Sequence[KeyTable] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of the service, known by its key."""
+
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    priority: int = 0
+
+
+@dataclass
+class Keys:
+    """The keys of a service. Without any, everybody may use it.
+
+    Args:
+        file: a TOML file of keys, see `KeyFile`.
+        environment: the variables in which `ENVIRONMENT` may be.
+
+    Raises:
+        UsageError: the file cannot be read or is invalid, two keys are the same, or one is too short.
+    """
+
+    file: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        self._clients = self._read()
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether requests need a key."""
+        return bool(self._clients)
+
+    def client(self, authorization: str | None) -> Client:
+        """Return the client with the key in an Authorization header.
+
+        Raises:
+            NoKeyError: there is no key, or it is unknown.
+        """
+        if not self._clients:
+            return Client(ANONYMOUS)
+        scheme, _, key = (authorization or "").partition(" ")
+        given = key_hash(key.strip())
+        found = [client for digest, client in self._clients.items() if hmac.compare_digest(digest, given)]
+        if scheme.lower() != "bearer" or not found:
+            raise NoKeyError()
+        return found[0]
+
+    def reload(self) -> None:
+        """Read the file again. If that fails, the keys stay as they are, and the log says why."""
+        try:
+            self._clients = self._read()
+        except UsageError as error:
+            logger.error("The API keys were not reloaded, the old ones stay: %s", error)
+        else:
+            logger.info("Reloaded the API keys: %d.", len(self._clients))
+
+    def _read(self) -> dict[str, Client]:
+        clients: dict[str, Client] = {}
+        for number, key in enumerate(filter(None, self.environment.get(ENVIRONMENT, "").split(",")), 1):
+            if len(key.strip()) < MIN_CHARACTERS:
+                raise UsageError(f"Key {number} in {ENVIRONMENT} must have at least {MIN_CHARACTERS} characters.")
+            clients[key_hash(key.strip())] = Client(f"{ENVIRONMENT} {number}")
+        if self.file is None:
+            return clients
+        for table in load_toml(self.file, KeyFile)[0].keys:
+            if table.sha256 in clients:
+                raise UsageError(f"Two API keys are the same: {clients[table.sha256].name!r} and {table.name!r}.")
+            settings = table.model_dump(exclude={"sha256"})
+            clients[table.sha256] = Client(**settings)
+        return clients
+
+
+def key_hash(key: str) -> str:
+    """Return the hash of a key as a file of keys has it."""
+    return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+def new_key() -> str:
+    """Return a new random key."""
+    return f"sk-{secrets.token_urlsafe(32)}"
+
+
+class Rates:
+    """Counts requests and tokens of clients against the limits of their keys, in windows of a minute."""
+
+    def __init__(self) -> None:
+        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+
+    def check(self, client: Client) -> None:
+        """Count a request.
+
+        Raises:
+            RateError: the client has used up one of its limits.
+        """
+        for what, most in (("requests", client.requests_per_minute), ("tokens", client.tokens_per_minute)):
+            if most is None:
+                continue
+            limit = RateLimitItemPerMinute(most)
+            if not self._limiter.test(limit, client.name, what):
+                wait_s = self._limiter.get_window_stats(limit, client.name, what).reset_time - time.time()
+                raise RateError(f"The key {client.name!r} is limited to {most} {what} a minute.", wait_s)
+        if client.requests_per_minute is not None:
+            self._limiter.hit(RateLimitItemPerMinute(client.requests_per_minute), client.name, "requests")
+
+    def used(self, client: Client, num_tokens: int) -> None:
+        """Count the tokens of a request that has ended. They count even where they exceed the limit."""
+        if client.tokens_per_minute is not None and num_tokens:
+            limit = RateLimitItemPerMinute(client.tokens_per_minute)
+            self._limiter.hit(limit, client.name, "tokens", cost=num_tokens)

@@ -1,0 +1,29 @@
+"""Settings of the service."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepspec.base.strict_json import MAX_BODY_BYTES
+from stepspec.serve.admission import Limits
+from stepspec.serve.keys import Keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of the service.
+
+    Attributes:
+        limits: how many requests run and wait.
+        keys: who may use the service. Without keys, everybody may.
+        max_body_bytes: limit of a request body. A larger body returns 413 and is not read further.
+        cors_origins: web origins whose pages may use the service.
+        drain_s: seconds for running requests to end after SIGTERM.
+        log_prompts: whether the log has the prompts.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    keys: Keys = field(default_factory=Keys)
+    max_body_bytes: int = MAX_BODY_BYTES
+    cors_origins: Sequence[str] = ()
+    drain_s: float = 30.0
+    log_prompts: bool = False

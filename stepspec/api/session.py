@@ -442,8 +442,6 @@ class StepSpec:
         if options.enable_thinking is not None or options.reasoning_effort is not None:
             raise UsageError("Only a chat template turns the thinking on or off. Send messages instead of a prompt.")
         ids, text = raw.encoded(target.tokenizer, Room(target.max_context, target.name))
-        if not isinstance(raw.content, str) and target.tokenizer.num_ids is not None:
-            check_range(ids, target.tokenizer.num_ids, target.name)
         if tags is not None and not tags.is_open_in(text):
             tags = None
         if tags is None and options.max_thinking_tokens is not None:

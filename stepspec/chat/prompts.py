@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from stepspec.base.strict_json import read_json
 from stepspec.chat.tools import Tool, call_format, in_plain_turns, with_arguments_as_text
-from stepspec.engines.protocol import Tokenizer
+from stepspec.engines.protocol import HIGHEST_ID, Tokenizer, check_range
 from stepspec.engines.thinking import FORMATS
 from stepspec.errors import ContextError, ModelError, UsageError, unknown_name
 
@@ -245,7 +245,7 @@ class RawPrompt:
         """Return the ids and the text of the prompt. A text gets the tokens that begin every text of the model.
 
         Raises:
-            UsageError: the prompt is empty.
+            UsageError: the prompt is empty, or an id is not in the vocabulary.
             ContextError: it does not fit the room. A text with too many bytes is rejected without encoding it.
         """
         if not self.content:
@@ -254,6 +254,7 @@ class RawPrompt:
             ids = list(self.content)
             if room is not None:
                 room.check(len(ids))
+            check_range(ids, tokenizer.num_ids or HIGHEST_ID + 1, room.model if room is not None else "the model")
             return ids, tokenizer.decode(ids)
         if room is not None and tokenizer.max_token_bytes is not None:
             room.check(len(self.content.encode("utf-8", "replace")) // tokenizer.max_token_bytes, at_least=True)

@@ -22,6 +22,7 @@ from stepspec.cli.exporting import export_run
 from stepspec.cli.fitting import fit_a_judge
 from stepspec.cli.grading import grade_file
 from stepspec.cli.help import WholeHelp
+from stepspec.cli.keying import create_key
 from stepspec.cli.listing import list_benchmarks, list_policies, show_docs
 from stepspec.cli.replaying import replay_run
 from stepspec.cli.reporting import report_runs
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("run")(answer_question)
 app.command("serve")(serve_models)
+app.command("key")(create_key)
 app.command("advise")(advise)
 app.command("calibrate")(calibrate_policy)
 app.command("replay")(replay_run)

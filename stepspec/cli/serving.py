@@ -104,8 +104,8 @@ def serve_models(
 ) -> None:
     """Serve models over HTTP until stopped."""
     with from_extra("serve", "stepspec serve"):
-        from stepspec.cli.server import Serving
         from stepspec.serve import Keys, Limits, Settings, create_app
+        from stepspec.serve.server import Serving
 
     problems: list[StepSpecError] = []
 

@@ -237,7 +237,7 @@ class Policy(FamilyTables):
         try:
             changed = tuple(with_threshold(judge, threshold) if judge in judges else judge for judge in self.judges)
         except ValueError as error:
-            raise UsageError(f"threshold: {error}.") from None
+            raise UsageError(f"The threshold does not fit: {error}") from None
         return self.model_copy(update={"judges": changed, "certificate": None, "temperatures": (), "fallbacks": ()})
 
     @property

@@ -172,6 +172,9 @@ class Admission:
         while self._waiting:
             number = min(self._waiting, key=self._order)
             ticket = self._waiting[number]
+            if ticket.admitted.cancelled():  # its task has not run since
+                del self._waiting[number]
+                continue
             if self.num_running and self.num_running + ticket.num_answers > self.limits.max_running:
                 return
             del self._waiting[number]

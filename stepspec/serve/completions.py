@@ -67,6 +67,7 @@ class CompletionAnswer:
     ) -> None:
         """`thinking`: for each answer, how the thinking is marked that its prompt leaves open."""
         self._request, self._policy, self._thinking = request, policy, thinking
+        self._texts = [_Text(tags) for tags in thinking]
         self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time())}
         self._head["model"] = model
 
@@ -76,19 +77,10 @@ class CompletionAnswer:
 
     def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
         """Return the chunks of an event."""
-        text = self._text(index, event)
-        if text:
-            return [self._chunk(index, text)]
+        text = self._texts[index].of(event)
         if isinstance(event, Done):
-            logprobs, reason = _logprobs(event.result), event.result.finish_reason
-            return [self._chunk(index, "", reason, logprobs)]
-        return []
-
-    def _text(self, index: int, event: Event) -> str:
-        tags = self._thinking[index]
-        if isinstance(event, StepCommitted) and tags is not None:
-            return event.step.text + (tags.format.ending if event.step.end == "thinking" else "")
-        return event.text if isinstance(event, AnswerDelta) else ""
+            return [self._chunk(index, text, event.result.finish_reason, _logprobs(event.result))]
+        return [self._chunk(index, text)] if text else []
 
     def end(self, results: Sequence[Result]) -> list[dict[str, Any]]:
         """Return the chunks after the last event."""
@@ -103,14 +95,10 @@ class CompletionAnswer:
     def whole(self, results: Sequence[Result]) -> dict[str, Any]:
         """Return the complete response."""
         choices = [
-            _choice(index, self._whole_text(index, result), result.finish_reason, _logprobs(result))
+            _choice(index, _whole(self._thinking[index], result), result.finish_reason, _logprobs(result))
             for index, result in enumerate(results)
         ]
         return {**self._head, "choices": choices, **self._costs(results)}
-
-    def _whole_text(self, index: int, result: Result) -> str:
-        events: list[Event] = [*map(StepCommitted, result.steps), AnswerDelta(result.answer)]
-        return "".join(self._text(index, event) for event in events)
 
     def _costs(self, results: Sequence[Result]) -> dict[str, Any]:
         metrics = metrics_of(results, self._policy, self._request.ignored)
@@ -118,6 +106,32 @@ class CompletionAnswer:
 
     def _chunk(self, index: int, text: str, reason: str | None = None, logprobs: Any = None) -> dict[str, Any]:
         return {**self._head, "choices": [_choice(index, text, reason, logprobs)]}
+
+
+class _Text:
+    """The text of an answer, in which a tag stands between thinking and answer."""
+
+    def __init__(self, tags: ThinkingTags | None) -> None:
+        """`tags`: how the thinking is marked that the prompt leaves open; None if it opens none."""
+        self._tags = tags
+        self._thinks = tags is not None
+
+    def of(self, event: Event) -> str:
+        """Return the text of an event."""
+        if isinstance(event, StepCommitted) and self._thinks:
+            return event.step.text
+        text = event.text if isinstance(event, AnswerDelta) else ""
+        if self._thinks and (text or (isinstance(event, Done) and event.result.finish_reason == "stop")):
+            assert self._tags is not None
+            self._thinks = False
+            return self._tags.format.ending + text
+        return text
+
+
+def _whole(tags: ThinkingTags | None, result: Result) -> str:
+    events: list[Event] = [*map(StepCommitted, result.steps), AnswerDelta(result.answer), Done(result)]
+    text = _Text(tags)
+    return "".join(map(text.of, events))
 
 
 def _choice(index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:

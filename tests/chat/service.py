@@ -2,19 +2,21 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import uvicorn
 
 from stepspec.api.loading import Pair
-from stepspec.serve import create_app
+from stepspec.serve import Settings, create_app
 
 
 @contextmanager
-def serving(pair: Pair, policy: str = "stepspec") -> Iterator[str]:
-    """Serve the pair and yield the base URL, which ends in `/v1`."""
-    config = uvicorn.Config(create_app(pair, policy), port=0, log_level="warning")
+def serving(
+    pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", settings: Settings | None = None
+) -> Iterator[str]:
+    """Serve pairs and yield the base URL, which ends in `/v1`."""
+    config = uvicorn.Config(create_app(pairs, policy, settings), port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(),), daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepspec.cli import app
-from stepspec.cli.serving import listening_sockets
+from stepspec.cli.listening import listening_sockets
 from stepspec.errors import UsageError
 
 CHAT = "/v1/chat/completions"
@@ -231,12 +231,13 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
     assert status == 200
     tokens = answer["usage"]["completion_tokens"]
     service.wait_for(
-        rf"POST {CHAT} 200 \d+\.\d+ s {tokens} tokens policy stepspec ignored 'unknown', 'a\\nb' \(with a note"
+        rf"[0-9a-f]{{32}} POST {CHAT} 200 \d+\.\d+ s {tokens} tokens model 'embedded' policy stepspec "
+        r"client 'anonymous' queued \d+\.\d+ s ignored 'unknown', 'a\\nb' \(with a note"
     )
     note = answer["metrics"]["stepspec"]["note"]
     assert "embedded pair" in note
     service.post(chat_body("How many pears?", max_tokens=5))
-    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s 5 tokens policy stepspec \(with a note")
+    service.wait_for(rf"POST {CHAT} 200 \d+\.\d+ s 5 tokens model .* s \(with a note")
     assert sum(note in line for line in service.lines) == 1, "the service says once what the pair knows"
     assert sum("unknown" in line for line in service.lines) == 1
     connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
@@ -266,7 +267,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("stepspec.api.loading.load_pair", load)
+    monkeypatch.setattr("stepspec.cli.serving.load_pair", load)
 
 
 @pytest.mark.usefixtures("no_models")
@@ -274,7 +275,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unavailable_address_is_an_error_before_any_model_is_loaded(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = CliRunner().invoke(app, ["serve", "--host", host, "--port", str(port)])
+        result = CliRunner().invoke(app, ["serve", "--insecure", "--host", host, "--port", str(port)])
     assert isinstance(result.exception, UsageError)
     assert str(result.exception).startswith(f"Cannot listen at {host}, port {port}: ")
 

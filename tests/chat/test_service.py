@@ -86,7 +86,9 @@ def test_a_complete_response(client: openai.OpenAI) -> None:
 def test_a_streamed_response(client: openai.OpenAI) -> None:
     options = {"include_usage": True}
     request: Any = {"model": "target", "messages": ASK, "stream_options": options}
-    chunks = list(client.chat.completions.create(**request, stream=True, extra_body={"stepspec": {"policy": "specreason"}}))
+    chunks = list(
+        client.chat.completions.create(**request, stream=True, extra_body={"stepspec": {"policy": "specreason"}})
+    )
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert deltas[0].role == "assistant"
     assert [delta.model_extra["reasoning"] for delta in deltas if delta.model_extra] == list(THOUGHTS)

@@ -1,0 +1,148 @@
+"""API keys: who may use the service, the limits of keys, and what the service never shows."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from following import following_pair
+from service import serving
+from typer.testing import CliRunner
+
+from stepspec.cli import app
+from stepspec.errors import UsageError
+from stepspec.serve import Keys, Settings
+from stepspec.serve.errors import NoKeyError
+from stepspec.serve.keys import ENVIRONMENT, key_hash
+
+KEY, OTHER, SLOW = ("sk-" + letter * 40 for letter in "kos")
+BODY: Any = {"messages": [{"role": "user", "content": "How many?"}]}
+
+
+def key_file(folder: Path, **limits: int) -> Path:
+    """Write a file with two keys. The limits are those of the second one."""
+    settings = "".join(f"{name} = {value}\n" for name, value in limits.items())
+    tables = f'[[keys]]\nname = "team"\nsha256 = "{key_hash(KEY)}"\n'
+    tables += f'[[keys]]\nname = "slow"\nsha256 = "{key_hash(SLOW)}"\n{settings}'
+    file = folder / "keys.toml"
+    file.write_text(f"version = 1\n{tables}")
+    return file
+
+
+TABLE = f"[[keys]]\nname = 'a'\nsha256 = '{key_hash(KEY)}'\n"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    file = key_file(tmp_path_factory.mktemp("keys"), requests_per_minute=2)
+    with serving(following_pair(), settings=Settings(keys=Keys(file, {ENVIRONMENT: OTHER}))) as base_url:
+        yield base_url
+
+
+def ask(address: str, key: str | None = None, path: str = "/chat/completions") -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    return httpx.post(f"{address}{path}", json=BODY, headers=headers)
+
+
+@pytest.mark.parametrize("key", [None, "wrong", KEY[:-1], f"{KEY}x"])
+def test_a_request_without_a_known_key_is_rejected_everywhere_but_at_open_routes(address: str, key: str | None) -> None:
+    answer = ask(address, key)
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    root = address.removesuffix("/v1")
+    assert ask(root, key, "/tokenize").status_code == 401
+    assert httpx.get(f"{address}/models").status_code == 401
+    for path in ("/health", "/ready", "/version", "/metrics"):
+        assert httpx.get(root + path).status_code == 200
+
+
+def test_keys_of_file_and_environment_are_accepted(address: str) -> None:
+    assert [ask(address, key).status_code for key in (KEY, OTHER)] == [200, 200]
+
+
+def test_the_limit_of_a_key_is_429_with_the_time_to_wait(address: str) -> None:
+    answers = [ask(address, SLOW) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert 1 <= int(answers[2].headers["Retry-After"]) <= 60
+    assert answers[2].json()["error"]["type"] == "rate_limit_error"
+    assert ask(address, KEY).status_code == 200
+
+
+def test_the_tokens_of_a_key_are_limited(tmp_path: Path) -> None:
+    file = key_file(tmp_path, tokens_per_minute=10)
+    with serving(following_pair(), settings=Settings(keys=Keys(file))) as address:
+        answers = [ask(address, SLOW) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert "10 tokens a minute" in answers[1].json()["error"]["message"]
+
+
+def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = key_file(tmp_path)
+    keys = Keys(file)
+    assert keys.client(f"Bearer {KEY}").name == "team"
+    file.write_text(file.read_text().replace(key_hash(KEY), key_hash(OTHER)))
+    keys.reload()
+    assert keys.client(f"bearer {OTHER}").name == "team"
+    with pytest.raises(NoKeyError):
+        keys.client(f"Bearer {KEY}")
+    file.unlink()
+    keys.reload()
+    assert keys.client(f"Bearer {OTHER}").name == "team"
+    assert "the old ones stay" in caplog.text
+    assert KEY not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("version = 1\nkeys = []", "keys"),
+        ('version = 1\n[[keys]]\nname = "a"\nsha256 = "abc"', "sha256"),
+        (f'version = 1\n[[keys]]\nname = "a"\nkey = "{KEY}"\nsha256 = "{key_hash(KEY)}"', "key"),
+        ("version = 1\n" + TABLE * 2, "Two API keys are the same"),
+    ],
+)
+def test_an_invalid_file_of_keys_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "keys.toml").write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        Keys(tmp_path / "keys.toml")
+
+
+def test_a_key_that_can_be_guessed_is_an_error() -> None:
+    with pytest.raises(UsageError, match="at least 16 characters"):
+        Keys(None, {ENVIRONMENT: f"{KEY},short"})
+
+
+def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> None:
+    made = CliRunner().invoke(app, ["key", "ci", "--requests-per-minute", "5"])
+    assert made.exit_code == 0
+    key = made.stderr.rpartition(" ")[2].strip()
+    assert key not in made.stdout
+    (tmp_path / "keys.toml").write_text(f"version = 1\n{made.stdout}")
+    client = Keys(tmp_path / "keys.toml", {}).client(f"Bearer {key}")
+    assert (client.name, client.requests_per_minute) == ("ci", 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--host", "0.0.0.0"], "Without API keys"),
+        (["--api-keys", "/nothing/keys.toml"], "keys.toml"),
+        (["--tls-cert", "cert.pem"], "needs both"),
+        (["--policy", "nothing"], "There is no policy"),
+        (["--pair", "a=torch:/nothing"], "There is no folder"),
+        (["--pair", "smal"], "There is no pair"),
+        (["--pair", "a=embedded", "--pair", "a=embedded"], "Two pairs"),
+        (["--judge", "reward"], "--judge takes"),
+    ],
+)
+def test_check_says_what_would_be_wrong_without_loading_anything(
+    options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepspec.cli.serving.load_pair", None)
+    monkeypatch.delitem(os.environ, ENVIRONMENT, raising=False)
+    found = CliRunner().invoke(app, ["serve", "--check", "--port", "0", *options])
+    assert (found.exit_code, problem in found.stdout) == (2, True), found.output
+    fine = CliRunner().invoke(app, ["serve", "--check", "--port", "0", "--pair", "a=embedded", "--pair", "embedded"])
+    assert (fine.exit_code, fine.stdout.startswith("Nothing is wrong")) == (0, True)

@@ -19,7 +19,7 @@ from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.chat.prompts import Message
-from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling
+from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling, side_by_side
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.loop.options import Options, RequestOptions, check_patience
 from stepspec.loop.step import (
@@ -128,6 +128,19 @@ class RemoteStepSpec:
             raise UsageError(
                 "A setting, a tool or the JSON schema holds a value that is not valid JSON, such as NaN."
             ) from None
+
+    @known_options
+    async def batch(
+        self,
+        questions: Sequence[str | Sequence[Message]],
+        options: RequestOptions | None = None,
+        **changes: Unpack[Options],
+    ) -> list[Result]:
+        """Answer questions concurrently. Arguments and errors are those of `stream`.
+
+        Results are in the order of the questions. The first failure cancels the other questions.
+        """
+        return await side_by_side(*(self.generate(each, options, **changes) for each in questions))
 
     @known_options
     async def generate(

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -55,7 +56,9 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
         yield
         await service.aclose()
 
-    app = FastAPI(title="stepspec", version=__version__, lifespan=lifespan)
+    app = FastAPIOffline(
+        title="stepspec", version=__version__, lifespan=lifespan
+    )  # its pages load nothing from elsewhere
     app.state.service = service
     if service.settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(service.settings.cors_origins), allow_headers=["*"])

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Server(uvicorn.Server):
         """Start to serve, and log the addresses."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
-        if hasattr(signal, "SIGHUP"):
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             self._loop.add_signal_handler(signal.SIGHUP, self._service.settings.keys.reload)
         scheme = "https" if self.config.is_ssl else "http"
         for each in sockets or []:
@@ -69,6 +70,11 @@ class Serving:
 
     def run(self, app: FastAPI, sockets: list[socket.socket]) -> None:
         """Serve until a signal ends it."""
+        with suppress(KeyboardInterrupt):  # the server raises it again after shutdown
+            self.server(app).run(sockets=sockets)
+
+    def server(self, app: FastAPI) -> Server:
+        """Return the server of an application."""
         config = uvicorn.Config(
             app,
             access_log=False,
@@ -80,8 +86,7 @@ class Serving:
             ssl_certfile=self.tls_cert,
             ssl_keyfile=self.tls_key,
         )
-        with suppress(KeyboardInterrupt):  # the server raises it again after shutdown
-            Server(config, app.state.service).run(sockets=sockets)
+        return Server(config, app.state.service)
 
     def _log_config(self) -> dict[str, Any]:
         """Return uvicorn's log settings, extended by stepspec's request log."""

@@ -1,0 +1,145 @@
+"""The server: draining, HTTPS, logs, web origins, and a draft or a target that dies and comes back."""
+
+import asyncio
+import io
+import json
+import logging
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+from following import FollowingEngine, following_pair
+from scripted import Call, Reply
+from typer.testing import CliRunner
+
+from stepspec import Pair
+from stepspec.cli import app
+from stepspec.cli.listening import listening_sockets
+from stepspec.errors import EngineError
+from stepspec.serve import Settings, create_app
+from stepspec.serve.server import Server, Serving
+
+ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
+
+
+@contextmanager
+def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Server, int]]:
+    """Run the server in a thread. Yield it and its port."""
+    serving = Serving(settings, options.get("logs_json", False), options.get("cert"), options.get("key"), ())
+    server = serving.server(create_app(pair, "target", settings))
+    sockets = listening_sockets("127.0.0.1", 0)
+    thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server, sockets[0].getsockname()[1]
+    finally:
+        if not server.should_exit:
+            server.handle_exit(signal.SIGTERM, None)
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def stream(port: int, into: list[str], **fields: Any) -> None:
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=ASK | fields, timeout=30) as answer:
+        into.extend(line for line in answer.iter_lines() if line.startswith("data: "))
+
+
+@pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.3, "shut down")])
+def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: str) -> None:
+    lines: list[str] = []
+    with running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
+        thread = threading.Thread(target=stream, args=(port, lines))
+        thread.start()
+        time.sleep(0.4)
+        since = time.monotonic()
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join()
+        assert time.monotonic() - since < 5
+    assert last in lines[-1]
+    if last == "shut down":
+        assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_overloaded"
+
+
+def test_https_and_structured_logs(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(key)
+    for chain in issued.cert_chain_pems:
+        chain.write_to_path(cert, append=True)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    written = io.StringIO()
+    with running(following_pair(), Settings(log_prompts=True), cert=cert, key=key, logs_json=True) as (_, port):
+        handler = logging.getLogger("stepspec").handlers[0]
+        assert isinstance(handler, logging.StreamHandler)
+        handler.setStream(written)
+        sent = {"messages": ASK["messages"], "request_id": "mine", "session_id": "s"}
+        answer = httpx.post(f"https://127.0.0.1:{port}/v1/chat/completions", json=sent, verify=context)
+        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    entries = [json.loads(line) for line in written.getvalue().splitlines()]
+    entry = next(each for each in entries if each.get("path") == "/v1/chat/completions")
+    assert (entry["request_id"], entry["session_id"], entry["status"], entry["policy"]) == ("mine", "s", 200, "target")
+    assert entry["num_tokens"] == answer.json()["usage"]["completion_tokens"]
+    assert any("How many?" in each["message"] for each in entries)
+    swapped = ["serve", "--check", "--port", "0", "--tls-cert", str(key), "--tls-key", str(cert)]
+    assert "HTTPS is not possible" in CliRunner().invoke(app, swapped).stdout
+
+
+def test_only_named_web_origins_may_use_the_service_and_prompts_are_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = Settings(cors_origins=["https://a.example"])
+    with running(following_pair(), settings) as (_, port):
+        logging.getLogger("stepspec").propagate = True
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+            answer = httpx.post(url, json=ASK, headers={"Origin": origin, "Authorization": "Bearer secret-key"})
+            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+    assert "POST /v1/chat/completions 200" in caplog.text
+    assert "How many" not in caplog.text
+    assert "secret-key" not in caplog.text
+
+
+class Dying(FollowingEngine):
+    """An engine that fails while it is dead."""
+
+    dead = False
+
+    def _reply_to(self, call: Call) -> Reply:
+        reply = super()._reply_to(call)
+        return Reply(fails=EngineError("The server has gone away.")) if self.dead else reply
+
+
+def test_an_engine_that_dies_and_comes_back() -> None:
+    pair = following_pair()
+    target = Dying(pair.target.tokenizer, "target")  # type: ignore[arg-type]
+    with running(Pair(target, pair.draft), Settings()) as (_, port):
+        root = f"http://127.0.0.1:{port}"
+
+        def up() -> str:
+            text = httpx.get(f"{root}/metrics").text
+            return next(
+                line for line in text.splitlines() if line.startswith("stepspec_engine_up") and "target" in line
+            )[-3:]
+
+        body = ASK | {"stream": False}
+        assert httpx.post(f"{root}/v1/chat/completions", json=body).status_code == 200
+        target.dead = True
+        answer = httpx.post(f"{root}/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert up() == "0.0"
+        target.dead = False
+        assert httpx.post(f"{root}/v1/chat/completions", json=body).status_code == 200
+        assert up() == "1.0"
+        assert target.num_open == 0

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import httpx
 import pytest
 from following import following_pair
 from opentelemetry import trace
@@ -13,6 +14,7 @@ from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, StepSpec
 from stepspec.errors import EngineError, TargetError
+from stepspec.serve import create_app
 
 pytestmark = pytest.mark.anyio
 
@@ -114,3 +116,19 @@ async def test_without_opentelemetry_the_events_are_the_same(monkeypatch: pytest
     with_spans = [event.type async for event in StepSpec(pair=following_pair()).stream("How many?")]
     monkeypatch.setattr(tracing, "_api", lambda: None)
     assert [event.type async for event in StepSpec(pair=following_pair()).stream("How many?")] == with_spans
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_to_the_service_is_a_child_of_the_clients_span(
+    spans: InMemorySpanExporter, stream: bool
+) -> None:
+    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    transport = httpx.ASGITransport(create_app(following_pair()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        body = {"messages": [{"role": "user", "content": "How many?"}], "stream": stream}
+        headers = {"traceparent": f"00-{trace_id}-{span_id}-01"}
+        assert (await client.post("/v1/chat/completions", json=body, headers=headers)).status_code == 200
+        await client.post("/v1/chat/completions", json=body)
+    first, second = (span for span in spans.get_finished_spans() if span.name == "chat target")
+    assert f"{first.context.trace_id:032x}" == trace_id
+    assert second.context.trace_id != first.context.trace_id  # FastAPI from 0.165 on adds spans of its own in between

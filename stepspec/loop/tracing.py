@@ -153,6 +153,25 @@ class Spans:
         tracer.start_span(name, context, attributes=about, start_time=since).end()
 
 
+@contextmanager
+def caller(headers: Mapping[str, str]) -> Generator[None]:
+    """Make the span in the headers of an HTTP request the parent of all spans in a block.
+
+    Args:
+        headers: in lower case, such as `traceparent`.
+    """
+    if _api() is None or "traceparent" not in headers:
+        yield
+        return
+    from opentelemetry import context, propagate
+
+    token = context.attach(propagate.extract(headers))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
 @cache
 def _api() -> Any:
     """Return OpenTelemetry's tracing API; None if it is not installed."""

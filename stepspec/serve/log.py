@@ -10,12 +10,17 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stepspec.loop.tracing import caller
+
 logger = logging.getLogger("stepspec.serve")
 
 KEY = "stepspec.log"
 """Key in a request's ASGI scope for its log entry."""
 
 MAX_PATH = 200
+TRACE = (b"traceparent", b"tracestate", b"baggage")
+"""Headers with the span of the client."""
+
 ID = re.compile(rb"[\w.:-]{1,128}")
 """Ids that a client may give to its request."""
 
@@ -77,8 +82,10 @@ class RequestLog:
             await send(message)
             entry.complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
 
+        parents = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"] if name in TRACE}
         try:
-            await self._app(scope, receive, watched_send)
+            with caller(parents):
+                await self._app(scope, receive, watched_send)
         finally:
             self._log(scope, entry)
 

@@ -44,6 +44,7 @@ class Ticket:
     priority: int
     num_tokens: int
     num_answers: int
+    model: str = ""
     admitted: asyncio.Future[None] = field(default_factory=asyncio.Future[None])
 
 
@@ -54,6 +55,7 @@ class Admission:
         self.limits = limits
         self.num_running = 0
         """Answers that are being generated."""
+        self._running: Counter[str] = Counter()
         self.is_draining = False
         """Whether no further request is taken."""
         self._ends: set[asyncio.Timeout] = set()
@@ -67,6 +69,14 @@ class Admission:
     def num_queued(self) -> int:
         """Number of waiting requests."""
         return len(self._waiting)
+
+    def num_running_of(self, model: str) -> int:
+        """Return the number of answers of a model that are being generated."""
+        return self._running[model]
+
+    def num_queued_of(self, model: str) -> int:
+        """Return the number of waiting requests to a model."""
+        return sum(ticket.model == model for ticket in self._waiting.values())
 
     @property
     def num_queued_tokens(self) -> int:
@@ -116,7 +126,7 @@ class Admission:
                     self._served[ticket.client] += ticket.num_tokens
                     yield
                 finally:
-                    self.num_running -= ticket.num_answers
+                    self._free(ticket)
                     self._admit()
         except TimeoutError:
             if end.expired():
@@ -160,7 +170,7 @@ class Admission:
                 await ticket.admitted
         except BaseException as error:
             if ticket.admitted.done() and not ticket.admitted.cancelled():  # admitted in the same moment
-                self.num_running -= ticket.num_answers
+                self._free(ticket)
             self._waiting.pop(number, None)
             self._admit()
             if isinstance(error, TimeoutError):
@@ -179,7 +189,12 @@ class Admission:
                 return
             del self._waiting[number]
             self.num_running += ticket.num_answers
+            self._running[ticket.model] += ticket.num_answers
             ticket.admitted.set_result(None)
+
+    def _free(self, ticket: Ticket) -> None:
+        self.num_running -= ticket.num_answers
+        self._running[ticket.model] -= ticket.num_answers
 
     def _order(self, number: int) -> tuple[int, int, int]:
         ticket = self._waiting[number]

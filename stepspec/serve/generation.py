@@ -55,7 +55,8 @@ class Generation:
         """
         since = time.perf_counter()
         num_tokens = sum(len(prompt.prompt) for prompt in self.prompts)
-        ticket = Ticket(self.client.name, self.priority, num_tokens, len(self.prompts) * self.num_answers)
+        num_answers = len(self.prompts) * self.num_answers
+        ticket = Ticket(self.client.name, self.priority, num_tokens, num_answers, self.model.name)
         async with self.admission.slot(ticket):
             self.log.queue_s = queue_s = time.perf_counter() - since
             answers = [

@@ -1,24 +1,30 @@
 """Prometheus metrics of the service: under stepspec's own names, and under vLLM's where both mean the same."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from stepspec.api.loading import Pair
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.loop.step import Event, Result, StepCommitted
 from stepspec.serve.admission import Admission
 
+MODEL = ("model_name",)
+VLLM = ("model_name", "engine")
 LABELS = ("model_name", "policy")
 LATENCIES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 """Upper bounds of the histograms of seconds."""
 
 TOKEN_LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.5)
 """The same for the seconds of a token or of a judgment."""
+
+ENGINE = "0"
+"""vLLM's label of an engine in its process, of which stepspec has one."""
 
 Outcome = Literal["stop", "length", "tool_calls", "error", "cancelled"]
 
@@ -65,24 +71,18 @@ class Monitor:
         self.registry = CollectorRegistry()
         made: dict[str, Any] = {"registry": self.registry, "labelnames": LABELS}
         self._histograms = {
-            name: [Histogram(full, about, buckets=bounds, **made) for full in _names(name, vllm)]
-            for name, (about, vllm, bounds) in HISTOGRAMS.items()
+            name: Histogram(f"stepspec_{name}", about, buckets=bounds, **made)
+            for name, (about, _, bounds) in HISTOGRAMS.items()
         }
-        self._counters = {
-            name: [Counter(full, about, **made) for full in _names(name, vllm)]
-            for name, (about, vllm) in COUNTERS.items()
-        }
+        self._counters = {name: Counter(f"stepspec_{name}", about, **made) for name, (about, _) in COUNTERS.items()}
         self._positions = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "stepspec_token_accepted_per_position",
             "Drafted tokens that the target accepted, by position in the draft.",
             (*LABELS, "position"),
             registry=self.registry,
         )
         self._requests = Counter(
             "stepspec_requests", "Answers by how they ended.", (*LABELS, "outcome"), registry=self.registry
-        )
-        self._successes = Counter(
-            "vllm:request_success", "Answers that ended.", (*LABELS, "finished_reason"), registry=self.registry
         )
         self._rejections = Counter(
             "stepspec_rejections", "Requests that were turned away.", ("reason",), registry=self.registry
@@ -97,6 +97,11 @@ class Monitor:
             for role in ("target", *(["draft"] if pair.draft is not None else [])):
                 self._up.labels(name, role).set(1)
         self.registry.register(_Engines(admission, pairs))
+        aliases: dict[Any, str] = {self._histograms[name]: vllm for name, (_, vllm, _) in HISTOGRAMS.items() if vllm}
+        aliases |= {self._counters[name]: vllm for name, (_, vllm) in COUNTERS.items() if vllm}
+        aliases[self._positions] = "spec_decode_num_accepted_tokens_per_pos"
+        aliases[self._requests] = "request_success"
+        self.registry.register(_Aliases(aliases))
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -112,21 +117,17 @@ class Monitor:
 
     def observe(self, name: str, labels: tuple[str, str], seconds: float) -> None:
         """Add a value to a histogram of `HISTOGRAMS`."""
-        for histogram in self._histograms[name]:
-            histogram.labels(*labels).observe(seconds)
+        self._histograms[name].labels(*labels).observe(seconds)
 
     def count(self, labels: tuple[str, str], numbers: Mapping[str, float]) -> None:
         """Add to counters of `COUNTERS`."""
         for name, number in numbers.items():
             if number:
-                for counter in self._counters[name]:
-                    counter.labels(*labels).inc(number)
+                self._counters[name].labels(*labels).inc(number)
 
     def ended(self, labels: tuple[str, str], outcome: Outcome, pair: Pair) -> None:
         """Count an answer by how it ended."""
         self._requests.labels(*labels, outcome).inc()
-        if outcome in ("stop", "length", "tool_calls"):
-            self._successes.labels(*labels, outcome).inc()
         if outcome != "cancelled":
             self._up.labels(labels[0], "target").set(outcome != "error")
         if pair.draft is not None:
@@ -209,8 +210,29 @@ def _balance(result: Result) -> Mapping[str, float]:
     return {"estimated_saved_seconds": max(0.0, saved_s), "estimated_lost_seconds": max(0.0, -saved_s)}
 
 
-def _names(name: str, vllm: str | None) -> list[str]:
-    return [f"stepspec_{name}", *([f"vllm:{vllm}"] if vllm else [])]
+class _Aliases(Collector):
+    """Gives metrics under vLLM's names, too, when the metrics are requested."""
+
+    def __init__(self, names: Mapping[Any, str]) -> None:
+        """`names`: vLLM's names of metrics, without their prefix."""
+        self._names = names
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        for metric, vllm in self._names.items():
+            for family in metric.collect():
+                alias = Metric(f"vllm:{vllm}", family.documentation, family.type)
+                alias.samples = [_renamed(sample, family.name, alias.name) for sample in family.samples]
+                yield alias
+
+
+def _renamed(sample: Sample, old: str, new: str) -> Sample:
+    labels = {**sample.labels, "engine": ENGINE}
+    if "outcome" in labels:
+        labels["finished_reason"] = labels.pop("outcome")
+    return sample._replace(name=sample.name.replace(old, new, 1), labels=labels)
 
 
 class _Engines(Collector):
@@ -223,20 +245,17 @@ class _Engines(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
-        gauges: Mapping[tuple[str, ...], tuple[str, Callable[[], float]]] = {
-            ("stepspec_requests_running", "vllm:num_requests_running"): (
-                "Answers that are being generated.",
-                lambda: self._admission.num_running,
-            ),
-            ("stepspec_requests_queued", "vllm:num_requests_waiting"): (
-                "Requests that wait.",
-                lambda: self._admission.num_queued,
-            ),
-            ("stepspec_queued_tokens",): ("Prompt tokens that wait.", lambda: self._admission.num_queued_tokens),
-        }
-        for names, (about, value) in gauges.items():
-            for name in names:
-                yield GaugeMetricFamily(name, about, value())
+        running = GaugeMetricFamily("stepspec_requests_running", "Answers that are being generated.", labels=MODEL)
+        queued = GaugeMetricFamily("stepspec_requests_queued", "Requests that wait.", labels=MODEL)
+        aliases = [GaugeMetricFamily(f"vllm:num_requests_{name}", "", labels=VLLM) for name in ("running", "waiting")]
+        for name in self._pairs:
+            counts = self._admission.num_running_of(name), self._admission.num_queued_of(name)
+            for family, alias, count in zip((running, queued), aliases, counts, strict=True):
+                family.add_metric([name], count)
+                alias.add_metric([name, ENGINE], count)
+        tokens = self._admission.num_queued_tokens
+        yield from (running, queued, *aliases)
+        yield GaugeMetricFamily("stepspec_queued_tokens", "Prompt tokens that wait.", tokens)
         yield from self._passes()
 
     def _passes(self) -> Iterable[Metric]:

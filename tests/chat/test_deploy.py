@@ -1,0 +1,96 @@
+"""The files in docs/deploy: the dashboard knows the metrics, and the commands of unit and container file work."""
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from following import following_pair
+from service import serving
+
+from stepspec.cli.listening import listening_sockets
+
+DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
+KEY = "sk-0123456789abcdef"
+
+
+def test_the_dashboard_shows_metrics_that_the_service_has() -> None:
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    named = set(re.findall(r"stepspec_\w+", " ".join(queries) + board["templating"]["list"][1]["query"]))
+    body = {"messages": [{"role": "user", "content": "How many?"}]}
+    with serving(following_pair()) as address:
+        httpx.post(f"{address}/chat/completions", json=body)
+        text = httpx.get(f"{address.removesuffix('/v1')}/metrics").text
+    known = set(re.findall(r"^# TYPE (\w+) ", text, re.M)) | set(re.findall(r"^(\w+)[{ ]", text, re.M))
+    assert len(named) > 15
+    assert named - known == set()
+
+
+def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) -> None:
+    unit = (DEPLOY / "stepspec.service").read_text()
+    for socket in (sockets := listening_sockets("127.0.0.1", 0)):
+        port = socket.getsockname()[1]
+        socket.close()
+    assert sockets
+    options = f"--port {port}"
+    command = [sys.executable, "-c", "from stepspec.cli import main; main()"]
+
+    def words(name: str) -> list[str]:
+        line = re.findall(rf"^{name}=/opt/stepspec/bin/stepspec (.*)$", unit, re.M)[0]
+        return [*command, *shlex.split(line.replace("$OPTIONS", options))]
+
+    subprocess.run(words("ExecStartPre"), check=True, timeout=60)
+    process = subprocess.Popen(words("ExecStart"), stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert "Reloaded the API keys" in log
+    assert all(json.loads(line)["message"] for line in log.splitlines())
+    if shutil.which("systemd-analyze"):
+        copy = tmp_path / "stepspec.service"
+        copy.write_text(unit.replace("/opt/stepspec/bin/stepspec", sys.executable))
+        subprocess.run(["systemd-analyze", "verify", str(copy)], check=True, timeout=60)
+
+
+@pytest.mark.soak
+def test_the_container_answers() -> None:
+    tool = next((each for each in ("docker", "podman") if shutil.which(each)), None)
+    if tool is None or subprocess.run([tool, "info"], capture_output=True).returncode:
+        pytest.skip("There is no docker or podman that works.")
+    root = DEPLOY.parents[1]
+    build = [tool, "build", "-q", "-f", str(DEPLOY / "Containerfile"), "-t", "stepspec-test", str(root)]
+    subprocess.run(build, check=True)
+    start = [tool, "run", "-d", "--rm", "-p", "127.0.0.1::8000", "-e", f"STEPSPEC_API_KEYS={KEY}", "stepspec-test"]
+    container = subprocess.run(start, check=True, capture_output=True, text=True).stdout.strip()
+    try:
+        found = subprocess.run([tool, "port", container, "8000"], check=True, capture_output=True, text=True).stdout
+        url = f"http://{found.split()[-1]}/v1/models"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                assert httpx.get(url, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+                return
+            except httpx.TransportError:
+                time.sleep(1)
+        raise AssertionError("the container does not answer")
+    finally:
+        subprocess.run([tool, "kill", container], check=False)

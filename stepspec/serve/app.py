@@ -56,9 +56,8 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
         yield
         await service.aclose()
 
-    app = FastAPIOffline(
-        title="stepspec", version=__version__, lifespan=lifespan
-    )  # its pages load nothing from elsewhere
+    # Its documentation pages load nothing from another network.
+    app = FastAPIOffline(title="stepspec", version=__version__, lifespan=lifespan)
     app.state.service = service
     if service.settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(service.settings.cors_origins), allow_headers=["*"])

@@ -17,7 +17,8 @@ from stepspec.serve.fields import Items, TextRequest
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.refused import COMPLETIONS
 
-MAX_PROMPTS = 64
+MAX_TEXTS = 64
+"""Most texts of a request: its prompts, times `n`."""
 
 
 class CompletionRequest(TextRequest):
@@ -31,7 +32,7 @@ class CompletionRequest(TextRequest):
     refusals = COMPLETIONS
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]] = Field(
-        description=f"A text, in which special tokens are recognized, or token ids; or a list of at most {MAX_PROMPTS}."
+        description=f"A text, in which special tokens are recognized, or token ids; or a list of them; at most {MAX_TEXTS} texts."
     )
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Number of most likely tokens to list at each token, at most 20."
@@ -48,8 +49,8 @@ class CompletionRequest(TextRequest):
         prompts = given if several else [given]
         if not all(prompts):
             raise RefusedError("prompt", "A prompt must have at least one token.")
-        if len(prompts) > MAX_PROMPTS:
-            raise RefusedError("prompt", f"prompt may have at most {MAX_PROMPTS} items, got {len(prompts)}.")
+        if (count := len(prompts) * self.num_answers) > MAX_TEXTS:
+            raise RefusedError("prompt", f"The prompts times n may be at most {MAX_TEXTS} texts, got {count}.")
         return [RawPrompt(prompt) for prompt in prompts]
 
     def own_options(self) -> Mapping[str, Any]:

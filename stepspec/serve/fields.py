@@ -21,6 +21,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1_000
 MAX_BIASES = 1_024
 MAX_ID_CHARACTERS = 128
+ID_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
+"""Ids that a client may give to its request. The response has them in a header."""
+
 MAX_LISTED = 50
 """Maximum number of ignored fields that a response lists."""
 
@@ -187,7 +190,9 @@ class TextRequest(Body):
         description="Requests with lower numbers leave the queue first. A key has a least number.",
     )
     request_id: str | None = Field(
-        default=None, max_length=MAX_ID_CHARACTERS, description="Id of the request in logs, before `X-Request-Id`."
+        default=None,
+        pattern=ID_PATTERN,
+        description="Id of the request in the log and the response, before `X-Request-Id`.",
     )
     session_id: str | None = Field(
         default=None, max_length=MAX_ID_CHARACTERS, description="Id of the conversation in logs, before `X-Session-ID`."

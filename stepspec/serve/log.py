@@ -11,6 +11,7 @@ from typing import Any, cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepspec.loop.tracing import caller
+from stepspec.serve.fields import ID_PATTERN
 
 logger = logging.getLogger("stepspec.serve")
 
@@ -20,9 +21,6 @@ KEY = "stepspec.log"
 MAX_PATH = 200
 TRACE = (b"traceparent", b"tracestate", b"baggage")
 """Headers with the span of the client."""
-
-ID = re.compile(rb"[\w.:-]{1,128}")
-"""Ids that a client may give to its request."""
 
 
 @dataclass
@@ -114,7 +112,7 @@ class RequestLog:
 
 def _request_id(scope: Scope) -> str:
     given = header(scope, b"x-request-id")
-    return given if given is not None and ID.fullmatch(given.encode()) else uuid.uuid4().hex
+    return given if given is not None and re.fullmatch(ID_PATTERN, given) else uuid.uuid4().hex
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -46,7 +46,7 @@ def fuzz(document: Any, route: str, max_examples: int) -> Counter[int]:
                 case.body = {name: case.body[name] for name in ("prompt", *tried) if name in case.body} | VALID
                 if route == "/v1/chat/completions":
                     case.body["messages"] = [{"role": "user", "content": str(case.body.get("messages"))[:50]}]
-            answer = case.call()
+            answer = case.call(timeout=60)
             seen[answer.status_code] += 1
             case.validate_response(answer, checks=CHECKS)
 

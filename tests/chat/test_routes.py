@@ -69,6 +69,7 @@ def test_completions_take_several_prompts_and_answers_and_return_logprobs(client
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": ["a"] * 65}, "prompt"),
+        ({"prompt": ["a"] * 9, "n": 8}, "prompt"),
         ({"prompt": [1 << 40]}, None),
         ({"prompt": {}}, "prompt"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
@@ -149,6 +150,8 @@ def test_request_ids_are_returned_and_harmless(address: str) -> None:
     assert httpx.get(url, headers={"X-Request-Id": "mine-1"}).headers["x-request-id"] == "mine-1"
     for odd in ("a b", "x" * 200, "a\tb"):
         assert httpx.get(url, headers={"X-Request-Id": odd}).headers["x-request-id"] != odd
+        body = {"messages": ASK, "request_id": odd}
+        assert httpx.post(f"{address}/chat/completions", json=body).json()["error"]["param"] == "request_id"
 
 
 def test_metrics_have_every_name_and_count_what_was_answered(client: openai.OpenAI, address: str) -> None:

@@ -32,7 +32,7 @@ class CompletionRequest(TextRequest):
     refusals = COMPLETIONS
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]] = Field(
-        description=f"A text, in which special tokens are recognized, or token ids; or a list. At most {MAX_TEXTS} texts."
+        description=f"A text, in which special tokens are recognized, or token ids; or a list of at most {MAX_TEXTS}."
     )
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Number of most likely tokens to list at each token, at most 20."

@@ -24,12 +24,15 @@ from stepspec.serve.document import (
     COMPLETION_RESPONSES,
     KEYED_RESPONSES,
     MODEL_RESPONSES,
+    RESPONSES_RESPONSES,
     TOKENIZE_RESPONSES,
     documented,
 )
 from stepspec.serve.errors import error_body, headers_of, status_of
 from stepspec.serve.log import RequestLog
 from stepspec.serve.requests import ChatRequest
+from stepspec.serve.responses_answer import ResponsesAnswer
+from stepspec.serve.responses_request import ResponsesRequest
 from stepspec.serve.schemas import Load, ModelCard, ModelList, Version
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
@@ -102,6 +105,24 @@ def _add_texts(app: FastAPI, service: Service) -> None:
             run = await service.prepare(asked, asked.prompts(), client, request)
         thinking = [prompt.thinking for prompt in run.prompts for _ in range(asked.num_answers)]
         answer = CompletionAnswer(run.model.name, run.policy, asked, thinking)
+        return await respond(request, run.events(), answer, stream=bool(asked.stream))
+
+    @app.post(
+        "/v1/responses",
+        response_model=None,
+        openapi_extra=BODIES["ResponsesRequest"],
+        responses=RESPONSES_RESPONSES,
+    )
+    async def respond_to(request: Request) -> Response:
+        """Generates the response to input items. Nothing is stored."""
+        client = service.enter(request)
+        asked = await read_body(request, max_bytes, ResponsesRequest.parsed)
+        with asked.in_its_words():
+            chat_request = ChatRequest.validated(asked.chat_fields())
+            with chat_request.in_its_words():
+                run = await service.prepare(chat_request, [chat_request.messages], client, request)
+        run.log.ignored = asked.ignored
+        answer = ResponsesAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post("/tokenize", response_model=None, openapi_extra=BODIES["TokenizeRequest"], responses=TOKENIZE_RESPONSES)

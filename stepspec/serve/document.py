@@ -8,7 +8,17 @@ from pydantic import BaseModel
 
 from stepspec.serve.completions import CompletionRequest
 from stepspec.serve.requests import ChatRequest
-from stepspec.serve.schemas import Chunk, Completion, ErrorBody, TextCompletion, TextCompletionChunk, Tokens
+from stepspec.serve.responses_request import ResponsesRequest
+from stepspec.serve.schemas import (
+    Chunk,
+    Completion,
+    ErrorBody,
+    ResponseEvent,
+    ResponseObject,
+    TextCompletion,
+    TextCompletionChunk,
+    Tokens,
+)
 from stepspec.serve.tokenize import TokenizeRequest
 
 REFS = "#/components/schemas/"
@@ -41,20 +51,23 @@ _TEXT_RESPONSES: Responses = {
 }
 
 
-def _text_responses(model: type[BaseModel], chunk: type[BaseModel], name: str) -> Responses:
+DONE = "The last one is `[DONE]`. A chunk may also be an error."
+
+
+def _text_responses(model: type[BaseModel], chunk: type[BaseModel], name: str, end: str = DONE) -> Responses:
     success = {
         "model": model,
-        "description": f"The {name}. With `stream`, server-sent events: each is a chunk in JSON, and the last is "
-        "`[DONE]`. An event may also be an error.",
+        "description": f"The {name}. With `stream`, server-sent events, each with a chunk in JSON. {end}",
         "content": {"text/event-stream": {"schema": {"$ref": f"{REFS}{chunk.__name__}"}}},
     }
     return {**_TEXT_RESPONSES, 200: success}
 
 
 CHAT_RESPONSES = _text_responses(Completion, Chunk, "answer")
+RESPONSES_RESPONSES = _text_responses(ResponseObject, ResponseEvent, "response", "Each event has the name of its type.")
 COMPLETION_RESPONSES = _text_responses(TextCompletion, TextCompletionChunk, "text")
 
-REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, TokenizeRequest)
+REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest)
 BODIES: Mapping[str, dict[str, Any]] = {
     model.__name__: {
         "requestBody": {
@@ -74,7 +87,7 @@ def documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
     def openapi() -> dict[str, Any]:
         document = build()
         schemas = document["components"]["schemas"]
-        for model in (*REQUESTS, Chunk, TextCompletionChunk):
+        for model in (*REQUESTS, Chunk, TextCompletionChunk, ResponseEvent):
             schema = model.model_json_schema(ref_template=f"{REFS}{{model}}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
         return document

@@ -71,8 +71,12 @@ class BusyError(EngineError):
 
 
 def truncated(text: str, most: int) -> str:
-    """Return a text of at most `most` characters, with its end replaced by dots if it is longer."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    """Return a text of at most `most` characters, with its end replaced by dots if it is longer.
+
+    Halves of surrogate pairs, which a client may send and no response may have, are escaped.
+    """
+    short = text if len(text) <= most else f"{text[: most - 3]}..."
+    return short.encode("utf-8", "backslashreplace").decode()
 
 
 def status_of(error: StepSpecError) -> int:

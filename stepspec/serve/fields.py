@@ -110,7 +110,7 @@ class Body(BaseModel):
     @property
     def ignored(self) -> list[str]:
         """Names of the unknown fields, at most `MAX_LISTED`."""
-        return [name[:64] for name in self.extra if name not in self.refusals][:MAX_LISTED]
+        return [truncated(name, 64) for name in self.extra if name not in self.refusals][:MAX_LISTED]
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -249,7 +249,7 @@ class TextRequest(Body):
     def ignored(self) -> list[str]:
         """Names of the unknown fields, at most `MAX_LISTED`."""
         streaming = (self.stream_options.model_extra or {}) if self.stream_options else {}
-        return [*super().ignored, *(f"stream_options.{name}"[:64] for name in streaming)][:MAX_LISTED]
+        return [*super().ignored, *(truncated(f"stream_options.{name}", 64) for name in streaming)][:MAX_LISTED]
 
     def options(self) -> RequestOptions:
         """Convert the request to options of the Python API.
@@ -329,7 +329,7 @@ def first_refusal(error: ValidationError) -> RefusedError:
     """Return the first problem that pydantic has found."""
     first = error.errors(include_input=False, include_url=False)[0]
     where = field_of(first["loc"])
-    return RefusedError(where, f"{where}: {first['msg']}.")
+    return RefusedError(where or None, f"{where or 'A name'}: {first['msg']}.")
 
 
 def _token_id(text: str) -> int:

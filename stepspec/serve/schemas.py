@@ -312,3 +312,24 @@ class Load(Exact):
     """The load of the service."""
 
     server_load: int = Field(description="Requests that run or wait.")
+
+
+class ResponseObject(BaseModel):
+    """A response in the format of OpenAI's Responses API, which has further fields."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    output: list[dict[str, Any]] = Field(description="Reasoning, messages and function calls.")
+    usage: dict[str, Any] | None
+    store: Literal[False]
+    metrics: Metrics | None = None
+
+
+class ResponseEvent(BaseModel):
+    """An event of a streamed response. The further fields depend on its type."""
+
+    type: str
+    sequence_number: int

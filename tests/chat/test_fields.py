@@ -300,6 +300,8 @@ def test_the_service_accepts_stop_tokens(root: str) -> None:
         ({"stepspec": {"policy": "stepsepc"}}, "stepspec.policy", "Did you mean 'stepspec'"),
         ({"model": "gpt-5"}, "model", "gpt-5"),
         ({"temperature": NAN}, None, "NaN"),
+        ({"structured_outputs": {"\ud800": 1}}, "structured_outputs.\\ud800", "There is no kind"),
+        ({"\ud800": 1}, None, "A name: "),
         ({"tools": [{"type": "function", "x": [float("inf")]}]}, None, "Infinity"),
     ],
 )
@@ -345,6 +347,7 @@ def test_the_document_describes_every_field_and_only_statuses_that_occur(documen
         "/v1/models/{name}": {"200", "401", "404", "default"},
         "/v1/chat/completions": of_texts,
         "/v1/completions": of_texts,
+        "/v1/responses": of_texts,
     }
     assert "content" not in document["paths"]["/health"]["get"]["responses"]["200"]
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]

@@ -20,8 +20,8 @@ from service import serving
 from stepspec import load_pair
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/tokenize")
-VALID: dict[str, Any] = {"model": None, "max_tokens": 3, "stepspec": None, "stream": False}
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize")
+VALID: dict[str, Any] = {"model": None, "max_tokens": 3, "max_output_tokens": 3, "stepspec": None, "stream": False}
 """Values with which more of the random requests are answered, and quickly."""
 
 

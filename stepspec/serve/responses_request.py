@@ -1,0 +1,359 @@
+"""Requests of OpenAI's Responses API, and their translation to the fields of a chat request.
+
+The service stores nothing, so a request has the whole conversation as input items.
+"""
+
+import json
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
+
+from stepspec.chat.tools import MODES, Function
+from stepspec.errors import ContextError, unknown_name
+from stepspec.serve.errors import RefusedError, truncated
+from stepspec.serve.fields import MAX_LISTED, Body, Items, Speculation, field_of
+from stepspec.serve.refused import REFUSED, Refusals
+from stepspec.serve.requests import ChatRequest
+from stepspec.serve.responses_input import chat_turns, shown
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+"""Supported values of `include`. No reasoning is encrypted, so the second one is always null."""
+
+PASSED = (
+    *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
+    *("stop", "stop_token_ids", "thinking_token_budget", "guided_json", "guided_choice", "structured_outputs"),
+    *("enable_thinking", "include_reasoning", "chat_template_kwargs", "draft_chat_template_kwargs"),
+    *("priority", "request_id", "session_id"),
+)
+"""Fields that OpenAI's Responses API does not have, and that are the same as in a chat request."""
+
+RENAMED: Mapping[str, str] = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+"""Fields of a chat request that have another name here."""
+
+ADVICE: Mapping[str, str] = {
+    "store": "The service stores no responses. Set it to false or leave it out.",
+    "previous_response_id": "The service stores no responses. Send the whole conversation in input.",
+    "conversation": "The service stores no conversations. Send the whole conversation in input.",
+    "background": "Set it to false, and stream to read the answer while it is generated.",
+    "prompt": "Send the text of the prompt in instructions and input.",
+    "truncation": "Leave it out, and shorten the input instead.",
+    "max_tool_calls": "There are no built-in tools. Leave it out.",
+    "messages": "Use input.",
+    "n": "Send a request for each answer.",
+    "max_tokens": "Use max_output_tokens.",
+    "max_completion_tokens": "Use max_output_tokens.",
+    "response_format": "Use text.format.",
+    "reasoning_effort": "Use reasoning.effort.",
+    "verbosity": "Use text.verbosity.",
+    "logprobs": f"Add {LOGPROBS!r} to include.",
+}
+"""What to do instead of using an unsupported field."""
+
+
+class ResponsesRefusals(Refusals):
+    """The unsupported fields of the Responses API."""
+
+    def check(self, fields: Mapping[str, Any]) -> None:
+        """Check that fields have no value that is not supported.
+
+        Raises:
+            RefusedError: one has.
+        """
+        try:
+            super().check(fields)
+        except RefusedError as error:
+            if advice := ADVICE.get(error.param or ""):
+                raise RefusedError(error.param, f"{error.param} is not supported here. {advice}") from None
+            raise
+
+
+RESPONSES = ResponsesRefusals(
+    {
+        **REFUSED,
+        "store": (False,),
+        "previous_response_id": (),
+        "conversation": (),
+        "background": (False,),
+        "prompt": (),
+        "truncation": ("disabled",),
+        "max_tool_calls": (),
+        "context_management": (),
+        "previous_input_messages": (),
+        "enable_response_messages": (False,),
+        # Names of chat completions, which would change the answer there.
+        "messages": (),
+        "n": (1,),
+        "max_tokens": (),
+        "max_completion_tokens": (),
+        "response_format": (),
+        "reasoning_effort": (),
+        "logprobs": (False,),
+    }
+)
+TOOL_REFUSALS = Refusals({"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)})
+REASONING_REFUSALS = Refusals({"context": ("auto",), "mode": ("standard",)})
+TEXT_REFUSALS = Refusals({"verbosity": ("medium",)})
+
+
+class TextSettings(BaseModel):
+    """Settings of the answer's text."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    format: dict[str, Any] | None = Field(
+        default=None, description="`text` (the default), `json_object`, or `json_schema` with a name and a schema."
+    )
+
+
+class ReasoningSettings(BaseModel):
+    """Settings of the reasoning."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    effort: str | None = Field(
+        default=None,
+        description="How much to think, in the words of the model's chat template, such as `low`; `none` turns the "
+        "thinking off.",
+    )
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        default=None, description="Accepted for compatibility. The response has the reasoning itself."
+    )
+
+
+Item = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "additionalProperties": True,
+            "properties": {"type": {"enum": ["message", "reasoning", "function_call", "function_call_output"]}},
+        }
+    ),
+]
+"""An input item. `chat_turns` checks it, with better errors than those of a union of types."""
+
+
+def _document(schema: dict[str, Any]) -> None:
+    """Add the unsupported fields, and those of chat requests, to the JSON schema of a request."""
+    RESPONSES.document(schema)
+    chat = ChatRequest.model_json_schema()["properties"]
+    schema["properties"] |= {name: chat[name] for name in PASSED}
+
+
+class ResponsesRequest(Body):
+    """The body of `/v1/responses`.
+
+    Unknown fields are ignored. The response lists them in `metrics.ignored_fields`.
+    """
+
+    model_config = ConfigDict(json_schema_extra=_document)
+    refusals = RESPONSES
+
+    model: str | None = Field(
+        default=None, description="Name of a served model, or `NAME@POLICY`; by default the first one."
+    )
+    input: str | Items[Item] = Field(
+        description="A text of the user, or the conversation: messages, reasoning, function calls and their outputs."
+    )
+    instructions: str | None = Field(default=None, description="A system message in front of the conversation.")
+    max_output_tokens: int | None = Field(
+        default=None,
+        description="Limit of thinking and answer together, in tokens; the default is the rest of the context.",
+    )
+    temperature: float | None = Field(default=None, description="0 (greedy) to 10; by default as the model says, or 0.")
+    top_p: float | None = Field(default=None, description="Above 0 and at most 1 (off); by default as the model says.")
+    tools: Items[dict[str, Any]] | None = Field(default=None, description="Functions that the model may call.")
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None, description="`auto` (the default), `none`, `required`, or the function that has to be called."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether there may be several calls; yes.")
+    text: TextSettings | None = Field(default=None, description="Settings of the answer's text.")
+    reasoning: ReasoningSettings | None = Field(default=None, description="Settings of the reasoning.")
+    include: Items[str] | None = Field(
+        default=None, description=f"Further data in the response: `{LOGPROBS}` has the log-probabilities of the answer."
+    )
+    top_logprobs: int | None = Field(default=None, description="Number of most likely tokens to list, at most 20.")
+    metadata: dict[str, str] | None = Field(default=None, description="The response has the same.")
+    user: str | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
+    stream: bool | None = Field(default=False, description="Whether to stream the answer as server-sent events.")
+    stream_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    stepspec: Speculation | None = Field(default=None, description="How to speculate.")
+
+    _chat: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def validated(cls, fields: Mapping[str, Any]) -> Self:
+        """Validate the fields of a request, and translate them.
+
+        Raises:
+            RefusedError: a field is invalid or not supported.
+        """
+        request = super().validated(fields)
+        _check_unicode(fields)
+        request._chat = request._translated()
+        return request
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of the unknown fields, at most `MAX_LISTED`."""
+        nested: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = (
+            ("text", (self.text and self.text.model_extra) or {}, TEXT_REFUSALS),
+            ("reasoning", (self.reasoning and self.reasoning.model_extra) or {}, REASONING_REFUSALS),
+            ("stream_options", self.stream_options or {}, {}),
+        )
+        names = [name for name in self.extra if name not in PASSED and name not in self.refusals]
+        names += [f"{field}.{name}" for field, extra, known in nested for name in extra if name not in known]
+        return [truncated(name, 64) for name in names][:MAX_LISTED]
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Return the fields of the same request to `/v1/chat/completions`, which `ChatRequest` has to validate."""
+        return dict(self._chat)
+
+    def param_of(self, chat_param: str | None) -> str | None:
+        """Return the name that a field of the chat request has here."""
+        return RENAMED.get((chat_param or "").partition(".")[0], chat_param)
+
+    @contextmanager
+    def in_its_words(self) -> Generator[None]:
+        """Convert errors about the chat request to errors that name this request's fields."""
+        try:
+            yield
+        except ContextError as error:
+            refusal = RefusedError("input", str(error))
+            refusal.code = "context_length_exceeded"
+            raise refusal from error
+        except RefusedError as error:
+            if type(error) is not RefusedError:  # an error about a model or a key
+                raise
+            message = OTHER_NAMES.sub(lambda match: RENAMED[match[0]], str(error))
+            raise RefusedError(self.param_of(error.param), message) from error
+
+    def _translated(self) -> dict[str, Any]:
+        reasoning, text = self.reasoning or ReasoningSettings(), self.text or TextSettings()
+        _check_nested("reasoning", reasoning.model_extra or {}, REASONING_REFUSALS)
+        _check_nested("text", text.model_extra or {}, TEXT_REFUSALS)
+        fields = {
+            **{name: self.extra[name] for name in PASSED if name in self.extra},
+            "model": self.model,
+            "messages": chat_turns(self.instructions, self.input),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tools": [_chat_tool(f"tools.{index}", tool) for index, tool in enumerate(self.tools or [])],
+            "tool_choice": _chat_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": _chat_format(text.format or {}),
+            "reasoning_effort": reasoning.effort,
+            "logprobs": self._wants_logprobs(),
+            "top_logprobs": self.top_logprobs,
+            "user": self.user,
+            "stream": self.stream,
+            "stepspec": self.stepspec and self.stepspec.model_dump(exclude_unset=True),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def _wants_logprobs(self) -> bool:
+        for name in self.include or []:
+            if name not in INCLUDABLE:
+                raise RefusedError("include", unknown_name("supported value of include", name, INCLUDABLE))
+        return LOGPROBS in (self.include or []) or bool(self.top_logprobs)
+
+
+OTHER_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if name not in ('messages', 'logprobs'))})\b")
+"""Names in errors. The other two are also words."""
+
+ECHOED = ("instructions", "metadata", "reasoning", "text", "tools", "user")
+"""Fields with text that the response repeats."""
+
+
+def _check_unicode(fields: Mapping[str, Any]) -> None:
+    """Check that the fields that the response repeats can be sent."""
+    for name in ECHOED:
+        try:
+            json.dumps(fields.get(name), ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            raise RefusedError(
+                name, f"{name} is not valid JSON: it contains half of a surrogate pair, or is nested too deeply."
+            ) from None
+
+
+def _check_nested(where: str, fields: Mapping[str, Any], refusals: Refusals) -> None:
+    """Check the fields of an object. The errors name the object, too."""
+    try:
+        refusals.check(fields)
+    except RefusedError as error:
+        raise RefusedError(f"{where}.{error.param}", f"{where}.{error}") from None
+
+
+def _chat_tool(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function in the format of chat requests."""
+    kind = tool.get("type")
+    if kind != "function":
+        raise RefusedError(f"{where}.type", f"Tools of type {shown(kind)} are not supported. Send functions.")
+    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    _check_nested(where, function, TOOL_REFUSALS)
+    function = {name: value for name, value in function.items() if name not in TOOL_REFUSALS}
+    try:
+        Function.model_validate(function, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        param = f"{where}.{field_of(problem['loc'])}"
+        raise RefusedError(
+            param,
+            f"{param}: {problem['msg']}. Write {{'type': 'function', 'name': 'add', 'parameters': {{...}}}}.",
+        ) from None
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
+    """Return a `tool_choice` in the format of chat requests."""
+    if choice is None or choice in MODES:
+        return choice if choice is None else str(choice)
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}
+    given = choice.get("type") if isinstance(choice, Mapping) else choice
+    raise RefusedError(
+        "tool_choice",
+        f"tool_choice {shown(given)} is not supported. Write 'auto', 'none', 'required' or "
+        "{'type': 'function', 'name': ...}.",
+    )
+
+
+FORMAT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": (),
+    "json_schema": ("name", "schema", "description", "strict"),
+}
+"""Fields of `text.format` besides `type`, by its type."""
+
+
+def _chat_format(form: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a `text.format` in the format of chat requests."""
+    if not form:
+        return None
+    kind, rest = form.get("type"), {name: value for name, value in form.items() if name != "type" and value is not None}
+    if not isinstance(kind, str) or kind not in FORMAT_FIELDS:
+        raise RefusedError(
+            "text.format.type", f"text.format.type must be one of {', '.join(FORMAT_FIELDS)}, got {shown(kind)}."
+        )
+    for name in rest:
+        if name not in FORMAT_FIELDS[kind]:
+            raise RefusedError("text.format", unknown_name("field of text.format", name, FORMAT_FIELDS[kind]))
+    if kind != "json_schema":
+        return {"type": kind}
+    if not isinstance(rest.get("name"), str):
+        raise RefusedError("text.format.name", "text.format.name must be a string.")
+    if not isinstance(rest.get("schema"), dict):
+        raise RefusedError("text.format.schema", "text.format.schema must be a JSON schema, which is an object.")
+    return {"type": kind, "json_schema": rest}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
-from stepspec.bench import conversation, exactness, overhead, servers
+from stepspec.bench import agent, conversation, exactness, overhead, servers
 from stepspec.bench.ablation import ablation_block
 from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
@@ -74,6 +74,7 @@ class Measured(NamedTuple):
 
 
 MEASURED: Mapping[str, Measured] = {
+    "agent": Measured(agent.Agents, agent.HEADS, agent.rows_of, agent.in_words),
     "conversation": Measured(
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),

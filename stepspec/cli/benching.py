@@ -35,6 +35,7 @@ from stepspec.bench.speed import (
     speeds_table,
     wire_table,
 )
+from stepspec.cli.benching_agent import bench_agent
 from stepspec.cli.completing import one_of
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, TargetOption
@@ -58,6 +59,9 @@ RANDOM_CONTEXT = 8192
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
 app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
+
+
+app.command("agent")(bench_agent)
 
 
 @app.callback()

@@ -1,0 +1,158 @@
+"""`stepspec bench agent`: agents with tools on a running service."""
+
+import asyncio
+import importlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from stepspec.base.extras import from_extra
+from stepspec.base.files import list_data_files, write_text
+from stepspec.cli.completing import one_of
+from stepspec.cli.options import SeedOption
+from stepspec.cli.progress import make_meter
+from stepspec.errors import EngineError, UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from stepspec.bench.agent import ToolChoice
+
+POLICIES = ("stepspec", "target", "token")
+CLIENTS = ("langchain", "openai")
+TABLE_WIDTH = 160
+START_S = 300.0
+"""Seconds that a service may take to load its models."""
+POLL_S = 0.2
+STOP_S = 20.0
+SERVING = re.compile(r"Serving at (http://\S+/v1)")
+
+
+def bench_agent(
+    pair: Annotated[
+        str, typer.Option(metavar="NAME", help="The pair of the service that the command starts.")
+    ] = "smol",
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Address of a running service, such as http://localhost:8000/v1."),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE", help="A policy; repeat it for several, one of them a file. Default: all three."
+        ),
+    ] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="langchain or openai; repeat it for both, which is the default."),
+    ] = None,
+    tool_choice: Annotated[
+        str,
+        typer.Option(
+            help="What the first request of a turn asks for: auto, required, or named for the right tool by name.",
+            autocompletion=one_of(("auto", "required", "named")),
+        ),
+    ] = "named",
+    limit: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    seed: SeedOption = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
+    ] = None,
+) -> None:
+    """Compare policies on three-turn tasks with tools, through LangChain and the openai client."""
+    from stepspec.bench.agent import TOOL_CHOICES, Agents, agents_table, compare, in_words, model_for
+    from stepspec.bench.agent_tasks import make_tasks
+    from stepspec.evaluation.machine import commit, hardware, versions
+
+    with from_extra("dev", "stepspec bench agent"):
+        own = importlib.import_module("stepspec.bench.agent_clients")
+        openai_error: type[Exception] = importlib.import_module("openai").OpenAIError
+    if tool_choice not in TOOL_CHOICES:
+        raise UsageError(unknown_name("tool_choice", tool_choice, TOOL_CHOICES))
+    choice = cast("ToolChoice", tool_choice)
+    for name in client or ():
+        if name not in CLIENTS:
+            raise UsageError(unknown_name("client", name, CLIENTS))
+    policies = list(dict.fromkeys(policy or POLICIES))
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    conditions = {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
+    key = os.environ.get("STEPSPEC_API_KEY", "none")
+    with _service(pair, base_url, policies) as address, make_meter() as meter:
+        try:
+            served = own.served_models(address, key)
+            models = {Path(each).stem: model_for(each, served) for each in policies}
+            begin = own.clients(address, key, temperature)
+            meter.begin("tasks")
+            chosen = {name: begin[name] for name in client or CLIENTS}
+            results = compare(make_tasks(limit, seed), chosen, models, choice, meter.show)
+        except openai_error as error:
+            raise EngineError(f"The service at {address} failed: {error}") from error
+    about = {"tool_choice": choice, "tasks": limit, "seed": seed, "temperature": temperature, "results": results}
+    engines: dict[str, Any] = {} if base_url else _engines(pair)
+    found = Agents.model_validate({**conditions, **about, "service": base_url or pair, "engines": engines})
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    console.print(agents_table(found))
+    console.print(in_words(found))
+    if json_file is not None:
+        write_text(json_file, found.model_dump_json(indent=2) + "\n")
+        print(f"Wrote {json_file}.")
+
+
+@contextmanager
+def _service(pair: str, base_url: str | None, policies: list[str]) -> Generator[str]:
+    """Yield the address of a service: a running one, or one that is started and stopped here."""
+    if base_url is not None:
+        yield base_url
+        return
+    files = [each for each in policies if each not in list_data_files("policies")]
+    if len(files) > 1:
+        raise UsageError(f"A service has one policy from a file, and there are {len(files)}. Remove all but one.")
+    command = [sys.executable, "-m", "stepspec", "serve", "--pair", pair, "--port", "0"]
+    command += ["--policy", files[0]] if files else []
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            yield _address(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _address(process: "subprocess.Popen[bytes]", log: IO[str]) -> str:
+    """Wait until the service serves, and return its address."""
+    end = time.monotonic() + START_S
+    while True:
+        exited = process.poll() is not None
+        # The service writes through the same file offset, so read without moving it.
+        text = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
+        if match := SERVING.search(text):
+            return match[1]
+        if exited or time.monotonic() > end:
+            why = f"ended with exit code {process.returncode}" if exited else f"did not start within {START_S:.0f} s"
+            raise EngineError(f"stepspec serve {why}. Its log ends with: {text.strip()[-500:]}")
+        time.sleep(POLL_S)
+
+
+def _engines(pair: str) -> dict[str, Any]:
+    """Return what target and draft run with. The service has ended, so there is memory for loading them here."""
+    from stepspec.api.loading import load_pair
+    from stepspec.evaluation.running.conditions import engine_record
+
+    models = load_pair(pair=pair, notes=False)
+    engines = {"target": engine_record(models.target), "draft": engine_record(models.draft)}
+    asyncio.run(models.aclose())
+    return engines

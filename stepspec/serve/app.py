@@ -30,6 +30,7 @@ from stepspec.serve.document import (
 )
 from stepspec.serve.errors import error_body, headers_of, status_of
 from stepspec.serve.log import RequestLog
+from stepspec.serve.page import add_page
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer
 from stepspec.serve.responses_request import ResponsesRequest
@@ -68,6 +69,7 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
     _add_texts(app, service)
     _add_models(app, service)
     _add_state(app, service)
+    add_page(app)
     app.add_exception_handler(StepSpecError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http)

@@ -1,0 +1,200 @@
+"""`stepspec bench service`: throughput, streams, overload and faults of the service."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.base.files import write_text
+from stepspec.cli.help import WholeHelp
+from stepspec.cli.options import PairOption, SeedOption
+from stepspec.cli.progress import make_meter
+
+if TYPE_CHECKING:
+    from stepspec.bench.service.concurrency import Concurrency
+    from stepspec.bench.service.records import Scenario
+
+TABLE_WIDTH = 140
+NUM_FILES = 16_384
+"""Open files that a process may have, for a connection of each stream."""
+
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
+
+app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure the service.", rich_markup_mode=None)
+
+
+@app.callback()
+def _commands() -> None:
+    """Measure the service over HTTP, in a process of its own on this machine."""
+    with suppress(ImportError, OSError, ValueError):  # not on Windows, or not permitted
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(NUM_FILES, most) if most > 0 else NUM_FILES, most))
+
+
+@app.command("instant")
+def bench_instant(
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16,
+    requests: Annotated[int, typer.Option(min=10, help="Number of requests.")] = 10_000,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what the service adds to a request, with engines that answer instantly."""
+    from stepspec.api.session import StepSpec
+    from stepspec.bench.service.instant import BLOCKS, Instant, instant
+    from stepspec.bench.service.process import scripted_command, started
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.script import POLICY, Script, scripted_pair
+
+    conditions, script = _conditions(), Script()
+    count = -(-requests // BLOCKS) * BLOCKS
+    with started(scripted_command(script)) as service, make_meter() as meter:
+        spec = StepSpec(policy=POLICY, pair=scripted_pair(script))
+        meter.begin("requests")
+        figures = asyncio.run(instant(service, spec, concurrency, count, meter.show))
+    found = Instant.model_validate({**conditions, "figures": figures})
+    _finish([scenario_table(found)], found, json_file)
+
+
+@app.command("streams")
+def bench_streams(
+    streams: Annotated[int, typer.Option(min=1, help="Number of streams.")] = 1000,
+    rate: Annotated[float, typer.Option(min=0.1, help="Streams opened a second.")] = 100.0,
+    chunks: Annotated[int, typer.Option(min=2, max=120, help="Steps of each stream, one a second.")] = 16,
+    json_file: JsonOption = None,
+) -> None:
+    """Open many streams that get a chunk a second, and measure how soon they begin."""
+    from stepspec.bench.service.process import scripted_command, started
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.script import Script
+    from stepspec.bench.service.streams import Streams
+    from stepspec.bench.service.streams import streams as measure
+
+    conditions, script = _conditions(), Script(chunks, 0.0, 1.0)
+    with started(scripted_command(script, max_running=streams)) as service:
+        figures = asyncio.run(measure(service, script, streams, rate))
+    found = Streams.model_validate({**conditions, "figures": figures})
+    _finish([scenario_table(found)], found, json_file)
+
+
+@app.command("concurrency")
+def bench_concurrency(
+    pair: PairOption = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 2, 4, 8, 16, 32 and 64.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=2, help="Blocks of problems; an interval needs 10.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Problems of a block for each concurrent request.")] = 4,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the throughput of the default policy with that of the target alone."""
+    from stepspec.bench.service.concurrency import (
+        CONCURRENCIES,
+        Concurrency,
+        at_concurrency,
+        concurrency_table,
+        models_of,
+    )
+    from stepspec.bench.service.process import started
+    from stepspec.evaluation.generators.gsm_mini import load_split
+
+    conditions, results = _conditions(), list[Any]()
+    command = [sys.executable, "-m", "stepspec", "serve", "--port", "0", *(["--pair", pair] if pair else [])]
+    with started(command) as service, asyncio.Runner() as runner, make_meter() as meter:
+        policy, *models = runner.run(models_of(service))
+        for number in concurrency or CONCURRENCIES:
+            meter.begin(f"concurrency {number}")
+            questions = [each.question for each in islice(load_split("test"), blocks * rounds * number)]
+            run = at_concurrency(service, (models[0], models[1]), questions, number, blocks, temperature, meter.show)
+            results.append(runner.run(run))
+    about = {"policy": policy, "benchmark": "gsm-mini", "temperature": temperature, "engines": _engines(pair)}
+    found = Concurrency.model_validate({**conditions, **about, "results": results})
+    _finish([concurrency_table(found)], found, json_file)
+
+
+@app.command("overload")
+def bench_overload(
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that run concurrently.")] = 16,
+    max_queued: Annotated[int, typer.Option(min=0, help="Requests that wait.")] = 8,
+    service_s: Annotated[float, typer.Option(min=0.01, help="Seconds that the engine takes for a request.")] = 0.2,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of each load.")] = 30.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Send three times the requests that the service can answer."""
+    from stepspec.bench.service.overload import Overload, overload
+    from stepspec.bench.service.process import scripted_command, started
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.script import Script
+
+    conditions, limits = _conditions(), {"max_running": max_running, "max_queued": max_queued}
+    with started(scripted_command(Script(1, service_s), **limits)) as service:
+        figures = asyncio.run(overload(service, max_running, max_queued, service_s, seconds, seed))
+    found = Overload.model_validate({**conditions, "figures": figures})
+    _finish([scenario_table(found)], found, json_file)
+
+
+@app.command("faults")
+def bench_faults(
+    disconnects: Annotated[int, typer.Option(min=1, help="Clients that leave at a random time.")] = 1000,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Let faulty and hostile clients visit the service, and look for what they leave."""
+    from stepspec.bench.service.faults import Faults, end_under_load, faults, visits_table
+    from stepspec.bench.service.process import scripted_command, started
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.script import Script
+    from stepspec.bench.service.visits import MAX_BODY_BYTES
+
+    conditions, script = _conditions(), Script(4, 0.05, 0.05)
+    with started(scripted_command(script, max_body_bytes=MAX_BODY_BYTES)) as service:
+        left = asyncio.run(faults(service, script.seconds, disconnects, seed))
+    with started(scripted_command(script, max_running=8)) as service:
+        end = asyncio.run(end_under_load(service))
+    found = Faults.model_validate({**conditions, "faults": left, "end": end})
+    _finish([visits_table(found), scenario_table(found)], found, json_file)
+
+
+def _conditions() -> dict[str, Any]:
+    """Return hardware, versions, commit and start time. Call it before measuring, as files can change meanwhile."""
+    from stepspec.evaluation.machine import commit, hardware, versions
+
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
+
+
+def _engines(pair: str | None) -> dict[str, Any]:
+    """Return what target and draft run with. The service has ended, so there is memory for loading them here."""
+    from stepspec.api.loading import load_pair
+    from stepspec.evaluation.running.conditions import engine_record
+
+    models = load_pair(pair=pair, notes=False)
+    engines = {"target": engine_record(models.target), "draft": engine_record(models.draft)}
+    asyncio.run(models.aclose())
+    return engines
+
+
+def _finish(tables: Sequence[Table], found: "Scenario | Concurrency", json_file: Path | None) -> None:
+    """Print the tables and write the file.
+
+    Raises:
+        typer.Exit: a figure is past its limit.
+    """
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for table in tables:
+        console.print(table)
+    if json_file is not None:
+        write_text(json_file, found.model_dump_json(indent=2) + "\n")
+        print(f"Wrote {json_file}.")
+    if not found.holds:
+        raise typer.Exit(1)

@@ -3,16 +3,12 @@
 import asyncio
 import importlib
 import os
-import re
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -30,11 +26,6 @@ if TYPE_CHECKING:
 POLICIES = ("stepspec", "target", "token")
 CLIENTS = ("langchain", "openai")
 TABLE_WIDTH = 160
-START_S = 300.0
-"""Seconds that a service may take to load its models."""
-POLL_S = 0.2
-STOP_S = 20.0
-SERVING = re.compile(r"Serving at (http://\S+/v1)")
 
 
 def bench_agent(
@@ -114,37 +105,15 @@ def _service(pair: str, base_url: str | None, policies: list[str]) -> Generator[
     if base_url is not None:
         yield base_url
         return
+    with from_extra("dev", "stepspec bench agent"):
+        from stepspec.bench.service.process import started
     files = [each for each in policies if each not in list_data_files("policies")]
     if len(files) > 1:
         raise UsageError(f"A service has one policy from a file, and there are {len(files)}. Remove all but one.")
     command = [sys.executable, "-m", "stepspec", "serve", "--pair", pair, "--port", "0"]
     command += ["--policy", files[0]] if files else []
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
-        try:
-            yield _address(process, log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _address(process: "subprocess.Popen[bytes]", log: IO[str]) -> str:
-    """Wait until the service serves, and return its address."""
-    end = time.monotonic() + START_S
-    while True:
-        exited = process.poll() is not None
-        # The service writes through the same file offset, so read without moving it.
-        text = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
-        if match := SERVING.search(text):
-            return match[1]
-        if exited or time.monotonic() > end:
-            why = f"ended with exit code {process.returncode}" if exited else f"did not start within {START_S:.0f} s"
-            raise EngineError(f"stepspec serve {why}. Its log ends with: {text.strip()[-500:]}")
-        time.sleep(POLL_S)
+    with started(command) as service:
+        yield f"http://{service.address.host}:{service.address.port}/v1"
 
 
 def _engines(pair: str) -> dict[str, Any]:

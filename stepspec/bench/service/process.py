@@ -58,7 +58,7 @@ class Service:
         return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(names))
 
     async def num_tasks(self, client: Client) -> int:
-        """Return its number of asyncio tasks. Only a scripted service tells it."""
+        """Return its number of asyncio tasks. Only a scripted service reports it."""
         return int(await client.get("/tasks"))
 
 

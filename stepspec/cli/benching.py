@@ -35,6 +35,7 @@ from stepspec.bench.speed import (
     speeds_table,
     wire_table,
 )
+from stepspec.cli import benching_service
 from stepspec.cli.benching_agent import bench_agent
 from stepspec.cli.completing import one_of
 from stepspec.cli.help import WholeHelp
@@ -62,6 +63,7 @@ app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure how fast en
 
 
 app.command("agent")(bench_agent)
+app.add_typer(benching_service.app, name="service")
 
 
 @app.callback()

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import logging
 import os
 import signal
@@ -25,6 +26,9 @@ logger = logging.getLogger("stepspec.serve")
 
 CLOSING_S = 5
 """Seconds for responses to be sent after all requests were ended."""
+GC_THRESHOLDS = (10_000, 50, 100)
+"""See `gc.set_threshold`. With Python's defaults, full collections stop the event loop for half a second when a
+thousand streams are open."""
 
 
 class Server(uvicorn.Server):
@@ -69,7 +73,10 @@ class Serving:
     trusted_proxies: Sequence[str]
 
     def run(self, app: FastAPI, sockets: list[socket.socket]) -> None:
-        """Serve until a signal ends it."""
+        """Serve until a signal ends it. Changes the garbage collection of the process."""
+        gc.collect()
+        gc.freeze()  # models and modules stay, so no collection need look at them
+        gc.set_threshold(*GC_THRESHOLDS)
         with suppress(KeyboardInterrupt):  # the server raises it again after shutdown
             self.server(app).run(sockets=sockets)
 

@@ -5,12 +5,16 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from stepspec.bench.agent import HEADS, Agents, Reply, compare, in_words, model_for, rows_of, run_task
 from stepspec.bench.agent_tasks import KINDS, Call, Task, Turn, make_tasks
+from stepspec.cli import app
+from stepspec.cli.benching_agent import POLICIES
 from stepspec.errors import UsageError
 
 Change = Callable[[Turn], Call]
@@ -44,7 +48,7 @@ def test_tasks_depend_on_the_seed_alone() -> None:
 
 def test_right_calls_get_everything_right() -> None:
     for task in make_tasks(100, 0):
-        found = run_task(task, Oracle(task), "named")
+        found = run_task(task, Oracle(task), "named", 0, "openai", "target")
         assert found.calls_right == [True] * 3
         assert found.answers_right == [True] * 3
         assert found.num_requests == 6
@@ -70,7 +74,7 @@ def test_later_questions_need_the_result_before_them() -> None:
 )
 def test_a_wrong_call_counts_as_wrong(change: Change) -> None:
     for task in make_tasks(len(KINDS), 0):
-        found = run_task(task, Oracle(task, change), "auto")
+        found = run_task(task, Oracle(task, change), "auto", 0, "openai", "target")
         assert found.calls_right == [False] * 3
         assert not any(found.answers_right)
 
@@ -81,7 +85,7 @@ def test_only_the_wrong_turn_counts_as_wrong() -> None:
     def change(turn: Turn) -> Call:
         return Call(task.turns[0].tool.name, task.turns[0].arguments) if turn is task.turns[1] else right_call(turn)
 
-    found = run_task(task, Oracle(task, change), "required")
+    found = run_task(task, Oracle(task, change), "required", 0, "openai", "target")
     assert found.calls_right == [True, False, True]
     assert found.answers_right == [True, False, True]
 
@@ -116,41 +120,44 @@ def compared(num_tasks: int) -> tuple[Agents, list[tuple[str, str]]]:
     models = {policy: model_for(policy, served) for policy in ("stepspec", "target", "token")}
     with pytest.raises(UsageError, match="tokne"):
         model_for("tokne", served)
-    results = compare(make_tasks(num_tasks, 0), {"openai": begin}, models, "named", lambda *_: None)
-    about: Mapping[str, Any] = {"tool_choice": "named", "tasks": num_tasks, "seed": 0, "temperature": 0.0}
+    clients = {"langchain": begin, "openai": begin}
+    runs = [run for each in compare(make_tasks(num_tasks, 0), clients, models, "named") for run in each]
+    about: Mapping[str, Any] = {"clients": list(clients), "policies": list(models), "tool_choice": "named"}
     conditions = {"versions": {}, "commit": None, "hardware": {}, "started": "2026-01-01T00:00:00+00:00"}
-    return Agents(**conditions, **about, service="smol", engines={}, results=results), order
+    return Agents(**conditions, **about, seed=0, temperature=0.0, service="smol", engines={}, runs=runs), order
 
 
 def test_the_record_round_trips_and_its_table_has_all_figures() -> None:
-    found, _ = compared(12)
+    found, _ = compared(24)
     assert Agents.model_validate_json(found.model_dump_json()) == found
-    stepspec, target, token = found.results
+    assert [each.client for each in found.results] == ["langchain"] * 3 + ["openai"] * 3 + ["both"] * 3
+    stepspec, target, token = found.results[3:6]
     assert (stepspec.calls_right, token.calls_right, token.answers_right) == (1, 0, 0)
     assert token.calls_right_ci[1] > 0, "no share is certain"
     assert stepspec.reuse == pytest.approx(140 / 220)
     assert stepspec.speedup_ci is not None
     assert target.speedup == 1
     rows = rows_of(found)
-    assert [row[:2] for row in rows] == [["openai", name] for name in ("stepspec", "target", "token")]
+    assert [row[1] for row in rows] == ["stepspec", "target", "token"] * 3
     assert all(len(row) == len(HEADS) for row in rows)
     assert rows[1][3] == "1.00×"
     assert "63.6%" in rows[0]
-    assert "12 tasks of three turns, tool_choice names the tool" in in_words(found)
+    assert "24 tasks of three turns, tool_choice names the tool" in in_words(found)
 
 
-def test_policies_take_turns_in_alternating_order_and_no_two_runs_have_the_same_prompt() -> None:
-    _, order = compared(2)
+def test_clients_and_policies_take_turns_and_no_two_runs_have_the_same_prompt() -> None:
+    found, order = compared(3)
     models = ["smol", "smol@target", "smol@token"]
-    assert [model for model, _ in order] == [*models, *models, *reversed(models)], "the first round only warms up"
+    assert [model for model, _ in order] == [*models, *models, *models, *reversed(models)], "the first only warm up"
+    assert [run.client for run in found.runs] == ["langchain"] * 3 + ["openai"] * 3 + ["langchain"] * 3
     assert len({system for _, system in order}) == len(order)
     assert len({len(system) for _, system in order}) == 1
 
 
 @contextmanager
-def scripted_service(task: Task) -> Generator[tuple[str, list[Any]]]:
+def scripted_service(*tasks: Task) -> Generator[tuple[str, list[Any]]]:
     """Serve the wanted call after a question, and its result as the answer. Yields the address and all requests."""
-    wanted, requests = {turn.question: turn for turn in task.turns}, list[Any]()
+    wanted, requests = {turn.question: turn for task in tasks for turn in task.turns}, list[Any]()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -166,7 +173,14 @@ def scripted_service(task: Task) -> Generator[tuple[str, list[Any]]]:
             usage |= {"prompt_tokens_details": {"cached_tokens": 4}}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             about = {"id": "1", "object": "chat.completion", "created": 0, "model": "smol"}
-            body = json.dumps({**about, "choices": [choice], "usage": usage}).encode()
+            self.send_json({**about, "choices": [choice], "usage": usage})
+
+        def do_GET(self) -> None:
+            cards = [{"id": name, "object": "model", "created": 0, "owned_by": "", "policy": name} for name in POLICIES]
+            self.send_json({"object": "list", "data": cards})
+
+        def send_json(self, data: Any) -> None:
+            body = json.dumps(data).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -205,7 +219,8 @@ def test_both_clients_send_the_same_requests() -> None:
     for name in ("langchain", "openai"):
         with scripted_service(task) as (address, requests):
             begin = clients(address, "none", 0.0)[name]
-            found = run_task(task, begin(task, "smol@token", "Answer with the tools."), "named")
+            conversation = begin(task, "smol@token", "Answer with the tools.")
+            found = run_task(task, conversation, "named", 0, name, "token")
         assert found.calls_right == found.answers_right == [True] * 3
         assert (found.cached_tokens, found.prompt_tokens) == (16, 36)
         sent[name] = [plain(request) for request in requests]
@@ -213,3 +228,25 @@ def test_both_clients_send_the_same_requests() -> None:
     choices = [request["tool_choice"] for request in sent["openai"]]
     assert choices[1::2] == ["auto"] * 3
     assert [choice["function"]["name"] for choice in choices[::2]] == [turn.tool.name for turn in task.turns]
+
+
+def test_the_command_goes_on_with_its_file_and_refuses_another(tmp_path: Path) -> None:
+    file = tmp_path / "agent.json"
+    tasks = make_tasks(3, 0)
+    with scripted_service(*tasks) as (address, _):
+        for limit in (1, 3):
+            arguments = ["bench", "agent", "--base-url", address, "--limit", str(limit), "--json", str(file)]
+            result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+            assert result.exit_code == 0, result.output
+        found = Agents.model_validate_json(file.read_text("utf-8"))
+        assert [(run.task, run.client) for run in found.runs[::3]] == [
+            (0, "langchain"),
+            (1, "openai"),
+            (2, "langchain"),
+        ]
+        assert [result.calls_right for result in found.results] == [1.0] * 9
+        with pytest.raises(UsageError, match="runs with other seed"):
+            CliRunner().invoke(app, [*arguments, "--seed", "1"], catch_exceptions=False)
+        file.write_text("{}", "utf-8")
+        with pytest.raises(UsageError, match="is not a file of stepspec bench agent"):
+            CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -1,15 +1,17 @@
 """Agents on a running service: tasks of three turns with tools, under several policies, through two clients.
 
 A run of a task is one conversation. The model's own calls, right or wrong, decide what the tools return, and its own
-answers stay in the conversation. The policies take turns within each task, in alternating order.
+answers stay in the conversation. The clients take turns by task. Within a task its policies take turns, in alternating
+order.
 
 All runs share the prefix cache of the service. So that no run finds another one's prompt there, the system prompt
 starts with a number of the run. Numbers go by the order of the runs and do not favor a policy.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -65,14 +67,16 @@ Begin = Callable[[Task, str, str], Conversation]
 """Begins a conversation for a task, with the name of a model and a system prompt."""
 
 
-@dataclass(frozen=True)
-class TaskRun:
+class TaskRun(Record):
     """One task under one policy, through one client."""
 
+    task: int
+    client: str
+    policy: str
     seconds: float
-    calls_right: Sequence[bool]
+    calls_right: list[bool]
     """By turn, whether the first request made the wanted call and no other."""
-    answers_right: Sequence[bool]
+    answers_right: list[bool]
     num_requests: int
     extra_calls: int
     """Calls of later requests of a turn, which has its result by then."""
@@ -83,10 +87,12 @@ class TaskRun:
     """Of the first request, which has nothing but its system prompt's first words in common with earlier runs."""
 
 
-class AgentResult(Record):
-    """A policy on all tasks, through one client."""
+@dataclass(frozen=True)
+class AgentResult:
+    """A policy on all tasks of a client."""
 
     client: str
+    """`both` for the tasks of all clients."""
     policy: str
     seconds: float
     """Mean seconds of a task, tools and client included."""
@@ -98,7 +104,7 @@ class AgentResult(Record):
     calls_right: float
     """Share of the turns whose first request made the wanted call and no other."""
     calls_right_ci: tuple[float, float]
-    calls_right_by_turn: list[float]
+    calls_right_by_turn: Sequence[float]
     answers_right: float
     answers_right_ci: tuple[float, float]
     requests: float
@@ -111,18 +117,32 @@ class AgentResult(Record):
 
 
 class Agents(Conditions):
-    """The file that `stepspec bench agent --json` writes."""
+    """The file that `stepspec bench agent --json` writes after each task."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     service: str
     """The pair of the service, or its address if the benchmark did not start it."""
+    clients: list[str]
+    policies: list[str]
     tool_choice: ToolChoice
-    tasks: int
     seed: int
     temperature: float
     max_tokens: int = MAX_TOKENS
     engines: dict[str, EngineRecord | None]
-    results: list[AgentResult]
+    runs: list[TaskRun]
+    """Of each task, all policies."""
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.runs) // len(self.policies)
+
+    @property
+    def results(self) -> list[AgentResult]:
+        """The policies by client, and at last on all tasks."""
+        each = [(client, [run for run in self.runs if run.client == client]) for client in self.clients]
+        groups = [*each, ("both", self.runs)] if len(each) > 1 else each
+        return [result for client, runs in groups if runs for result in results_of(client, self.policies, runs)]
 
 
 def model_for(policy: str, served: Sequence[Mapping[str, str]]) -> str:
@@ -137,7 +157,9 @@ def model_for(policy: str, served: Sequence[Mapping[str, str]]) -> str:
     raise UsageError(unknown_name("policy", policy, list(dict.fromkeys(model["policy"] for model in served))))
 
 
-def run_task(task: Task, conversation: Conversation, tool_choice: ToolChoice) -> TaskRun:
+def run_task(
+    task: Task, conversation: Conversation, tool_choice: ToolChoice, number: int, client: str, policy: str
+) -> TaskRun:
     """Ask the questions of a task, and check calls and answers."""
     since = time.perf_counter()
     turns = [conversation.ask(turn.question, _choice(turn, tool_choice)) for turn in task.turns]
@@ -145,6 +167,9 @@ def run_task(task: Task, conversation: Conversation, tool_choice: ToolChoice) ->
     later = [reply for replies in turns[1:] for reply in replies]
     both = list(zip(task.turns, turns, strict=True))
     return TaskRun(
+        task=number,
+        client=client,
+        policy=policy,
         seconds=seconds,
         calls_right=[turn.is_right(replies[0].calls) for turn, replies in both],
         answers_right=[turn.is_answered(replies[-1].text) for turn, replies in both],
@@ -165,42 +190,39 @@ def compare(
     clients: Mapping[str, Begin],
     models: Mapping[str, str],
     tool_choice: ToolChoice,
-    progress: Callable[[None, int, int], None],
-) -> list[AgentResult]:
-    """Run tasks through each client under each policy, and compare the policies.
+    first: int = 0,
+) -> Generator[list[TaskRun]]:
+    """Run each task under all policies, through one of the clients, and yield its runs.
 
     Args:
-        tasks: the tasks.
+        tasks: all tasks.
         clients: by name, what begins a conversation.
         models: by policy, the name of its model.
         tool_choice: what the first request of each turn asks for.
-        progress: called with None, and the numbers of finished and of all tasks.
+        first: number of the first task to run; those before it were run already.
     """
-    ways = [(client, policy) for client in clients for policy in models]
-    runs: dict[tuple[str, str], list[TaskRun]] = {way: [] for way in ways}
-    session = FIRST_SESSION
+    sessions, names = count_from(FIRST_SESSION), list(clients)
 
-    def begin(task: Task, way: tuple[str, str]) -> Conversation:
-        nonlocal session
-        session += 1
-        client, policy = way
-        return clients[client](task, models[policy], SYSTEM.format(session))
+    def begin(task: Task, client: str, policy: str) -> Conversation:
+        return clients[client](task, models[policy], SYSTEM.format(next(sessions)))
 
-    for way in ways:  # the first request under a policy sets it up
-        begin(tasks[0], way).ask(tasks[0].turns[0].question, _choice(tasks[0].turns[0], tool_choice))
-    for number, task in enumerate(tasks):
-        for way in ways if number % 2 == 0 else reversed(ways):
-            runs[way].append(run_task(task, begin(task, way), tool_choice))
-        progress(None, number + 1, len(tasks))
-    return results_of(runs)
+    if first < len(tasks):
+        for policy in models:  # the first request under a policy sets it up
+            turn = tasks[first].turns[0]
+            begin(tasks[first], names[0], policy).ask(turn.question, _choice(turn, tool_choice))
+    for number, task in enumerate(tasks[first:], first):
+        rounds, index = divmod(number, len(names))
+        client, order = names[index], list(models)[:: 1 if rounds % 2 == 0 else -1]
+        yield [run_task(task, begin(task, client, policy), tool_choice, number, client, policy) for policy in order]
 
 
-def results_of(runs: Mapping[tuple[str, str], Sequence[TaskRun]]) -> list[AgentResult]:
-    """Return the figures of all runs, given by client and policy, with the tasks in the same order."""
-    return [
-        _result(client, policy, own, runs.get((client, BASELINE)), runs.get((client, TOKEN)))
-        for (client, policy), own in runs.items()
-    ]
+def results_of(client: str, policies: Sequence[str], runs: Sequence[TaskRun]) -> list[AgentResult]:
+    """Return the figures of each policy, from runs of the same tasks under all of them."""
+    by_policy = {
+        policy: sorted((run for run in runs if run.policy == policy), key=lambda run: run.task) for policy in policies
+    }
+    baselines = by_policy.get(BASELINE), by_policy.get(TOKEN)
+    return [_result(client, policy, own, *baselines) for policy, own in by_policy.items()]
 
 
 def _result(
@@ -274,11 +296,11 @@ CHOICES_IN_WORDS: Mapping[ToolChoice, str] = {
 
 def in_words(found: Agents) -> str:
     """Return what was measured."""
-    about = f"{count(found.tasks, 'task')} of three turns, {CHOICES_IN_WORDS[found.tool_choice]}"
+    about = f"{count(found.num_tasks, 'task')} of three turns, {CHOICES_IN_WORDS[found.tool_choice]}"
     models = models_in_words(found.engines)
     return f"{about}, temperature {found.temperature:g}, at most {found.max_tokens} tokens a request; {models}"
 
 
 def agents_table(found: Agents) -> Table:
     """Return a terminal table of all clients and policies."""
-    return cells_table(f"{count(found.tasks, 'task')} of three turns with tools", HEADS, rows_of(found))
+    return cells_table(f"{count(found.num_tasks, 'task')} of three turns with tools", HEADS, rows_of(found))

@@ -28,6 +28,11 @@ from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
+from stepspec.bench.service import concurrency, records
+from stepspec.bench.service.faults import Faults
+from stepspec.bench.service.instant import Instant
+from stepspec.bench.service.overload import Overload
+from stepspec.bench.service.streams import Streams
 from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
@@ -84,6 +89,14 @@ MEASURED: Mapping[str, Measured] = {
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
+SCENARIOS: Mapping[str, type[records.Scenario]] = {
+    "concurrency": concurrency.Concurrency,
+    "faults": Faults,
+    "instant": Instant,
+    "overload": Overload,
+    "streams": Streams,
+}
+"""By the file under `evals/results/service`."""
 LEARNED = ("embedded-t0", "smol-t06")
 """Calibrations whose recorded steps compare a learned judge with its signals."""
 
@@ -124,6 +137,10 @@ def generated(root: Path) -> dict[Path, str]:
             for name in MEASURED
             for file in sorted((results / name).glob("*.json"))
         ),
+        *(
+            ("docs/service.md", "load", file.stem, scenario_block(file))
+            for file in sorted((results / "service").glob("*.json"))
+        ),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
@@ -154,6 +171,16 @@ def measured_block(name: str, file: Path) -> str:
     table = markdown_table(measured.heads, measured.rows_of(found))
     intervals = " Intervals are 95%." if measured.has_intervals else ""
     return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
+
+
+def scenario_block(file: Path) -> str:
+    """Return Markdown tables of a file of `stepspec bench service`, and where it was measured."""
+    found = SCENARIOS[file.stem].model_validate_json(file.read_text("utf-8"))
+    tables, about = [markdown_table(records.HEADS, records.rows_of(found))], found.title
+    if isinstance(found, concurrency.Concurrency):
+        tables.insert(0, markdown_table(concurrency.HEADS, concurrency.rows_of(found)))
+        about = f"{concurrency.in_words(found)}. Intervals are 95%"
+    return "\n\n".join([*tables, f"{about}; {machine_in_words(found)}."])
 
 
 def keys_block() -> str:

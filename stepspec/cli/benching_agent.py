@@ -21,7 +21,7 @@ from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError, UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from stepspec.bench.agent import ToolChoice
+    from stepspec.bench.agent import Agents, ToolChoice
 
 POLICIES = ("stepspec", "target", "token")
 CLIENTS = ("langchain", "openai")
@@ -57,7 +57,12 @@ def bench_agent(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
     seed: SeedOption = 0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="Write all runs to this file after each task. Of a file that exists, the run goes on.",
+        ),
     ] = None,
 ) -> None:
     """Compare policies on three-turn tasks with tools, through LangChain and the openai client."""
@@ -74,9 +79,25 @@ def bench_agent(
     for name in client or ():
         if name not in CLIENTS:
             raise UsageError(unknown_name("client", name, CLIENTS))
-    policies = list(dict.fromkeys(policy or POLICIES))
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    conditions = {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
+    policies, names = list(dict.fromkeys(policy or POLICIES)), list(dict.fromkeys(client or CLIENTS))
+    found = Agents.model_validate(
+        {
+            "versions": versions(),
+            "commit": commit(),
+            "hardware": hardware(),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "service": base_url or pair,
+            "clients": names,
+            "policies": [Path(each).stem for each in policies],
+            "tool_choice": choice,
+            "seed": seed,
+            "temperature": temperature,
+            "engines": {} if base_url else _engines(pair),
+            "runs": [],
+        }
+    )
+    if json_file is not None and json_file.exists():
+        found = _continued(json_file, found)
     key = os.environ.get("STEPSPEC_API_KEY", "none")
     with _service(pair, base_url, policies) as address, make_meter() as meter:
         try:
@@ -84,19 +105,38 @@ def bench_agent(
             models = {Path(each).stem: model_for(each, served) for each in policies}
             begin = own.clients(address, key, temperature)
             meter.begin("tasks")
-            chosen = {name: begin[name] for name in client or CLIENTS}
-            results = compare(make_tasks(limit, seed), chosen, models, choice, meter.show)
+            chosen = {name: begin[name] for name in names}
+            for runs in compare(make_tasks(limit, seed), chosen, models, choice, found.num_tasks):
+                found.runs.extend(runs)
+                if json_file is not None:
+                    write_text(json_file, found.model_dump_json(indent=1) + "\n")
+                meter.show(None, found.num_tasks, limit)
         except openai_error as error:
             raise EngineError(f"The service at {address} failed: {error}") from error
-    about = {"tool_choice": choice, "tasks": limit, "seed": seed, "temperature": temperature, "results": results}
-    engines: dict[str, Any] = {} if base_url else _engines(pair)
-    found = Agents.model_validate({**conditions, **about, "service": base_url or pair, "engines": engines})
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     console.print(agents_table(found))
     console.print(in_words(found))
     if json_file is not None:
-        write_text(json_file, found.model_dump_json(indent=2) + "\n")
         print(f"Wrote {json_file}.")
+
+
+def _continued(file: Path, wanted: "Agents") -> "Agents":
+    """Return the runs of a file, which have to be of the same settings on the same machine.
+
+    Raises:
+        UsageError: the file is none of this command, or has other settings.
+    """
+    from stepspec.bench.agent import Agents
+
+    try:
+        found = Agents.model_validate_json(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} exists and is not a file of stepspec bench agent. Name another file.") from error
+    free = {"runs", "started", "commit"}
+    own, others = wanted.model_dump(exclude=free), found.model_dump(exclude=free)
+    if differing := [name for name in own if own[name] != others[name]]:
+        raise UsageError(f"{file} has runs with other {', '.join(differing)}. Name another file.")
+    return found
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from stepspec.cli.options import PairOption, SeedOption
 from stepspec.cli.progress import make_meter
 
 if TYPE_CHECKING:
-    from stepspec.bench.service.concurrency import Concurrency
     from stepspec.bench.service.records import Scenario
 
 TABLE_WIDTH = 140
@@ -92,19 +91,23 @@ def bench_concurrency(
         list[int] | None, typer.Option(min=1, help="Concurrent requests. Default: 1, 2, 4, 8, 16, 32 and 64.")
     ] = None,
     blocks: Annotated[int, typer.Option(min=2, help="Blocks of problems; an interval needs 10.")] = 12,
-    rounds: Annotated[int, typer.Option(min=1, help="Problems of a block for each concurrent request.")] = 4,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Problems of a block for each concurrent request. A block has at least 8.")
+    ] = 2,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
     json_file: JsonOption = None,
 ) -> None:
     """Compare the throughput of the default policy with that of the target alone."""
     from stepspec.bench.service.concurrency import (
         CONCURRENCIES,
+        MIN_BLOCK,
         Concurrency,
         at_concurrency,
         concurrency_table,
         models_of,
     )
     from stepspec.bench.service.process import started
+    from stepspec.bench.service.records import scenario_table
     from stepspec.evaluation.generators.gsm_mini import load_split
 
     conditions, results = _conditions(), list[Any]()
@@ -113,12 +116,13 @@ def bench_concurrency(
         policy, *models = runner.run(models_of(service))
         for number in concurrency or CONCURRENCIES:
             meter.begin(f"concurrency {number}")
-            questions = [each.question for each in islice(load_split("test"), blocks * rounds * number)]
+            count = blocks * max(rounds * number, MIN_BLOCK)
+            questions = [each.question for each in islice(load_split("test"), count)]
             run = at_concurrency(service, (models[0], models[1]), questions, number, blocks, temperature, meter.show)
             results.append(runner.run(run))
     about = {"policy": policy, "benchmark": "gsm-mini", "temperature": temperature, "engines": _engines(pair)}
     found = Concurrency.model_validate({**conditions, **about, "results": results})
-    _finish([concurrency_table(found)], found, json_file)
+    _finish([concurrency_table(found), scenario_table(found)], found, json_file)
 
 
 @app.command("overload")
@@ -184,7 +188,7 @@ def _engines(pair: str | None) -> dict[str, Any]:
     return engines
 
 
-def _finish(tables: Sequence[Table], found: "Scenario | Concurrency", json_file: Path | None) -> None:
+def _finish(tables: Sequence[Table], found: "Scenario", json_file: Path | None) -> None:
     """Print the tables and write the file.
 
     Raises:

@@ -6,6 +6,7 @@ when the next one begins. Each committed step is one delta of the reasoning.
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
@@ -69,15 +70,15 @@ class _Item:
         return {"item_id": self.id, "output_index": self._index}
 
 
-class _PartItem(_Item):
+class _PartItem(_Item, ABC):
     """An item whose text is in a content part."""
 
     def data(self) -> Data:
         return {**super().data(), "content": [self.part()] if self._chunks or self.status != "in_progress" else []}
 
+    @abstractmethod
     def part(self) -> Data:
         """Return the content part."""
-        raise NotImplementedError
 
     def opening(self) -> list[Data]:
         return [*super().opening(), self._part_event("added")]

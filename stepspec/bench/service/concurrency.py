@@ -6,7 +6,6 @@ cache. They are short beside the answers, and each policy is the second equally 
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 from rich.table import Table
@@ -14,16 +13,21 @@ from rich.table import Table
 from stepspec.bench.service.client import Client, Exchange, chat_request, decoded
 from stepspec.bench.service.load import closed_loop
 from stepspec.bench.service.process import Service
+from stepspec.bench.service.records import Check, Scenario
 from stepspec.bench.speed import cells_table, with_interval
 from stepspec.errors import EngineError
-from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record
+from stepspec.evaluation.records import BASELINE, EngineRecord, Record
 from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.stats.ratios import ratio_of_rates, ratio_of_sums
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 MAX_TOKENS = 640
-MIN_SPEEDUP = 1 / 1.05
+MIN_SPEEDUP = 1.0
 """Least throughput over that of the target."""
+SHARED, ALONE, MIN_SCALING = 16, 1, 3.0
+"""At 16 concurrent requests, the throughput should be at least 3 times that of 1."""
+MIN_BLOCK = 8
+"""Least problems of a block."""
 Progress = Callable[[None, int, int], None]
 
 
@@ -50,21 +54,38 @@ class AtConcurrency(Record):
     tokens_ratio_ci: tuple[float, float] | None
 
 
-class Concurrency(Conditions):
+class Concurrency(Scenario):
     """The file that `stepspec bench service concurrency --json` writes."""
 
-    version: Literal[1] = 1
     policy: str
     benchmark: str
     temperature: float
     min_speedup: float = MIN_SPEEDUP
+    min_scaling: float = MIN_SCALING
     engines: dict[str, EngineRecord | None]
     results: list[AtConcurrency]
 
     @property
-    def holds(self) -> bool:
-        """Whether every request was answered, and no number of them makes the policy slower than the limit."""
-        return all(not each.failed and each.speedup >= self.min_speedup for each in self.results)
+    def title(self) -> str:
+        """See `Scenario.title`."""
+        return f"{self.policy} on {self.benchmark} over HTTP, temperature {self.temperature:g}"
+
+    @property
+    def checks(self) -> list[Check]:
+        """See `Scenario.checks`. Without both numbers of concurrent requests, there is no check of how it scales."""
+        found = {each.concurrency: each for each in self.results}
+        least = min(each.speedup for each in self.results)
+        checks = [
+            Check(name="requests without an answer", value=sum(each.failed for each in self.results), limit=0),
+            Check(name="least speedup over the target", value=least, limit=self.min_speedup, bound="at least"),
+        ]
+        if SHARED in found and ALONE in found:
+            scaling = found[SHARED].tokens_per_s / found[ALONE].tokens_per_s
+            name = f"tokens/s at {SHARED} over {ALONE}"
+            checks.append(Check(name=name, value=scaling, limit=self.min_scaling, bound="at least"))
+            target = found[SHARED].target_tokens_per_s / found[ALONE].target_tokens_per_s
+            checks.append(Check(name=f"{name}, target alone", value=target))
+        return checks
 
 
 async def models_of(service: Service) -> tuple[str, str, str]:
@@ -170,8 +191,7 @@ def rows_of(found: Concurrency) -> list[list[str]]:
 
 def in_words(found: Concurrency) -> str:
     """Return what was measured."""
-    about = f"{found.policy} on {found.benchmark} over HTTP, temperature {found.temperature:g}"
-    return f"{about}; {models_in_words(found.engines)}"
+    return f"{found.title}; {models_in_words(found.engines)}"
 
 
 def concurrency_table(found: Concurrency) -> Table:

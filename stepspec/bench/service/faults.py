@@ -79,7 +79,7 @@ class Faults(Scenario):
     def title(self) -> str:
         """See `Scenario.title`."""
         count = sum(each.answered + each.refused + each.left + each.wrong for each in self.faults.visits)
-        return f"a service after {count:,} visits of faulty clients, and at SIGTERM under load"
+        return f"{count:,} visits of faulty clients, and SIGTERM under load"
 
     @property
     def checks(self) -> list[Check]:

@@ -1,5 +1,6 @@
 """What the measurements of the service have in common: checks of figures against limits, and their tables."""
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from rich.table import Table
@@ -30,20 +31,20 @@ class Check(Record):
         return self.value <= self.limit if self.bound == "at most" else self.value >= self.limit
 
 
-class Scenario(Conditions):
+class Scenario(Conditions, ABC):
     """Base class of the files that `stepspec bench service NAME --json` writes."""
 
     version: Literal[1] = 1
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """What was measured."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def checks(self) -> list[Check]:
         """The figures with their limits."""
-        raise NotImplementedError
 
     @property
     def holds(self) -> bool:
@@ -71,11 +72,6 @@ def _written(check: Check) -> str:
     if check.value is not None and not check.unit and check.value.is_integer():
         return f"{check.value:,.0f}"
     return significant(check.value, check.unit)
-
-
-def in_words(found: Scenario) -> str:
-    """Return what was measured."""
-    return found.title
 
 
 def scenario_table(found: Scenario) -> Table:

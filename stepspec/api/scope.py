@@ -5,15 +5,21 @@ a file `pair.json` with a lower bound on the target's mean log-probability of a 
 the answer, so it delays no token. Other models have no such file.
 """
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
+
+from pydantic import PrivateAttr
 
 from stepspec.base.file_model import FileModel, Version
 from stepspec.engines.protocol import Engine, TokenBuffer, Verify
 
 FILE = "pair.json"
 
-MAX_READ = 512
-"""Number of a prompt's tokens that the check reads. They fill one pass, and of a long prompt they tell as much."""
+MAX_READ = 128
+"""Number of a prompt's tokens that the check reads. A word problem is shorter, and a longer prompt costs no more."""
+MAX_KNOWN = 1024
+"""Prompts whose result is kept. All turns of a conversation begin with the same tokens, and are checked once."""
 
 
 class PairScope(FileModel):
@@ -26,6 +32,8 @@ class PairScope(FileModel):
     """Lower bound of the mean log-probability, in nats. Prompts below it are unlike the pair's training data."""
     measured: str
     """How the bound was measured."""
+    _known: OrderedDict[Sequence[int], bool] = PrivateAttr(default_factory=OrderedDict[Sequence[int], bool])
+    """By the tokens that were read, whether they are like the training data. The prompts used last are at the end."""
 
     @classmethod
     def load(cls, folder: Path) -> "PairScope":
@@ -33,13 +41,19 @@ class PairScope(FileModel):
         return cls.model_validate_json((folder / FILE).read_bytes())
 
     async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
-        """Return `knows` for a prompt below the bound, else None.
+        """Return `knows` for a prompt below the bound, else None. `target` must be that of the pair.
 
         Raises:
             EngineError: the target failed.
         """
-        mean = await mean_logprob(target, prompt)
-        return None if mean is None or mean >= self.least_logprob else self.knows
+        read = _read(prompt)
+        if read not in self._known:
+            mean = await mean_logprob(target, prompt)
+            self._known[read] = mean is None or mean >= self.least_logprob
+        self._known.move_to_end(read)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return None if self._known[read] else self.knows
 
 
 async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
@@ -49,8 +63,13 @@ async def mean_logprob(target: Engine, prompt: TokenBuffer) -> float | None:
     Raises:
         EngineError: the target failed.
     """
-    ids = prompt.since(0, min(MAX_READ, len(prompt)))
+    ids = _read(prompt)
     if len(ids) < 2 or "scores" not in target.abilities:
         return None
     logprobs = (await target.verify(Verify(TokenBuffer(ids[:1]), ids[1:]))).logprobs
     return sum(logprobs) / len(logprobs) if logprobs else None
+
+
+def _read(prompt: TokenBuffer) -> Sequence[int]:
+    """Return the tokens that the check reads."""
+    return tuple(prompt.since(0, min(MAX_READ, len(prompt))))

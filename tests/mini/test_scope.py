@@ -12,7 +12,8 @@ import pytest
 from stepspec import StepSpec
 from stepspec.api.loading import load_pair
 from stepspec.api.pairs import EMBEDDED
-from stepspec.api.scope import PairScope
+from stepspec.api.scope import MAX_READ, PairScope
+from stepspec.engines.protocol import TokenBuffer, Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
@@ -83,3 +84,23 @@ async def test_custom_models_have_no_note_and_a_failed_check_does_not_fail_the_a
         result = await spec.generate("What is the capital of France?", max_tokens=5)
     assert result.note is None
     assert result.counts.committed == 5
+
+
+async def test_the_turns_of_a_conversation_are_checked_once(
+    target: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scope, num_checks, verify = PairScope.load(EMBEDDED), 0, target.verify
+
+    async def counted(call: Verify) -> Verification:
+        nonlocal num_checks
+        num_checks += 1
+        return await verify(call)
+
+    monkeypatch.setattr(target, "verify", counted)
+    prompt = TokenBuffer(random.Random(0).choices(range(10, 200), k=MAX_READ))
+    for _ in range(3):
+        assert await scope.note(target, prompt) == scope.knows
+        prompt.append(range(10, 50))
+    assert num_checks == 1
+    assert await scope.note(target, TokenBuffer(range(10, 60))) == scope.knows
+    assert num_checks == 2

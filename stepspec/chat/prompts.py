@@ -237,12 +237,18 @@ def encode_messages(
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A prompt without a chat template: a text, in which special tokens are recognized, or the ids of the target."""
+    """A prompt without a chat template: a text, in which special tokens are recognized, or the ids of the target.
+
+    Attributes:
+        content: the text or the ids.
+        add_special_tokens: whether a text gets the tokens that begin every text of the model.
+    """
 
     content: str | Sequence[int]
+    add_special_tokens: bool = True
 
     def encoded(self, tokenizer: Tokenizer, room: Room | None = None) -> tuple[list[int], str]:
-        """Return the ids and the text of the prompt. A text gets the tokens that begin every text of the model.
+        """Return the ids and the text of the prompt.
 
         Raises:
             UsageError: the prompt is empty, or an id is not in the vocabulary.
@@ -259,7 +265,7 @@ class RawPrompt:
         if room is not None and tokenizer.max_token_bytes is not None:
             room.check(len(self.content.encode("utf-8", "replace")) // tokenizer.max_token_bytes, at_least=True)
         ids, start = tokenizer.encode(self.content), list(tokenizer.start_ids)
-        if start and ids[: len(start)] != start:
+        if self.add_special_tokens and start and ids[: len(start)] != start:
             ids = start + ids
         if room is not None:
             room.check(len(ids))

@@ -29,7 +29,7 @@ from stepspec.serve.document import (
     documented,
 )
 from stepspec.serve.errors import error_body, headers_of, status_of
-from stepspec.serve.log import RequestLog
+from stepspec.serve.log import RequestLog, entry_of
 from stepspec.serve.page import add_page
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_answer import ResponsesAnswer
@@ -180,8 +180,9 @@ def _add_state(app: FastAPI, service: Service) -> None:
         return {"server_load": service.admission.num_running + service.admission.num_queued}
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StepSpecError)
+    entry_of(request.scope).failed(error)
     return JSONResponse(error_body(error), status_of(error), headers_of(error))
 
 

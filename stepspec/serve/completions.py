@@ -34,6 +34,9 @@ class CompletionRequest(TextRequest):
     prompt: str | Items[str] | Items[int] | Items[Items[int]] = Field(
         description=f"A text, in which special tokens are recognized, or token ids; or a list of at most {MAX_TEXTS}."
     )
+    add_special_tokens: bool | None = Field(
+        default=True, description="Whether a text gets the tokens that begin every text of the model."
+    )
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Number of most likely tokens to list at each token, at most 20."
     )
@@ -51,7 +54,7 @@ class CompletionRequest(TextRequest):
             raise RefusedError("prompt", "A prompt must have at least one token.")
         if (count := len(prompts) * self.num_answers) > MAX_TEXTS:
             raise RefusedError("prompt", f"The prompts times n may be at most {MAX_TEXTS} texts, got {count}.")
-        return [RawPrompt(prompt) for prompt in prompts]
+        return [RawPrompt(prompt, self.add_special_tokens is not False) for prompt in prompts]
 
     def own_options(self) -> Mapping[str, Any]:
         """Return the options of this route's own fields."""

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -140,6 +140,8 @@ class Body(BaseModel):
         return found[0] if found else None
 
 
+BANNED = -100.0
+"""Value of `logit_bias` that keeps a token out of the text."""
 WORDS = {"model", "user", "n"}
 """Fields whose names are words of other errors."""
 
@@ -175,6 +177,9 @@ class TextRequest(Body):
         description=f"Strings that end the answer, at most {MAX_STOPS} of {MAX_STOP_CHARACTERS} characters.",
     )
     stop_token_ids: Items[int] | None = Field(default=None, description="Tokens that end the answer.")
+    ignore_eos: bool | None = Field(
+        default=False, description="Whether to keep the model from ending the text before its limit."
+    )
     response_format: dict[str, Any] | None = Field(
         default=None, description="`text` (the default), `json_object`, or `json_schema` with a schema."
     )
@@ -251,8 +256,8 @@ class TextRequest(Body):
         streaming = (self.stream_options.model_extra or {}) if self.stream_options else {}
         return [*super().ignored, *(truncated(f"stream_options.{name}", 64) for name in streaming)][:MAX_LISTED]
 
-    def options(self) -> RequestOptions:
-        """Convert the request to options of the Python API.
+    def options(self, end_ids: Iterable[int]) -> RequestOptions:
+        """Convert the request to options of the Python API. `end_ids`: the tokens that end a text of the model.
 
         Raises:
             UsageError: a field is not supported, or a value is out of range.
@@ -262,6 +267,8 @@ class TextRequest(Body):
         if self.top_k == -1:  # in vLLM, -1 turns top_k off
             del given["top_k"]
         bias = {_token_id(id): amount for id, amount in (self.logit_bias or {}).items()}
+        if self.ignore_eos:
+            bias |= dict.fromkeys(end_ids, BANNED)
         return RequestOptions(
             sampling={"seed": secrets.randbits(31), "logit_bias": bias, **given},
             max_tokens=getattr(self, self.limit),

@@ -10,6 +10,7 @@ from stepspec.api.session import PreparedRequest
 from stepspec.loop.step import Done, Event, Result
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
+from stepspec.serve.errors import BusyError
 from stepspec.serve.keys import Client, Rates
 from stepspec.serve.log import LogEntry
 from stepspec.serve.models import ServedModel
@@ -53,6 +54,15 @@ class Generation:
             BusyError: the request cannot be taken now.
             TargetError: the target failed.
         """
+        try:
+            async with aclosing(self._admitted()) as events:
+                async for each in events:
+                    yield each
+        except BusyError as error:
+            self.monitor.rejected(error.reason)
+            raise
+
+    async def _admitted(self) -> IndexedEvents:
         since = time.perf_counter()
         num_tokens = sum(len(prompt.prompt) for prompt in self.prompts)
         num_answers = len(self.prompts) * self.num_answers

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stepspec.errors import StepSpecError
 from stepspec.loop.tracing import caller
+from stepspec.serve.errors import error_body, truncated
 from stepspec.serve.fields import ID_PATTERN
 
 logger = logging.getLogger("stepspec.serve")
@@ -18,7 +20,7 @@ logger = logging.getLogger("stepspec.serve")
 KEY = "stepspec.log"
 """Key in a request's ASGI scope for its log entry."""
 
-MAX_PATH = 200
+MAX_PATH, MAX_PARAM = 200, 64
 TRACE = (b"traceparent", b"tracestate", b"baggage")
 """Headers with the span of the client."""
 
@@ -36,23 +38,32 @@ class LogEntry:
     num_tokens: int = 0
     ignored: Sequence[str] = ()
     note: str | None = None
+    error: str | None = None
+    """The kind of an error and the field that it is about. Its message may quote the prompt."""
     prompt: str | None = None
     """The prompt, if the service logs prompts."""
     status: int = 500
     complete: bool = False
     since: float = field(default_factory=time.monotonic)
 
+    def failed(self, error: StepSpecError) -> None:
+        """Add an error."""
+        found = error_body(error)["error"]
+        param = "" if found["param"] is None else f" {truncated(repr(found['param']), MAX_PARAM)}"
+        self.error = f"{found['code'] or found['type']}{param}"
+
     def words(self) -> str:
         """Return the part of the line about the text; empty for other requests."""
+        error = "" if self.error is None else f" {self.error}"
         if self.policy is None:
-            return ""
+            return error
         queued = "" if self.queue_s is None else f" queued {self.queue_s:.3f} s"
         words = f" {self.num_tokens} tokens model {self.model!r} policy {self.policy} client {self.client!r}{queued}"
         if self.session_id:
             words += f" session {self.session_id!r}"
         if self.ignored:
             words += f" ignored {', '.join(map(repr, self.ignored))}"
-        return words + " (with a note)" * (self.note is not None)
+        return words + " (with a note)" * (self.note is not None) + error
 
     def fields(self) -> dict[str, Any]:
         """Return the entry for structured logs."""

@@ -67,7 +67,8 @@ COUNTERS: Mapping[str, tuple[str, str | None]] = {
 class Monitor:
     """The metrics of a service, in a registry of their own."""
 
-    def __init__(self, admission: Admission, pairs: Mapping[str, Pair]) -> None:
+    def __init__(self, admission: Admission, pairs: Mapping[str, Pair], policy: str) -> None:
+        """`policy`: the default one, whose metrics are there before the first request."""
         self.registry = CollectorRegistry()
         made: dict[str, Any] = {"registry": self.registry, "labelnames": LABELS}
         self._histograms = {
@@ -94,6 +95,8 @@ class Monitor:
             registry=self.registry,
         )
         for name, pair in pairs.items():
+            for counter in self._counters.values():
+                counter.labels(name, policy)
             for role in ("target", *(["draft"] if pair.draft is not None else [])):
                 self._up.labels(name, role).set(1)
         self.registry.register(_Engines(admission, pairs))

@@ -33,7 +33,6 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     # End of the answer.
     "min_tokens": (0,),
-    "ignore_eos": (False,),
     "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,),
     "repetition_detection": (),
@@ -127,15 +126,13 @@ class Refusals(Mapping[str, tuple[Any, ...]]):
 CHAT = Refusals(REFUSED)
 COMPLETIONS = Refusals(
     {
-        **{name: values for name, values in REFUSED.items() if name not in OF_CHAT},
+        **{name: values for name, values in REFUSED.items() if name not in (*OF_CHAT, "add_special_tokens")},
         "suffix": (),
-        "add_special_tokens": (True,),
     }
 )
 
 TOKENIZE = Refusals(
     {
-        "add_special_tokens": (True,),
         "add_generation_prompt": (True,),
         "continue_final_message": (False,),
         "chat_template": (),

@@ -29,7 +29,7 @@ class Service:
         self.settings = settings
         self.models = ServedModels(pairs, policy)
         self.admission = Admission(settings.limits)
-        self.monitor = Monitor(self.admission, pairs)
+        self.monitor = Monitor(self.admission, pairs, policy)
         self._rates = Rates()
 
     def client(self, request: Request) -> Client:
@@ -73,7 +73,7 @@ class Service:
         """
         model, named = self.models.find(asked.model)
         policy, session = model.session(named, asked.speculation)
-        options = asked.options()
+        options = asked.options(model.pair.target.tokenizer.end_ids)
         prompts: list[PreparedRequest] = [await session.prepare(question, options) for question in questions]
         entry = entry_of(request.scope)
         entry.request_id = asked.request_id or entry.request_id

@@ -20,6 +20,9 @@ class TokenizeRequest(Body):
 
     model: str | None = Field(default=None, description="Name of a served model; by default the first one.")
     prompt: str | None = Field(default=None, description="A text, in which special tokens are recognized.")
+    add_special_tokens: bool | None = Field(
+        default=True, description="Whether a prompt gets the tokens that begin every text of the model."
+    )
     messages: Items[dict[str, Any]] | None = Field(
         default=None, description="A conversation, in place of a prompt.", json_schema_extra={"items": TURN}
     )
@@ -35,7 +38,9 @@ class TokenizeRequest(Body):
         """
         if (self.prompt is None) == (self.messages is None):
             raise RefusedError("prompt", "Send either prompt or messages.")
-        return RawPrompt(self.prompt) if self.prompt is not None else self.messages or []
+        if self.prompt is not None:
+            return RawPrompt(self.prompt, self.add_special_tokens is not False)
+        return self.messages or []
 
     def options(self) -> RequestOptions:
         """Convert the request to options of the Python API."""

@@ -3,14 +3,17 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
+from service import serving
 
 from stepspec import StepSpec
+from stepspec.api.loading import load_pair
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 from stepspec.langchain.sharing import shared_pair
 
@@ -110,3 +113,14 @@ def test_a_loaded_pair_reports_its_context_length(spec: StepSpec) -> None:
     assert ChatStepSpec().get_num_tokens("Ann has 12 apples.") == len(
         spec.pair.target.tokenizer.encode_text("Ann has 12 apples.")
     )
+
+
+def test_a_text_that_ignores_its_end_has_exactly_the_wanted_length() -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    with serving(load_pair()) as address:
+        for route, prompt in (("completions", {"prompt": QUESTION}), ("chat/completions", {"messages": messages})):
+            for ignored in (False, True):
+                body = {**prompt, "max_tokens": 400, "ignore_eos": ignored}
+                found = httpx.post(f"{address}/{route}", json=body, timeout=60).json()
+                assert found["choices"][0]["finish_reason"] == ("length" if ignored else "stop")
+                assert (found["usage"]["completion_tokens"] == 400) is ignored

@@ -91,7 +91,6 @@ CHANGING = {
     "vllm_xargs": {"a": 1},
     "watermarking": True,
     "min_tokens": 5,
-    "ignore_eos": True,
     "include_stop_str_in_output": True,
     "skip_special_tokens": False,
     "repetition_detection": {"max_pattern_size": 3},

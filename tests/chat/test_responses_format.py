@@ -60,7 +60,7 @@ async def prepared(request: ResponsesRequest, pair: Pair) -> PreparedRequest:
     with request.in_its_words():
         chat = ChatRequest.validated(request.chat_fields())
         with chat.in_its_words():
-            return await StepSpec(pair=pair, policy="specreason").prepare(chat.messages, chat.options())
+            return await StepSpec(pair=pair, policy="specreason").prepare(chat.messages, chat.options(()))
 
 
 @dataclass

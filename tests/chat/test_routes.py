@@ -139,6 +139,8 @@ def test_tokens_of_a_prompt_and_of_a_conversation(address: str) -> None:
     root = address.removesuffix("/v1")
     prompt = httpx.post(f"{root}/tokenize", json={"prompt": "One two.", "return_token_strs": True}).json()
     assert (prompt["count"], prompt["token_strs"]) == (3, ["One", " two", "."])
+    bare = httpx.post(f"{root}/tokenize", json={"prompt": "One two.", "add_special_tokens": False}).json()
+    assert bare["tokens"] == prompt["tokens"], "this model has no token that begins every text"
     chat = httpx.post(f"{root}/tokenize", json={"model": "plain", "messages": ASK}).json()
     assert chat["count"] == len(chat["tokens"])
     for fields in ({}, {"prompt": "a", "messages": ASK}, {"prompt": 5}, {"messages": [{"role": "me"}]}):
@@ -202,6 +204,8 @@ def test_the_service_is_ready_until_its_queue_is_full() -> None:
     with serving(following_pair(delay_s=3), "target", settings) as address:
         root = address.removesuffix("/v1")
         assert httpx.get(f"{root}/ready").status_code == 200
+        drafts = 'vllm:spec_decode_num_drafts_total{engine="0",model_name="target",policy="target"} 0.0'
+        assert drafts in httpx.get(f"{root}/metrics").text, "load generators look for it before the first request"
 
         def ask() -> None:
             with pytest.raises(httpx.TimeoutException):

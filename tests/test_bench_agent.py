@@ -146,10 +146,10 @@ def test_the_record_round_trips_and_its_table_has_all_figures() -> None:
 
 
 def test_clients_and_policies_take_turns_and_no_two_runs_have_the_same_prompt() -> None:
-    found, order = compared(3)
+    found, order = compared(9)
     models = ["smol", "smol@target", "smol@token"]
-    assert [model for model, _ in order] == [*models, *models, *models, *reversed(models)], "the first only warm up"
-    assert [run.client for run in found.runs] == ["langchain"] * 3 + ["openai"] * 3 + ["langchain"] * 3
+    assert [model for model, _ in order] == [*models * 9, *reversed(models)], "the first only warm up"
+    assert [run.client for run in found.runs] == ["langchain"] * 12 + ["openai"] * 12 + ["langchain"] * 3
     assert len({system for _, system in order}) == len(order)
     assert len({len(system) for _, system in order}) == 1
 
@@ -239,12 +239,8 @@ def test_the_command_goes_on_with_its_file_and_refuses_another(tmp_path: Path) -
             result = CliRunner().invoke(app, arguments, catch_exceptions=False)
             assert result.exit_code == 0, result.output
         found = Agents.model_validate_json(file.read_text("utf-8"))
-        assert [(run.task, run.client) for run in found.runs[::3]] == [
-            (0, "langchain"),
-            (1, "openai"),
-            (2, "langchain"),
-        ]
-        assert [result.calls_right for result in found.results] == [1.0] * 9
+        assert [run.task for run in found.runs[::3]] == [0, 1, 2]
+        assert [result.calls_right for result in found.results] == [1.0] * 6
         with pytest.raises(UsageError, match="runs with other seed"):
             CliRunner().invoke(app, [*arguments, "--seed", "1"], catch_exceptions=False)
         file.write_text("{}", "utf-8")

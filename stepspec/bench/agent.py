@@ -1,8 +1,8 @@
 """Agents on a running service: tasks of three turns with tools, under several policies, through two clients.
 
 A run of a task is one conversation. The model's own calls, right or wrong, decide what the tools return, and its own
-answers stay in the conversation. The clients take turns by task. Within a task its policies take turns, in alternating
-order.
+answers stay in the conversation. The clients take turns after one task of each kind. Within a task its policies take
+turns, in alternating order.
 
 All runs share the prefix cache of the service. So that no run finds another one's prompt there, the system prompt
 starts with a number of the run. Numbers go by the order of the runs and do not favor a policy.
@@ -17,7 +17,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from rich.table import Table
 
-from stepspec.bench.agent_tasks import Call, Task, Turn
+from stepspec.bench.agent_tasks import KINDS, Call, Task, Turn
 from stepspec.bench.speed import cells_table, with_interval
 from stepspec.errors import UsageError, unknown_name
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record
@@ -211,7 +211,7 @@ def compare(
             turn = tasks[first].turns[0]
             begin(tasks[first], names[0], policy).ask(turn.question, _choice(turn, tool_choice))
     for number, task in enumerate(tasks[first:], first):
-        rounds, index = divmod(number, len(names))
+        rounds, index = divmod(number // len(KINDS), len(names))  # each client gets all kinds of tasks
         client, order = names[index], list(models)[:: 1 if rounds % 2 == 0 else -1]
         yield [run_task(task, begin(task, client, policy), tool_choice, number, client, policy) for policy in order]
 

@@ -64,7 +64,13 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
     app = FastAPIOffline(title="stepspec", version=__version__, lifespan=lifespan)
     app.state.service = service
     if service.settings.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(service.settings.cors_origins), allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
     app.add_middleware(RequestLog)
     _add_texts(app, service)
     _add_models(app, service)

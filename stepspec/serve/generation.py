@@ -7,7 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
-from stepspec.loop.step import Done, Event, Result
+from stepspec.chat.events import AnswerDelta, ToolCallDelta
+from stepspec.loop.step import Done, Event, Result, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
 from stepspec.serve.errors import BusyError
@@ -85,25 +86,37 @@ class Generation:
         watch.queued(queue_s)
         stream = prompt.stream(prompt.sampling.seed + number, queue_s)
         outcome: Outcome = "cancelled"
+        num_seen, result = 0, None
+        self.rates.used(self.client, len(prompt.prompt))
         try:
             async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
                 async for event in events:
                     watch.saw(event)
+                    num_seen += _num_tokens(event)
                     if isinstance(event, Done):
-                        self._count(event.result)
-                        watch.done(event.result)
+                        result = event.result
+                        self._count(result)
+                        watch.done(result)
                     yield index, event
         except Exception:
             outcome = "error"
             raise
         finally:
             watch.end(outcome)
+            # A client that leaves early pays for what it has got.
+            self.rates.used(self.client, num_seen if result is None else result.counts.committed)
 
     def _count(self, result: Result) -> None:
         self.log.num_tokens += result.counts.committed
         self.log.note = result.note
         self.admission.wrote(self.client.name, result.counts.committed)
-        self.rates.used(self.client, result.num_prompt_tokens + result.counts.committed)
+
+
+def _num_tokens(event: Event) -> int:
+    """Return the number of committed tokens of an event, at least; a chunk of the answer may have several."""
+    if isinstance(event, StepCommitted):
+        return event.step.num_tokens
+    return int(isinstance(event, AnswerDelta | ToolCallDelta))
 
 
 async def merged(streams: Sequence[IndexedEvents]) -> IndexedEvents:

@@ -74,6 +74,7 @@ OF_CHAT = (
 INSTEAD: Mapping[str, str] = {
     "policy": "Use stepspec.policy.",
     "deadline_s": "Use stepspec.deadline_s.",
+    "max_completion_tokens": "Use max_tokens.",
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",
     "guided_regex": "Use guided_json or guided_choice.",
@@ -128,6 +129,11 @@ COMPLETIONS = Refusals(
     {
         **{name: values for name, values in REFUSED.items() if name not in (*OF_CHAT, "add_special_tokens")},
         "suffix": (),
+        # Fields of chat completions, which would change the answer there.
+        "max_completion_tokens": (),
+        "reasoning_effort": (),
+        "enable_thinking": (),
+        "chat_template_kwargs": (),
     }
 )
 

@@ -25,7 +25,15 @@ INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 
 PASSED = (
     *("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed"),
-    *("stop", "stop_token_ids", "thinking_token_budget", "guided_json", "guided_choice", "structured_outputs"),
+    *(
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "thinking_token_budget",
+        "guided_json",
+        "guided_choice",
+        "structured_outputs",
+    ),
     *("enable_thinking", "include_reasoning", "chat_template_kwargs", "draft_chat_template_kwargs"),
     *("priority", "request_id", "session_id"),
 )

@@ -146,3 +146,13 @@ def test_check_says_what_would_be_wrong_without_loading_anything(
     assert (found.exit_code, problem in found.stdout) == (2, True), found.output
     fine = CliRunner().invoke(app, ["serve", "--check", "--port", "0", "--pair", "a=embedded", "--pair", "embedded"])
     assert (fine.exit_code, fine.stdout.startswith("Nothing is wrong")) == (0, True)
+
+
+def test_a_client_that_leaves_pays_for_what_it_asked(tmp_path: Path) -> None:
+    file = key_file(tmp_path, tokens_per_minute=1)
+    with serving(following_pair(delay_s=2), settings=Settings(keys=Keys(file))) as address:
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(
+                f"{address}/chat/completions", json=BODY, headers={"Authorization": f"Bearer {SLOW}"}, timeout=0.5
+            )
+        assert ask(address, SLOW).status_code == 429

@@ -482,6 +482,7 @@ EXTRAS: Mapping[str, Any] = {
     "seed": 1,
     "stop": ["a"],
     "stop_token_ids": [1],
+    "ignore_eos": True,
     "thinking_token_budget": 3,
     "guided_json": FORM,
     "guided_choice": ["a"],

@@ -106,6 +106,8 @@ def test_only_named_web_origins_may_use_the_service_and_prompts_are_not_logged(
         for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
             answer = httpx.post(url, json=ASK, headers={"Origin": origin, "Authorization": "Bearer secret-key"})
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+            asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+            assert httpx.options(url, headers={"Origin": origin, **asked}).is_success is allowed
         httpx.post(url, json={**ASK, "min_tokens": 5})
     assert "POST /v1/chat/completions 200" in caplog.text
     assert "400" in caplog.text

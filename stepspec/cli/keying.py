@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from stepspec.base.extras import from_extra
+from stepspec.errors import UsageError
 
 
 def create_key(
@@ -24,7 +25,9 @@ def create_key(
     stepspec key ci >> keys.toml adds it to a file, whose first line must be `version = 1`.
     """
     with from_extra("serve", "stepspec key"):
-        from stepspec.serve.keys import KeyTable, key_hash, new_key
+        from stepspec.serve.keys import MAX_NAME, KeyTable, key_hash, new_key
+    if not 1 <= len(name) <= MAX_NAME:
+        raise UsageError(f"The name of a key must have 1 to {MAX_NAME} characters, got {len(name)}.")
     key = new_key()
     limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
     table = KeyTable(name=name, sha256=key_hash(key), priority=priority, **limits)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -131,6 +132,8 @@ def serve_models(
         if check:
             _report(problems)
             return
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service reads the keys again at this signal
         sys.setswitchinterval(SWITCH_S)
         settings = Settings(
             limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),

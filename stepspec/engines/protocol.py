@@ -17,6 +17,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import ContextError, EngineError, UnknownIdError, UsageError
 
 HIGHEST_ID = (1 << 31) - 1
+HIGHEST_NUMBER = (1 << 63) - 1
 
 
 class TokenBuffer:
@@ -84,6 +85,8 @@ def check_numbers(**settings: Any) -> None:
         kind = Integral if name in WHOLE else Real
         if value is None:
             continue
+        if isinstance(value, Integral) and abs(cast("int", value)) > HIGHEST_NUMBER:
+            raise UsageError(f"{name} must be between -{HIGHEST_NUMBER} and {HIGHEST_NUMBER}.")
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(cast("float", value)):
             if name in WHOLE:
                 raise UsageError(f"{name} must be a whole number, got {value!r}.")

@@ -86,13 +86,17 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether a further request would be turned away."""
-        return self.is_draining or (self.num_running >= self.limits.max_running and self._queue_is_full)
+        return self.is_draining or (self._has_to_wait(1) and self._queue_is_full)
+
+    def _has_to_wait(self, num_answers: int) -> bool:
+        is_too_much = self.num_running + num_answers > self.limits.max_running
+        return bool(self._waiting) or (self.num_running > 0 and is_too_much)
 
     @property
     def _queue_is_full(self) -> bool:
         return self.num_queued >= self.limits.max_queued
 
-    def check(self, num_tokens: int = 0) -> None:
+    def check(self, num_tokens: int = 0, num_answers: int = 1) -> None:
         """Check that a request may enter. Call it before the work of reading a request, too.
 
         Raises:
@@ -100,7 +104,7 @@ class Admission:
         """
         if self.is_draining:
             raise BusyError("The service is shutting down. Try another one.", RETRY_S, "draining")
-        if self.num_running < self.limits.max_running and not self._waiting:
+        if not self._has_to_wait(num_answers):
             return
         if self._queue_is_full:
             raise BusyError(f"The queue is full ({self.num_queued} requests). Try again later.", RETRY_S, "requests")
@@ -115,7 +119,7 @@ class Admission:
         Raises:
             BusyError: the service ends, the queue is full, or the request has waited too long.
         """
-        self.check(ticket.num_tokens)
+        self.check(ticket.num_tokens, ticket.num_answers)
         self._enter(ticket)
         end = asyncio.timeout(None)
         try:

@@ -1,6 +1,7 @@
 """Requests and responses in the OpenAPI document that FastAPI cannot derive from the routes."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -84,6 +85,7 @@ def documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
     """Return a function that builds the app's OpenAPI document, with the models that no route declares."""
     build = app.openapi
 
+    @cache
     def openapi() -> dict[str, Any]:
         document = build()
         schemas = document["components"]["schemas"]

@@ -1,6 +1,7 @@
 """Runs the answers to one request: waits for its turn, then passes on the events of all answers as they come."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -8,7 +9,8 @@ from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
-from stepspec.loop.step import Done, Event, Result, StepCommitted
+from stepspec.errors import EngineError, StepSpecError
+from stepspec.loop.step import Done, Event, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
 from stepspec.serve.errors import BusyError
@@ -16,6 +18,8 @@ from stepspec.serve.keys import Client, Rates
 from stepspec.serve.log import LogEntry
 from stepspec.serve.models import ServedModel
 from stepspec.serve.monitor import Monitor, Outcome
+
+logger = logging.getLogger("stepspec.serve")
 
 IndexedEvents = AsyncGenerator[tuple[int, Event], None]
 """Events with the number of the answer that they belong to."""
@@ -59,8 +63,12 @@ class Generation:
             async with aclosing(self._admitted()) as events:
                 async for each in events:
                     yield each
-        except BusyError as error:
-            self.monitor.rejected(error.reason)
+        except StepSpecError as error:
+            self.log.failed(error)
+            if isinstance(error, BusyError):
+                self.monitor.rejected(error.reason)
+            elif isinstance(error, EngineError):  # its cause, as its own text quotes the answer
+                logger.error("%s failed: %s", self.log.request_id, error.__cause__ or type(error).__name__)
             raise
 
     async def _admitted(self) -> IndexedEvents:
@@ -70,6 +78,7 @@ class Generation:
         ticket = Ticket(self.client.name, self.priority, num_tokens, num_answers, self.model.name)
         async with self.admission.slot(ticket):
             self.log.queue_s = queue_s = time.perf_counter() - since
+            self.rates.used(self.client, num_tokens)
             answers = [
                 self._answer(place * self.num_answers + number, prompt, number, since, queue_s)
                 for place, prompt in enumerate(self.prompts)
@@ -86,30 +95,26 @@ class Generation:
         watch.queued(queue_s)
         stream = prompt.stream(prompt.sampling.seed + number, queue_s)
         outcome: Outcome = "cancelled"
-        num_seen, result = 0, None
-        self.rates.used(self.client, len(prompt.prompt))
+        num_tokens = 0
         try:
             async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
                 async for event in events:
                     watch.saw(event)
-                    num_seen += _num_tokens(event)
+                    num_tokens += _num_tokens(event)
                     if isinstance(event, Done):
-                        result = event.result
-                        self._count(result)
-                        watch.done(result)
+                        num_tokens = event.result.counts.committed
+                        self.log.note = event.result.note
+                        watch.done(event.result)
                     yield index, event
         except Exception:
             outcome = "error"
             raise
         finally:
             watch.end(outcome)
-            # A client that leaves early pays for what it has got.
-            self.rates.used(self.client, num_seen if result is None else result.counts.committed)
-
-    def _count(self, result: Result) -> None:
-        self.log.num_tokens += result.counts.committed
-        self.log.note = result.note
-        self.admission.wrote(self.client.name, result.counts.committed)
+            # A client that leaves early pays for what it has got, too.
+            self.log.num_tokens += num_tokens
+            self.admission.wrote(self.client.name, num_tokens)
+            self.rates.used(self.client, num_tokens)
 
 
 def _num_tokens(event: Event) -> int:

@@ -26,6 +26,8 @@ ENVIRONMENT = "STEPSPEC_API_KEYS"
 ANONYMOUS = "anonymous"
 """Name of all clients of a service without keys."""
 
+MAX_NAME = 64
+"""Most characters of the name of a key."""
 MIN_CHARACTERS = 16
 """Fewest characters of a key. SHA-256 without a salt is safe only for keys that cannot be guessed."""
 
@@ -33,7 +35,7 @@ MIN_CHARACTERS = 16
 class KeyTable(FileModel):
     """A key in a file of keys."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=MAX_NAME)
     """Name of the client in logs."""
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     """SHA-256 of the key, in hexadecimal."""
@@ -111,6 +113,8 @@ class Keys:
     def _read(self) -> dict[str, Client]:
         clients: dict[str, Client] = {}
         for number, key in enumerate(filter(None, self.environment.get(ENVIRONMENT, "").split(",")), 1):
+            if not key.isascii():
+                raise UsageError(f"Key {number} in {ENVIRONMENT} must have only ASCII characters, as HTTP headers do.")
             if len(key.strip()) < MIN_CHARACTERS:
                 raise UsageError(f"Key {number} in {ENVIRONMENT} must have at least {MIN_CHARACTERS} characters.")
             clients[key_hash(key.strip())] = Client(f"{ENVIRONMENT} {number}")
@@ -157,7 +161,7 @@ class Rates:
             self._limiter.hit(RateLimitItemPerMinute(client.requests_per_minute), client.name, "requests")
 
     def used(self, client: Client, num_tokens: int) -> None:
-        """Count the tokens of a request that has ended. They count even where they exceed the limit."""
+        """Count tokens of a prompt or of a text. They count even where they exceed the limit."""
         if client.tokens_per_minute is not None and num_tokens:
             limit = RateLimitItemPerMinute(client.tokens_per_minute)
             self._limiter.hit(limit, client.name, "tokens", cost=num_tokens)

@@ -44,7 +44,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-            self._loop.add_signal_handler(signal.SIGHUP, self._service.settings.keys.reload)
+            keys = self._service.settings.keys
+            self._loop.add_signal_handler(signal.SIGHUP, keys.reload)
+            if keys.file is not None:
+                keys.reload()  # it may have changed while the models were loaded
         scheme = "https" if self.config.is_ssl else "http"
         for each in sockets or []:
             name, number = each.getsockname()[:2]

@@ -9,7 +9,7 @@ from stepspec.api.loading import Pair
 from stepspec.api.session import PreparedRequest, Question
 from stepspec.serve.admission import Admission
 from stepspec.serve.errors import BusyError, RateError
-from stepspec.serve.fields import Speculation, TextRequest
+from stepspec.serve.fields import MAX_ID_CHARACTERS, Speculation, TextRequest
 from stepspec.serve.generation import Generation
 from stepspec.serve.keys import Client, Rates
 from stepspec.serve.log import entry_of
@@ -52,8 +52,8 @@ class Service:
         """
         client = self.client(request)
         try:
+            self.admission.check()  # first, so that a request that is turned away here does not count
             self._rates.check(client)
-            self.admission.check()
         except RateError:
             self.monitor.rejected("rate")
             raise
@@ -77,7 +77,7 @@ class Service:
         prompts: list[PreparedRequest] = [await session.prepare(question, options) for question in questions]
         entry = entry_of(request.scope)
         entry.request_id = asked.request_id or entry.request_id
-        entry.session_id = asked.session_id or request.headers.get("x-session-id")
+        entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
         entry.model, entry.policy, entry.ignored = model.name, policy, asked.ignored
         if self.settings.log_prompts:
             tokenizer = model.pair.target.tokenizer

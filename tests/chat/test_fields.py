@@ -529,3 +529,14 @@ async def test_non_finite_numbers_are_rejected_in_python_and_langchain(value: An
     if isinstance(value, float):
         with pytest.raises(ValueError, match="finite"):
             ChatStepSpec(temperature=value)
+
+
+@pytest.mark.parametrize("name", ["seed", "max_tokens", "top_k", "thinking_token_budget", "temperature"])
+def test_a_huge_number_is_a_bad_request(root: str, name: str) -> None:
+    answer = post(root, **{name: 10**400})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), answer.text
+
+
+def test_a_huge_number_is_an_error_in_python() -> None:
+    with pytest.raises(UsageError, match="seed must be between"):
+        Sampling(seed=10**5000)

@@ -74,7 +74,8 @@ class Generation:
     async def _admitted(self) -> IndexedEvents:
         since = time.perf_counter()
         num_tokens = sum(len(prompt.prompt) for prompt in self.prompts)
-        num_answers = len(self.prompts) * self.num_answers
+        most = self.admission.limits.max_running
+        num_answers = min(len(self.prompts) * self.num_answers, most)
         ticket = Ticket(self.client.name, self.priority, num_tokens, num_answers, self.model.name)
         async with self.admission.slot(ticket):
             self.log.queue_s = queue_s = time.perf_counter() - since
@@ -84,7 +85,7 @@ class Generation:
                 for place, prompt in enumerate(self.prompts)
                 for number in range(self.num_answers)
             ]
-            async with aclosing(answers[0] if len(answers) == 1 else merged(answers)) as events:
+            async with aclosing(answers[0] if len(answers) == 1 else merged(answers, most)) as events:
                 async for each in events:
                     yield each
 
@@ -124,13 +125,14 @@ def _num_tokens(event: Event) -> int:
     return int(isinstance(event, AnswerDelta | ToolCallDelta))
 
 
-async def merged(streams: Sequence[IndexedEvents]) -> IndexedEvents:
-    """Pass on the events of several streams as they come. The first failure ends all of them."""
+async def merged(streams: Sequence[IndexedEvents], most: int) -> IndexedEvents:
+    """Pass on the events of several streams as they come, of `most` at a time. The first failure ends all of them."""
+    places = asyncio.Semaphore(most)
     queue: asyncio.Queue[tuple[int, Event] | BaseException | None] = asyncio.Queue(maxsize=len(streams))
 
     async def pump(stream: IndexedEvents) -> None:
         try:
-            async with aclosing(stream) as events:
+            async with places, aclosing(stream) as events:
                 async for each in events:
                     await queue.put(each)
             await queue.put(None)

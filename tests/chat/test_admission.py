@@ -1,12 +1,15 @@
 """Admission: the queue's limits, its order, its places, and its end."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
+from stepspec.chat.events import AnswerDelta
+from stepspec.loop.step import Event
 from stepspec.serve.admission import Admission, Limits, Ticket
 from stepspec.serve.errors import BusyError
+from stepspec.serve.generation import merged
 
 pytestmark = pytest.mark.anyio
 
@@ -135,3 +138,19 @@ async def test_draining_turns_new_requests_away_and_ends_running_ones_in_time() 
     await asyncio.sleep(0.1)
     errors = await requests.end()
     assert all(isinstance(error, BusyError) and error.reason == "draining" for error in errors)
+
+
+async def test_answers_beyond_the_limit_wait_for_others_of_their_request() -> None:
+    num_running = most_running = 0
+
+    async def answer(index: int) -> AsyncGenerator[tuple[int, Event], None]:
+        nonlocal num_running, most_running
+        num_running += 1
+        most_running = max(most_running, num_running)
+        await asyncio.sleep(0.01)
+        yield index, AnswerDelta("a")
+        num_running -= 1
+
+    indexes = [index async for index, _ in merged([answer(index) for index in range(7)], 3)]
+    assert sorted(indexes) == [*range(7)]
+    assert most_running == 3

@@ -1,6 +1,5 @@
 """`stepspec bench agent`: agents with tools on a running service."""
 
-import asyncio
 import importlib
 import os
 import sys
@@ -8,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -68,6 +67,7 @@ def bench_agent(
     """Compare policies on three-turn tasks with tools, through LangChain and the openai client."""
     from stepspec.bench.agent import TOOL_CHOICES, Agents, agents_table, compare, in_words, model_for
     from stepspec.bench.agent_tasks import make_tasks
+    from stepspec.cli.engine_records import engine_records
     from stepspec.evaluation.machine import commit, hardware, versions
 
     with from_extra("dev", "stepspec bench agent"):
@@ -92,7 +92,7 @@ def bench_agent(
             "tool_choice": choice,
             "seed": seed,
             "temperature": temperature,
-            "engines": {} if base_url else _engines(pair),
+            "engines": {} if base_url else engine_records(pair),
             "runs": [],
         }
     )
@@ -154,14 +154,3 @@ def _service(pair: str, base_url: str | None, policies: list[str]) -> Generator[
     command += ["--policy", files[0]] if files else []
     with started(command) as service:
         yield f"http://{service.address.host}:{service.address.port}/v1"
-
-
-def _engines(pair: str) -> dict[str, Any]:
-    """Return what target and draft run with. The service has ended, so there is memory for loading them here."""
-    from stepspec.api.loading import load_pair
-    from stepspec.evaluation.running.conditions import engine_record
-
-    models = load_pair(pair=pair, notes=False)
-    engines = {"target": engine_record(models.target), "draft": engine_record(models.draft)}
-    asyncio.run(models.aclose())
-    return engines

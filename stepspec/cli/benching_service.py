@@ -108,6 +108,7 @@ def bench_concurrency(
     )
     from stepspec.bench.service.process import started
     from stepspec.bench.service.records import scenario_table
+    from stepspec.cli.engine_records import engine_records
     from stepspec.evaluation.generators.gsm_mini import load_split
 
     conditions, results = _conditions(), list[Any]()
@@ -120,7 +121,7 @@ def bench_concurrency(
             questions = [each.question for each in islice(load_split("test"), count)]
             run = at_concurrency(service, (models[0], models[1]), questions, number, blocks, temperature, meter.show)
             results.append(runner.run(run))
-    about = {"policy": policy, "benchmark": "gsm-mini", "temperature": temperature, "engines": _engines(pair)}
+    about = {"policy": policy, "benchmark": "gsm-mini", "temperature": temperature, "engines": engine_records(pair)}
     found = Concurrency.model_validate({**conditions, **about, "results": results})
     _finish([concurrency_table(found), scenario_table(found)], found, json_file)
 
@@ -175,17 +176,6 @@ def _conditions() -> dict[str, Any]:
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"versions": versions(), "commit": commit(), "hardware": hardware(), "started": started}
-
-
-def _engines(pair: str | None) -> dict[str, Any]:
-    """Return what target and draft run with. The service has ended, so there is memory for loading them here."""
-    from stepspec.api.loading import load_pair
-    from stepspec.evaluation.running.conditions import engine_record
-
-    models = load_pair(pair=pair, notes=False)
-    engines = {"target": engine_record(models.target), "draft": engine_record(models.draft)}
-    asyncio.run(models.aclose())
-    return engines
 
 
 def _finish(tables: Sequence[Table], found: "Scenario", json_file: Path | None) -> None:

@@ -120,7 +120,7 @@ class Generation:
 
 def _num_tokens(event: Event) -> int:
     """Return the number of committed tokens of an event, at least; a chunk of the answer may have several."""
-    if isinstance(event, StepCommitted):
+    if isinstance(event, StepCommitted) and not event.in_answer:  # else the answer has its text, too
         return event.step.num_tokens
     return int(isinstance(event, AnswerDelta | ToolCallDelta))
 

@@ -263,6 +263,7 @@ class _Reader:
             tool_calls=tuple(self._calls),
             thinks=statistics["thinks"],
             limit=statistics["limit"],
+            policy=statistics["policy"],
             token_level_exact=statistics["token_level_exact"],
             note=statistics["note"],
             logprobs=self._logprobs,

@@ -136,6 +136,14 @@ async def test_at_the_deadline_the_thinking_is_ended_and_the_target_answers() ->
     assert (result.finish_reason, result.limit) == ("length", "deadline")
 
 
+async def test_the_deadline_counts_the_time_in_a_queue() -> None:
+    pair = pair_of([Reply(ONE, delay_s=60.0), "So 9.<|end|>"])
+    request = await StepSpec(policy="target", pair=pair).prepare("How many?", deadline_s=30.0)
+    events = [event async for event in request.stream(queue_s=29.9)]
+    assert isinstance(done := events[-1], Done)
+    assert (done.result.answer, done.result.limit) == ("So 9.", "deadline")
+
+
 async def test_a_draft_that_a_deadline_cuts_short_is_not_taken_for_a_failing_one() -> None:
     pair = pair_of(["So 9.<|end|>"], [], [Reply(ONE, delay_s=60.0)])
     await ask(pair, deadline_s=0.05)

@@ -81,7 +81,8 @@ class PreparedRequest:
 
         Args:
             seed: random seed in place of the request's own, for further answers to the same request.
-            queue_s: seconds that the request has waited since it was prepared, for the result's times.
+            queue_s: seconds that the request has waited since it was prepared. They count in the result's times and
+                for the deadline.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
@@ -118,7 +119,7 @@ class StepSpec:
             UsageError: the policy is unknown or needs a draft, or a model cannot be loaded.
         """
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
-        self.policy_name = "custom" if isinstance(policy, Policy) else policy
+        self.policy_name = policy.summary if isinstance(policy, Policy) else policy
         self._owns_pair, self._record = not isinstance(pair, Pair), record
         if isinstance(pair, Pair):
             if judges:
@@ -245,11 +246,16 @@ class StepSpec:
     ) -> AsyncGenerator[Event, None]:
         # max_context is above every possible number of committed tokens, because the prompt takes part of it.
         most = self.pair.target.max_context if options.max_tokens is None else options.max_tokens
-        request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
+        demands = encoded.demands
+        if demands.deadline_s is not None:
+            demands = replace(demands, deadline_s=demands.deadline_s - queue_s)
+        ledger = Ledger(most, {**spent, "queue": queue_s})
+        request = self._request(encoded, options, sampling, demands, ledger)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    result = await self._with_logprobs(event.result, request, options)
+                    result = replace(event.result, policy=self.policy_name)
+                    result = await self._with_logprobs(result, request, options)
                     yield Done(await self._with_notes(result, encoded.prompt.ids, request))
                 else:
                     yield event
@@ -299,8 +305,10 @@ class StepSpec:
                 notes += [] if note is None else [note]
         return replace(result, note=" ".join(notes) or None)
 
-    def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
-        target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands
+    def _request(
+        self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, demands: Demands, ledger: Ledger
+    ) -> Request:
+        target, toolbox = self.pair.target, encoded.toolbox
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
             draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, len(encoded.prompt.ids))

@@ -94,8 +94,9 @@ class ChatStepSpec(BaseChatModel):
     None uses the embedded pair, or the model that the service serves."""
     draft: str | None = None
     """Spec string of the draft model. Not allowed with `base_url`."""
-    policy: str | Policy = "stepspec"
-    """A policy's name, file or value. With `base_url`, the name of a policy of the service."""
+    policy: str | Policy | None = None
+    """A policy's name, file or value. With `base_url`, the name of a policy of the service. None uses `stepspec`, or
+    the service's default."""
     temperature: float | None = None
     """0 is greedy. None is the model's own default, as for the settings below; greedy if it has none."""
     top_p: float | None = None
@@ -180,7 +181,7 @@ class ChatStepSpec(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        policy = self.policy if isinstance(self.policy, str) else _hash_of(self.policy)
+        policy = _hash_of(self.policy) if isinstance(self.policy, Policy) else self.policy
         params = {"model": self._name(self.model), "draft": self.draft, "policy": policy, "base_url": self.base_url}
         params |= {"pair": id(self.pair) if isinstance(self.pair, Pair) else self.pair} if self.pair else {}
         params |= {"judges": self.judges} if self.judges else {}
@@ -253,7 +254,7 @@ class ChatStepSpec(BaseChatModel):
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    message = message_of(event.result, call.model, call.policy_name)
+                    message = message_of(event.result, call.model)
                     return ChatResult(generations=[ChatGeneration(message=message)])
                 await call.emit(event)
         raise AssertionError("a request ends with Done or an error")
@@ -270,7 +271,7 @@ class ChatStepSpec(BaseChatModel):
             async for event in events:
                 await call.emit(event)
                 if isinstance(event, Done):
-                    chunk: AIMessageChunk | None = last_chunk(event.result, call.model, call.policy_name)
+                    chunk: AIMessageChunk | None = last_chunk(event.result, call.model)
                 else:
                     chunk = chunk_of(event)
                 if chunk is not None:
@@ -423,8 +424,7 @@ class _Call:
         self._chat = chat
         self._overrides = overrides
         self.model = chat._name(self._setting("model"))
-        self.policy: str | Policy = self._setting("policy")
-        self.policy_name = self.policy if isinstance(self.policy, str) else self.policy.summary
+        self.policy: str | Policy | None = self._setting("policy")
         self._in_a_run = True
 
     async def emit(self, event: Event) -> None:
@@ -474,13 +474,13 @@ class _Call:
         """Return the session for this call: with engines in this process, or with the service."""
         chat = self._chat
         model, draft = self._setting("model"), self._setting("draft")
-        policy = self.policy if isinstance(self.policy, str) else id(self.policy)
+        known = id(self.policy) if isinstance(self.policy, Policy) else self.policy
         retries, timeout = self._setting("max_retries"), self._setting("timeout")
         retries = RETRIES if retries is None else retries
         connection = (chat.api_key, retries, timeout) if chat.base_url is not None else None
         pair = chat.pair if model == chat.model and draft == chat.draft else None
         judges = tuple(sorted((chat.judges or {}).items()))
-        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), judges, policy, connection)
+        key = (chat.base_url, model, draft, pair if isinstance(pair, str) else id(pair), judges, known, connection)
         if key not in chat._sessions:
             if chat.base_url is not None:
                 client = import_module("stepspec.client")
@@ -488,7 +488,8 @@ class _Call:
                 settings = {"model": model, "policy": self.policy, "api_key": secret}
                 chat._sessions[key] = client.RemoteStepSpec(chat.base_url, **settings, retries=retries, timeout=timeout)
             else:
-                chat._sessions[key] = await asyncio.to_thread(chat._open, self.policy, model, draft, pair)
+                policy = self.policy or "stepspec"
+                chat._sessions[key] = await asyncio.to_thread(chat._open, policy, model, draft, pair)
         return chat._sessions[key]
 
     def _options(self) -> RequestOptions:

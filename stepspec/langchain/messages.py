@@ -92,17 +92,17 @@ CALL_INDEX = 1_000_000
 """Index of the first tool call's block, larger than any step's index."""
 
 
-def last_chunk(result: Result, model: str, policy: str) -> AIMessageChunk:
+def last_chunk(result: Result, model: str) -> AIMessageChunk:
     """Return the last chunk of a stream, with usage and metadata."""
     return AIMessageChunk(
         content="",
         usage_metadata=_usage(result),
-        response_metadata=_metadata(result, model, policy),
+        response_metadata=_metadata(result, model),
         chunk_position="last",
     )
 
 
-def message_of(result: Result, model: str, policy: str) -> AIMessage:
+def message_of(result: Result, model: str) -> AIMessage:
     """Return the entire answer as one message."""
     valid = [call for call in result.tool_calls if call.problem is None]
     return AIMessage(
@@ -111,7 +111,7 @@ def message_of(result: Result, model: str, policy: str) -> AIMessage:
         tool_calls=[{"name": call.name, "args": json.loads(call.arguments), "id": call.id} for call in valid],
         invalid_tool_calls=[_invalid(call) for call in result.tool_calls if call.problem is not None],
         usage_metadata=_usage(result),
-        response_metadata=_metadata(result, model, policy),
+        response_metadata=_metadata(result, model),
     )
 
 
@@ -164,7 +164,7 @@ def _usage(result: Result) -> UsageMetadata:
     )
 
 
-def _metadata(result: Result, model: str, policy: str) -> dict[str, Any]:
+def _metadata(result: Result, model: str) -> dict[str, Any]:
     usage = result.usage
     return {
         "model_name": model,
@@ -172,7 +172,7 @@ def _metadata(result: Result, model: str, policy: str) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         **_logprobs(result),
         "stepspec": {
-            "policy": policy,
+            "policy": result.policy,
             "draft_tokens": usage.draft_tokens,
             "target_tokens": usage.target_tokens,
             "estimated_speedup": result.estimated_speedup,

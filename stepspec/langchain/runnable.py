@@ -107,7 +107,7 @@ class StepSpecRunnable(Runnable[Any, Any]):
                 if (payload := _payload(event)) is not None:
                     await adispatch_custom_event(f"stepspec.{event.type}", payload, config=config)
                 if isinstance(event, Done):
-                    yield last_chunk(event.result, call.model, call.policy_name)
+                    yield last_chunk(event.result, call.model)
                 elif (chunk := chunk_of(event)) is not None:
                     yield chunk
 

@@ -305,6 +305,8 @@ class Result:
     limit: Limit | None = None
     """The limit that ended the text or its thinking, or None. After a deadline, `finish_reason` is `length` unless the
     answer calls a tool."""
+    policy: str = ""
+    """Name of the policy, or the summary of one without a name."""
     token_level_exact: bool = True
     """Whether the target's own text follows its distribution. False under a policy with a tolerance."""
     note: str | None = None

@@ -1,6 +1,7 @@
 """Server errors raise a message that names the server and says what to do. A script plays the server."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import math
@@ -497,6 +498,16 @@ async def test_the_key_comes_from_the_environment_and_is_never_shown(
         await generated_ids(engine)
     assert all(call.headers["authorization"] == "Bearer a-secret" for call in proxy.calls)
     assert "a-secret" not in str(caught.value) + str(engine.describe()) + repr(engine)
+
+
+async def test_a_password_in_an_address_is_sent_and_never_shown(server: ServerFixture) -> None:
+    proxy = server(streaming(response({"message": "no"}, 401)))
+    engine = load(proxy.url.replace("://", "://me:a%20secret@"))
+    with pytest.raises(EngineError, match="rejected") as caught:
+        await generated_ids(engine)
+    sent = f"Basic {base64.b64encode(b'me:a secret').decode()}"
+    assert all(call.headers["authorization"] == sent for call in proxy.calls)
+    assert "secret" not in str(caught.value) + str(engine.describe()) + repr(engine)
 
 
 async def test_calls_of_one_request_share_their_headers(server: ServerFixture) -> None:

@@ -1,9 +1,10 @@
 """Server addresses with options: `http://HOST:PORT/v1?OPTION=VALUE&OPTION=VALUE#MODEL`."""
 
+import base64
 import math
 import os
-from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from stepspec.errors import UsageError, unknown_name
 
@@ -47,6 +48,8 @@ class Address:
     """Response headers to send back with the next call of the request, separated by commas."""
     key_env: str | None = None
     """Name of the environment variable with the API key."""
+    user: str | None = field(default=None, repr=False)
+    """User and password, `NAME:PASSWORD`, for servers that want them instead of a key. Never show it."""
 
     def __post_init__(self) -> None:
         for name in ("context", "timeout", "first_token_timeout", "max_response_mb"):
@@ -66,7 +69,8 @@ class Address:
             raise UsageError(f"{spec!r} is not a valid address: {error}. Write http://HOST:PORT/v1#MODEL.") from None
         if not named:
             raise UsageError(f"{spec!r} names no host or port. Write http://HOST:PORT/v1#MODEL.")
-        base = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") or "/v1", "", ""))
+        user, _, host = parts.netloc.rpartition("@")
+        base = urlunsplit((parts.scheme, host, parts.path.rstrip("/") or "/v1", "", ""))
         kinds = {"tokenizer": str, "thinking": str, "context": int, "timeout": float, "first_token_timeout": float}
         kinds |= {"max_response_mb": float, "retries": int, "session_header": str, "replay_headers": str}
         kinds["key_env"] = str
@@ -78,7 +82,7 @@ class Address:
                 options[name] = kinds[name](value)
             except ValueError:
                 raise UsageError(f"The option {name}={value!r} of an address is not a number.") from None
-        address = cls(base, parts.fragment or None, **options)  # type: ignore[arg-type]
+        address = cls(base, parts.fragment or None, user=unquote(user) or None, **options)  # type: ignore[arg-type]
         address.key()
         return address
 
@@ -116,5 +120,7 @@ class Address:
 
     def headers(self) -> dict[str, str]:
         """Return the headers of every call."""
+        if self.user is not None:
+            return {"Authorization": f"Basic {base64.b64encode(self.user.encode()).decode()}"}
         key = self.key()
         return {"Authorization": f"Bearer {key}"} if key else {}

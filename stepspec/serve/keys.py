@@ -117,7 +117,10 @@ class Keys:
                 raise UsageError(f"Key {number} in {ENVIRONMENT} must have only ASCII characters, as HTTP headers do.")
             if len(key.strip()) < MIN_CHARACTERS:
                 raise UsageError(f"Key {number} in {ENVIRONMENT} must have at least {MIN_CHARACTERS} characters.")
-            clients[key_hash(key.strip())] = Client(f"{ENVIRONMENT} {number}")
+            digest = key_hash(key.strip())
+            if digest in clients:
+                raise UsageError(f"Two API keys are the same: {clients[digest].name!r} and key {number} of it.")
+            clients[digest] = Client(f"{ENVIRONMENT} {number}")
         if self.file is None:
             return clients
         for table in load_toml(self.file, KeyFile)[0].keys:

@@ -1,6 +1,7 @@
 """API keys: who may use the service, the limits of keys, and what the service never shows."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def test_the_limit_of_a_key_is_429_with_the_time_to_wait(address: str) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert 1 <= int(answers[2].headers["Retry-After"]) <= 60
     assert answers[2].json()["error"]["type"] == "rate_limit_error"
+    assert ask(address.removesuffix("/v1"), SLOW, "/tokenize").status_code == 429
     assert ask(address, KEY).status_code == 200
 
 
@@ -94,6 +96,20 @@ def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplo
     assert KEY not in caplog.text
 
 
+def test_a_signal_to_reload_keys_does_not_end_a_service_that_loads_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(**_: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise UsageError("It was not ended.")
+
+    monkeypatch.setattr("stepspec.cli.serving.load_pair", load)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        found = CliRunner().invoke(app, ["serve", "--port", "0"])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert str(found.exception) == "It was not ended."
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -109,9 +125,12 @@ def test_an_invalid_file_of_keys_is_an_error(tmp_path: Path, text: str, problem:
         Keys(tmp_path / "keys.toml")
 
 
-def test_a_key_that_can_be_guessed_is_an_error() -> None:
-    with pytest.raises(UsageError, match="at least 16 characters"):
-        Keys(None, {ENVIRONMENT: f"{KEY},short"})
+@pytest.mark.parametrize(
+    ("keys", "problem"), [(f"{KEY},short", "at least 16 characters"), (f"{KEY},{OTHER}, {KEY}", "and key 3 of it")]
+)
+def test_keys_in_the_environment_that_cannot_be_used_are_errors(keys: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        Keys(None, {ENVIRONMENT: keys})
 
 
 def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> None:

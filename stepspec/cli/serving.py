@@ -85,6 +85,14 @@ def serve_models(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address outside this machine without API keys.")
     ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Further host name in addresses of the service; repeat it for several. By default, a service with API "
+            "keys answers to all names, and one without to those of this machine.",
+        ),
+    ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM format, to serve HTTPS.")
     ] = None,
@@ -106,6 +114,7 @@ def serve_models(
     """Serve models over HTTP until stopped."""
     with from_extra("serve", "stepspec serve"):
         from stepspec.serve import Keys, Limits, Settings, create_app
+        from stepspec.serve.hosts import LOCAL
         from stepspec.serve.server import Serving
 
     problems: list[StepSpecError] = []
@@ -139,6 +148,8 @@ def serve_models(
             limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),
             keys=keys,
             max_body_bytes=max_body_bytes,
+            # Keys protect from web pages whose host name leads to this machine; without any, the host is checked.
+            hosts=() if (keys.are_needed or insecure) and not allowed_host else (*LOCAL, host, *(allowed_host or ())),
             cors_origins=cors_origin or (),
             drain_s=drain,
             log_prompts=log_prompts,

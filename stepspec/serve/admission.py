@@ -9,8 +9,8 @@ who wait, so that it can neither save up nor be made to catch up.
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from stepspec.serve.errors import BusyError
@@ -55,6 +55,8 @@ class Admission:
         self.limits = limits
         self.num_running = 0
         """Answers that are being generated."""
+        self.num_entering = 0
+        """Requests that are being read and encoded."""
         self._running: Counter[str] = Counter()
         self.is_draining = False
         """Whether no further request is taken."""
@@ -86,7 +88,29 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether a further request would be turned away."""
-        return self.is_draining or (self._has_to_wait(1) and self._queue_is_full)
+        return self.is_draining or self._entrance_is_full or (self._has_to_wait(1) and self._queue_is_full)
+
+    @property
+    def _entrance_is_full(self) -> bool:
+        return self.num_entering >= self.limits.max_running + self.limits.max_queued
+
+    @contextmanager
+    def entering(self) -> Generator[None]:
+        """Count a request as entering while the block reads and encodes it.
+
+        Raises:
+            BusyError: the service ends, the queue is full, or as many requests enter as may run and wait.
+        """
+        self.check()
+        if self._entrance_is_full:
+            raise BusyError(
+                f"The service is reading {self.num_entering} other requests. Try again later.", RETRY_S, "entering"
+            )
+        self.num_entering += 1
+        try:
+            yield
+        finally:
+            self.num_entering -= 1
 
     def _has_to_wait(self, num_answers: int) -> bool:
         is_too_much = self.num_running + num_answers > self.limits.max_running
@@ -97,7 +121,7 @@ class Admission:
         return self.num_queued >= self.limits.max_queued
 
     def check(self, num_tokens: int = 0, num_answers: int = 1) -> None:
-        """Check that a request may enter. Call it before the work of reading a request, too.
+        """Check that a request may run or wait.
 
         Raises:
             BusyError: the service ends, or the queue is full.

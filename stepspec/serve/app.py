@@ -16,7 +16,6 @@ from stepspec import __version__
 from stepspec.api.loading import Pair
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.serve.answers import ChatAnswer
-from stepspec.serve.bodies import read_body
 from stepspec.serve.completions import CompletionAnswer, CompletionRequest
 from stepspec.serve.document import (
     BODIES,
@@ -28,7 +27,8 @@ from stepspec.serve.document import (
     TOKENIZE_RESPONSES,
     documented,
 )
-from stepspec.serve.errors import error_body, headers_of, status_of
+from stepspec.serve.errors import error_body, headers_of, public_error, status_of
+from stepspec.serve.hosts import HostCheck
 from stepspec.serve.log import RequestLog, entry_of
 from stepspec.serve.page import add_page
 from stepspec.serve.requests import ChatRequest
@@ -37,8 +37,7 @@ from stepspec.serve.responses_request import ResponsesRequest
 from stepspec.serve.schemas import Load, ModelCard, ModelList, Version
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
-from stepspec.serve.streaming import CLIENT_LEFT, public_error, respond
-from stepspec.serve.tokenize import TokenizeRequest
+from stepspec.serve.streaming import CLIENT_LEFT, respond
 
 
 def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", settings: Settings | None = None) -> FastAPI:
@@ -63,7 +62,10 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
     # Its documentation pages load nothing from another network.
     app = FastAPIOffline(title="stepspec", version=__version__, lifespan=lifespan)
     app.state.service = service
-    if service.settings.cors_origins:
+    if service.settings.hosts:
+        app.add_middleware(HostCheck, hosts=service.settings.hosts)
+    app.add_middleware(RequestLog)
+    if service.settings.cors_origins:  # added last, so that all responses have its headers
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(service.settings.cors_origins),
@@ -71,7 +73,6 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    app.add_middleware(RequestLog)
     _add_texts(app, service)
     _add_models(app, service)
     _add_state(app, service)
@@ -79,23 +80,17 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
     app.add_exception_handler(StepSpecError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_internal_error)
     app.openapi = documented(app)
     return app
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
-    max_bytes = service.settings.max_body_bytes
-
     @app.post(
         "/v1/chat/completions", response_model=None, openapi_extra=BODIES["ChatRequest"], responses=CHAT_RESPONSES
     )
     async def chat(request: Request) -> Response:
         """Generates the answer to a conversation."""
-        client = service.enter(request)
-        asked = await read_body(request, max_bytes, ChatRequest.parsed)
-        with asked.in_its_words():
-            run = await service.prepare(asked, [asked.messages], client, request)
+        asked, run = await service.received(request, ChatRequest)
         answer = ChatAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
@@ -107,10 +102,7 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     )
     async def complete(request: Request) -> Response:
         """Generates the text that follows a prompt, without a chat template."""
-        client = service.enter(request)
-        asked = await read_body(request, max_bytes, CompletionRequest.parsed)
-        with asked.in_its_words():
-            run = await service.prepare(asked, asked.prompts(), client, request)
+        asked, run = await service.received(request, CompletionRequest)
         thinking = [prompt.thinking for prompt in run.prompts for _ in range(asked.num_answers)]
         answer = CompletionAnswer(run.model.name, run.policy, asked, thinking)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
@@ -123,23 +115,14 @@ def _add_texts(app: FastAPI, service: Service) -> None:
     )
     async def respond_to(request: Request) -> Response:
         """Generates the response to input items. Nothing is stored."""
-        client = service.enter(request)
-        asked = await read_body(request, max_bytes, ResponsesRequest.parsed)
-        with asked.in_its_words():
-            chat_request = ChatRequest.validated(asked.chat_fields())
-            with chat_request.in_its_words():
-                run = await service.prepare(chat_request, [chat_request.messages], client, request)
-        run.log.ignored = asked.ignored
+        asked, run = await service.received(request, ResponsesRequest)
         answer = ResponsesAnswer(run.model.name, run.policy, asked, thinks=run.prompts[0].thinking is not None)
         return await respond(request, run.events(), answer, stream=bool(asked.stream))
 
     @app.post("/tokenize", response_model=None, openapi_extra=BODIES["TokenizeRequest"], responses=TOKENIZE_RESPONSES)
     async def tokenize(request: Request) -> Response:
         """Returns the tokens of a prompt or of a conversation."""
-        service.client(request)
-        asked = await read_body(request, max_bytes, TokenizeRequest.parsed)
-        with asked.in_its_words():
-            return JSONResponse(await service.tokenized(asked))
+        return JSONResponse(await service.tokenized(request))
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -188,8 +171,10 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StepSpecError)
-    entry_of(request.scope).failed(error)
-    return JSONResponse(error_body(error), status_of(error), headers_of(error))
+    entry = entry_of(request.scope)
+    entry.failed(error)
+    public = public_error(error, entry.request_id)
+    return JSONResponse(error_body(public), status_of(public), headers_of(public))
 
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
@@ -199,7 +184,3 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 async def _on_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse(error_body(UsageError(str(error.detail))), error.status_code, error.headers)
-
-
-async def _on_internal_error(_: Request, error: Exception) -> Response:
-    return JSONResponse(error_body(public_error(error)), 500)

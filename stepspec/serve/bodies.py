@@ -1,14 +1,18 @@
-"""Reads request bodies up to a size limit."""
+"""Reads request bodies up to limits of size and time."""
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
 from fastapi import Request
 
 from stepspec.base.workers import off_the_loop
-from stepspec.serve.errors import RefusedError, TooLargeError
+from stepspec.serve.errors import RefusedError, TooLargeError, TooSlowError
 
 T = TypeVar("T")
+
+ARRIVAL_S = 30.0
+"""Seconds in which a body must arrive."""
 
 
 async def read_body(request: Request, max_bytes: int, parse: Callable[[bytes], T]) -> T:
@@ -16,6 +20,7 @@ async def read_body(request: Request, max_bytes: int, parse: Callable[[bytes], T
 
     Raises:
         TooLargeError: the body exceeds the limit. The server reads and drops the rest of the body.
+        TooSlowError: the body did not arrive in time. The server closes the connection.
         RefusedError: the body is not a valid request.
         ClientDisconnect: the client has disconnected.
     """
@@ -23,7 +28,11 @@ async def read_body(request: Request, max_bytes: int, parse: Callable[[bytes], T
     media = kind.partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):  # web pages may send other types across origins
         raise RefusedError(None, f"Content-Type must be application/json, got {kind[:80]!r}.")
-    body = await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(ARRIVAL_S):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise TooSlowError(ARRIVAL_S) from None
     return await off_the_loop(body, lambda: parse(body))
 
 

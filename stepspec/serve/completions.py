@@ -41,7 +41,7 @@ class CompletionRequest(TextRequest):
         default=None, ge=0, le=20, description="Number of most likely tokens to list at each token, at most 20."
     )
 
-    def prompts(self) -> list[RawPrompt]:
+    def questions(self) -> list[RawPrompt]:
         """Return the prompts.
 
         Raises:

@@ -1,9 +1,12 @@
 """Errors of the service, and the HTTP status and body of every error."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
-from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError, unknown_name
+from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError, unknown_name
+
+logger = logging.getLogger("stepspec.serve")
 
 MAX_PARAM_CHARACTERS = 64
 """Maximum length of a field's name in an error, since the client may have chosen the name."""
@@ -29,6 +32,34 @@ class TooLargeError(RefusedError):
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(None, f"The body must have at most {max_bytes} bytes. Send a shorter request.")
+
+
+class TooSlowError(RefusedError):
+    """The request body did not arrive in time."""
+
+    status, code = 408, "request_timeout"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None, f"The body must arrive within {seconds:g} s. Send the request again.")
+
+
+class TooLongError(RefusedError):
+    """The prompt does not fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class HostError(RefusedError):
+    """The request is sent to a host that the service does not know as its own."""
+
+    status, code = 403, "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            None,
+            f"Without API keys, the service does not answer to the host {truncated(host, 64)!r}. Use its address, "
+            "start it with API keys, or start it with --allowed-host.",
+        )
 
 
 class NoSuchModelError(RefusedError):
@@ -79,6 +110,22 @@ def truncated(text: str, most: int) -> str:
     return short.encode("utf-8", "backslashreplace").decode()
 
 
+def public_error(error: Exception, request_id: str) -> StepSpecError:
+    """Return the error for the client, and log one that the client cannot act on.
+
+    What a model or its server says goes only to the log, because it may name the server's address or quote a prompt.
+    """
+    if isinstance(error, UsageError | BusyError):
+        return error
+    what = "A model" if isinstance(error, EngineError) else "The service"
+    if isinstance(error, StepSpecError):  # of a failed target its cause, as its own text quotes the answer
+        cause = error.__cause__ if isinstance(error, TargetError) else error
+        logger.error("%s failed: %s", request_id, cause or type(error).__name__)
+    else:
+        logger.error("%s failed with an internal error.", request_id, exc_info=error)
+    return EngineError(f"{what} failed. See request {request_id} in the service's log.")
+
+
 def status_of(error: StepSpecError) -> int:
     """Return the HTTP status of an error."""
     if isinstance(error, RefusedError | BusyError):
@@ -90,7 +137,7 @@ def error_body(error: StepSpecError) -> dict[str, Any]:
     """Return an error in OpenAI's format."""
     param, code = None, None
     if isinstance(error, ContextError):
-        param, code = "messages", "context_length_exceeded"
+        code = TooLongError.code
     elif isinstance(error, RefusedError):
         param, code = error.param, error.code
     elif isinstance(error, BusyError):
@@ -105,4 +152,6 @@ def headers_of(error: StepSpecError) -> Mapping[str, str]:
     """Return the headers that tell a client when to try again, or how to authenticate."""
     if isinstance(error, RateError | BusyError):
         return {"Retry-After": str(max(1, round(error.retry_after_s)))}
+    if isinstance(error, TooSlowError):  # else the server would wait for the rest of the body
+        return {"Connection": "close"}
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, NoKeyError) else {}

@@ -2,17 +2,20 @@
 
 import re
 import secrets
+from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr, ValidationError
 
+from stepspec.api.session import Question
 from stepspec.base.strict_json import read_json
 from stepspec.engines.protocol import HIGHEST_ID, SAMPLING_NUMBERS
 from stepspec.errors import ContextError, ModelError, UsageError
 from stepspec.loop.options import RequestOptions
-from stepspec.serve.errors import RefusedError, truncated
+from stepspec.serve.errors import RefusedError, TooLongError, truncated
 from stepspec.serve.forms import Form, read_form
 from stepspec.serve.refused import Refusals
 
@@ -110,7 +113,7 @@ class Body(BaseModel):
     @property
     def ignored(self) -> list[str]:
         """Names of the unknown fields, at most `MAX_LISTED`."""
-        return [truncated(name, 64) for name in self.extra if name not in self.refusals][:MAX_LISTED]
+        return shortened(name for name in self.extra if name not in self.refusals)
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -122,8 +125,11 @@ class Body(BaseModel):
         """Convert errors of the Python API to errors that name the request's fields."""
         try:
             yield
-        except (RefusedError, ContextError, ModelError):
+        except (RefusedError, ModelError):
             raise
+        except ContextError as error:
+            field = "messages" if getattr(self, "prompt", None) is None else "prompt"
+            raise TooLongError(field, str(error)) from error
         except UsageError as error:
             names, message = self.renamed, str(error)
             if names:
@@ -254,7 +260,20 @@ class TextRequest(Body):
     def ignored(self) -> list[str]:
         """Names of the unknown fields, at most `MAX_LISTED`."""
         streaming = (self.stream_options.model_extra or {}) if self.stream_options else {}
-        return [*super().ignored, *(truncated(f"stream_options.{name}", 64) for name in streaming)][:MAX_LISTED]
+        return shortened([*super().ignored, *(f"stream_options.{name}" for name in streaming)])
+
+    @property
+    def text_request(self) -> "TextRequest":
+        """The request itself. Routes with other formats convert theirs."""
+        return self
+
+    @abstractmethod
+    def questions(self) -> Sequence[Question]:
+        """Return the conversations or prompts.
+
+        Raises:
+            RefusedError: there are none, or too many.
+        """
 
     def options(self, end_ids: Iterable[int]) -> RequestOptions:
         """Convert the request to options of the Python API. `end_ids`: the tokens that end a text of the model.
@@ -300,6 +319,11 @@ class TextRequest(Body):
             raise RefusedError(
                 "stop", f"Each string in stop may have at most {MAX_STOP_CHARACTERS} characters, got {longest}."
             )
+
+
+def shortened(names: Iterable[str]) -> list[str]:
+    """Return the first `MAX_LISTED` names, shortened."""
+    return [truncated(name, 64) for name in islice(names, MAX_LISTED)]
 
 
 OPENINGS: Mapping[str, str] = {

@@ -1,7 +1,6 @@
 """Runs the answers to one request: waits for its turn, then passes on the events of all answers as they come."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
-from stepspec.errors import EngineError, StepSpecError
+from stepspec.errors import StepSpecError
 from stepspec.loop.step import Done, Event, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
@@ -18,8 +17,6 @@ from stepspec.serve.keys import Client, Rates
 from stepspec.serve.log import LogEntry
 from stepspec.serve.models import ServedModel
 from stepspec.serve.monitor import Monitor, Outcome
-
-logger = logging.getLogger("stepspec.serve")
 
 IndexedEvents = AsyncGenerator[tuple[int, Event], None]
 """Events with the number of the answer that they belong to."""
@@ -67,8 +64,6 @@ class Generation:
             self.log.failed(error)
             if isinstance(error, BusyError):
                 self.monitor.rejected(error.reason)
-            elif isinstance(error, EngineError):  # its cause, as its own text quotes the answer
-                logger.error("%s failed: %s", self.log.request_id, error.__cause__ or type(error).__name__)
             raise
 
     async def _admitted(self) -> IndexedEvents:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepspec.errors import StepSpecError
 from stepspec.loop.tracing import caller
-from stepspec.serve.errors import error_body, truncated
+from stepspec.serve.errors import error_body, public_error, truncated
 from stepspec.serve.fields import ID_PATTERN
 
 logger = logging.getLogger("stepspec.serve")
@@ -72,7 +73,10 @@ class LogEntry:
 
 
 class RequestLog:
-    """Middleware that gives each request an id, and logs its line when the response has been sent or has failed."""
+    """Middleware that gives each request an id, and logs its line when the response has been sent or has failed.
+
+    It also responds to errors that no other part of the service expects, so that their responses have an id, too.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -84,9 +88,12 @@ class RequestLog:
             return
         entry = scope[KEY] = LogEntry(_request_id(scope))
 
+        has_begun = False
+
         async def watched_send(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
-                entry.status = message["status"]
+                has_begun, entry.status = True, message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", entry.request_id.encode())]
             await send(message)
             entry.complete |= message["type"] == "http.response.body" and not message.get("more_body", False)
@@ -95,6 +102,12 @@ class RequestLog:
         try:
             with caller(parents):
                 await self._app(scope, receive, watched_send)
+        except Exception as error:
+            if has_begun:
+                raise
+            public = public_error(error, entry.request_id)
+            entry.failed(public)
+            await JSONResponse(error_body(public), 500)(scope, receive, watched_send)
         finally:
             self._log(scope, entry)
 

@@ -27,6 +27,8 @@ ENGINE = "0"
 """vLLM's label of an engine in its process, of which stepspec has one."""
 
 Outcome = Literal["stop", "length", "tool_calls", "error", "cancelled"]
+FINISHED: Mapping[str, str] = {"tool_calls": "stop", "cancelled": "abort"}
+"""Outcomes that vLLM calls otherwise."""
 
 HISTOGRAMS: Mapping[str, tuple[str, str | None, tuple[float, ...]]] = {
     "queue_seconds": ("Seconds in the queue.", "request_queue_time_seconds", LATENCIES),
@@ -227,15 +229,25 @@ class _Aliases(Collector):
         for metric, vllm in self._names.items():
             for family in metric.collect():
                 alias = Metric(f"vllm:{vllm}", family.documentation, family.type)
-                alias.samples = [_renamed(sample, family.name, alias.name) for sample in family.samples]
+                alias.samples = _merged(_renamed(sample, family.name, alias.name) for sample in family.samples)
                 yield alias
 
 
 def _renamed(sample: Sample, old: str, new: str) -> Sample:
     labels = {**sample.labels, "engine": ENGINE}
-    if "outcome" in labels:
-        labels["finished_reason"] = labels.pop("outcome")
+    if outcome := labels.pop("outcome", None):
+        labels["finished_reason"] = FINISHED.get(outcome, outcome)
     return sample._replace(name=sample.name.replace(old, new, 1), labels=labels)
+
+
+def _merged(samples: Iterable[Sample]) -> list[Sample]:
+    """Add up samples with the same labels: several outcomes have the same name in vLLM."""
+    sums: dict[Any, Sample] = {}
+    for sample in samples:
+        key = sample.name, *sorted(sample.labels.items())
+        known = sums.get(key)
+        sums[key] = sample if known is None else known._replace(value=known.value + sample.value)
+    return list(sums.values())
 
 
 class _Engines(Collector):

@@ -80,6 +80,10 @@ class ChatRequest(TextRequest):
     metadata: dict[str, Any] | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
     store: bool | None = Field(default=None, description="Accepted for compatibility; it has no effect.")
 
+    def questions(self) -> list[list[dict[str, Any]]]:
+        """Return the conversation."""
+        return [self.messages]
+
     def own_options(self) -> Mapping[str, Any]:
         """Return the options of this route's own fields."""
         with attributed_to("tool_choice"):

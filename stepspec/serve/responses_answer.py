@@ -158,7 +158,7 @@ class ResponsesAnswer:
         self._request, self._policy, self._ignored = request, policy, request.ignored
         self._thinks = thinks
         self._with_events = bool(request.stepspec and request.stepspec.events)
-        self._with_reasoning = request.chat_fields().get("include_reasoning") is not False
+        self._with_reasoning = request.text_request.include_reasoning is not False
         self._head = _head(request, model)
         self._items: list[_Item] = []
         self._num_events = 0

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
 
+from stepspec.chat.prompts import Message
 from stepspec.chat.tools import MODES, Function
-from stepspec.errors import ContextError, unknown_name
-from stepspec.serve.errors import RefusedError, truncated
-from stepspec.serve.fields import MAX_LISTED, Body, Items, Speculation, field_of
+from stepspec.errors import unknown_name
+from stepspec.serve.errors import RefusedError, TooLongError
+from stepspec.serve.fields import Body, Items, Speculation, field_of, shortened
 from stepspec.serve.refused import REFUSED, Refusals
 from stepspec.serve.requests import ChatRequest
 from stepspec.serve.responses_input import chat_turns, shown
@@ -198,7 +199,7 @@ class ResponsesRequest(Body):
     stream_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
     stepspec: Speculation | None = Field(default=None, description="How to speculate.")
 
-    _chat: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _chat: ChatRequest = PrivateAttr()
 
     @classmethod
     def validated(cls, fields: Mapping[str, Any]) -> Self:
@@ -209,7 +210,9 @@ class ResponsesRequest(Body):
         """
         request = super().validated(fields)
         _check_unicode(fields)
-        request._chat = request._translated()
+        chat_fields = request._translated()
+        with _in_names_of_responses():
+            request._chat = ChatRequest.validated(chat_fields)
         return request
 
     @property
@@ -222,30 +225,22 @@ class ResponsesRequest(Body):
         )
         names = [name for name in self.extra if name not in PASSED and name not in self.refusals]
         names += [f"{field}.{name}" for field, extra, known in nested for name in extra if name not in known]
-        return [truncated(name, 64) for name in names][:MAX_LISTED]
+        return shortened(names)
 
-    def chat_fields(self) -> dict[str, Any]:
-        """Return the fields of the same request to `/v1/chat/completions`, which `ChatRequest` has to validate."""
-        return dict(self._chat)
+    @property
+    def text_request(self) -> ChatRequest:
+        """The same request to `/v1/chat/completions`."""
+        return self._chat
 
-    def param_of(self, chat_param: str | None) -> str | None:
-        """Return the name that a field of the chat request has here."""
-        return RENAMED.get((chat_param or "").partition(".")[0], chat_param)
+    def questions(self) -> Sequence[Sequence[Message]]:
+        """Return the conversation."""
+        return self._chat.questions()
 
     @contextmanager
     def in_its_words(self) -> Generator[None]:
         """Convert errors about the chat request to errors that name this request's fields."""
-        try:
+        with _in_names_of_responses(), self._chat.in_its_words():
             yield
-        except ContextError as error:
-            refusal = RefusedError("input", str(error))
-            refusal.code = "context_length_exceeded"
-            raise refusal from error
-        except RefusedError as error:
-            if type(error) is not RefusedError:  # an error about a model or a key
-                raise
-            message = OTHER_NAMES.sub(lambda match: RENAMED[match[0]], str(error))
-            raise RefusedError(self.param_of(error.param), message) from error
 
     def _translated(self) -> dict[str, Any]:
         reasoning, text = self.reasoning or ReasoningSettings(), self.text or TextSettings()
@@ -276,6 +271,18 @@ class ResponsesRequest(Body):
             if name not in INCLUDABLE:
                 raise RefusedError("include", unknown_name("supported value of include", name, INCLUDABLE))
         return LOGPROBS in (self.include or []) or bool(self.top_logprobs)
+
+
+@contextmanager
+def _in_names_of_responses() -> Generator[None]:
+    """Convert errors that name a field of a chat request."""
+    try:
+        yield
+    except RefusedError as error:
+        if type(error) not in (RefusedError, TooLongError):  # an error about a model or a key
+            raise
+        message = OTHER_NAMES.sub(lambda match: RENAMED[match[0]], str(error))
+        raise type(error)(RENAMED.get((error.param or "").partition(".")[0], error.param), message) from error
 
 
 OTHER_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if name not in ('messages', 'logprobs'))})\b")

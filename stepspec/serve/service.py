@@ -1,13 +1,16 @@
 """The service behind the routes: checks who asks, prepares requests, and queues them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol, Self, TypeVar
 
 from fastapi import Request
 
 from stepspec.api.loading import Pair
 from stepspec.api.session import PreparedRequest, Question
 from stepspec.serve.admission import Admission
+from stepspec.serve.bodies import read_body
 from stepspec.serve.errors import BusyError, RateError
 from stepspec.serve.fields import MAX_ID_CHARACTERS, Speculation, TextRequest
 from stepspec.serve.generation import Generation
@@ -17,6 +20,44 @@ from stepspec.serve.models import ServedModels
 from stepspec.serve.monitor import Monitor
 from stepspec.serve.settings import Settings
 from stepspec.serve.tokenize import TokenizeRequest
+
+
+class TextBody(Protocol):
+    """The body of a request for text, in the format of its route."""
+
+    @classmethod
+    def parsed(cls, body: bytes) -> Self:
+        """Parse and validate a request body.
+
+        Raises:
+            RefusedError: the body is invalid.
+        """
+        ...
+
+    @property
+    def text_request(self) -> TextRequest:
+        """The same request in the format in which the service answers it."""
+        ...
+
+    def questions(self) -> Sequence[Question]:
+        """Return the conversations or prompts.
+
+        Raises:
+            RefusedError: there are none, or too many.
+        """
+        ...
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Names of the unknown fields."""
+        ...
+
+    def in_its_words(self) -> AbstractContextManager[None]:
+        """Convert errors of the Python API to errors that name the request's fields."""
+        ...
+
+
+B = TypeVar("B", bound=TextBody)
 
 
 class Service:
@@ -42,8 +83,9 @@ class Service:
         entry_of(request.scope).client = client.name
         return client
 
-    def enter(self, request: Request) -> Client:
-        """Return the client of a request for text, before its body is read.
+    @contextmanager
+    def entering(self, request: Request) -> Generator[Client]:
+        """Return the client of a request, which counts as entering while the block reads and encodes it.
 
         Raises:
             NoKeyError: it has no valid key.
@@ -52,33 +94,43 @@ class Service:
         """
         client = self.client(request)
         try:
-            self.admission.check()  # first, so that a request that is turned away here does not count
-            self._rates.check(client)
+            with self.admission.entering():  # first, so that a request that is turned away here does not count
+                self._rates.check(client)
+                yield client
         except RateError:
             self.monitor.rejected("rate")
             raise
         except BusyError as error:
             self.monitor.rejected(error.reason)
             raise
-        return client
 
-    async def prepare(
-        self, asked: TextRequest, questions: Sequence[Question], client: Client, request: Request
-    ) -> Generation:
-        """Check and encode a request for text.
+    async def received(self, request: Request, kind: type[B]) -> tuple[B, Generation]:
+        """Read, check and encode a request for text.
 
         Raises:
-            UsageError: the request is invalid or not supported.
-            EngineError: a model failed.
+            UsageError: the client may not send it now, or it is invalid or not supported.
+            EngineError: the service cannot take it now, or a model failed.
         """
+        with self.entering(request) as client:
+            body = await read_body(request, self.settings.max_body_bytes, kind.parsed)
+            entry_of(request.scope).ignored = body.ignored
+            with body.in_its_words():
+                return body, await self._prepared(body.text_request, body.questions(), client, request)
+
+    async def _prepared(
+        self, asked: TextRequest, questions: Sequence[Question], client: Client, request: Request
+    ) -> Generation:
         model, named = self.models.find(asked.model)
         policy, session = model.session(named, asked.speculation)
         options = asked.options(model.pair.target.tokenizer.end_ids)
-        prompts: list[PreparedRequest] = [await session.prepare(question, options) for question in questions]
+        prompts: list[PreparedRequest] = []
+        for question in questions:
+            prompts.append(await session.prepare(question, options))
+            await asyncio.sleep(0)  # many short prompts together would block the event loop
         entry = entry_of(request.scope)
         entry.request_id = asked.request_id or entry.request_id
         entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
-        entry.model, entry.policy, entry.ignored = model.name, policy, asked.ignored
+        entry.model, entry.policy = model.name, policy
         if self.settings.log_prompts:
             tokenizer = model.pair.target.tokenizer
             entry.prompt = "\n".join(tokenizer.decode(prompt.prompt) for prompt in prompts)
@@ -101,12 +153,19 @@ class Service:
         """Whether the service takes requests."""
         return not self.admission.is_full
 
-    async def tokenized(self, asked: TokenizeRequest) -> dict[str, Any]:
-        """Return the tokens of a prompt, in the format of vLLM's `/tokenize`.
+    async def tokenized(self, request: Request) -> dict[str, Any]:
+        """Return the tokens of the prompt of a request, in the format of vLLM's `/tokenize`.
 
         Raises:
-            UsageError: the request is invalid, or the prompt does not fit the context.
+            UsageError: the client may not send it now, it is invalid, or the prompt does not fit the context.
+            EngineError: the service cannot take it now, or a model failed.
         """
+        with self.entering(request):
+            asked = await read_body(request, self.settings.max_body_bytes, TokenizeRequest.parsed)
+            with asked.in_its_words():
+                return await self._tokenized(asked)
+
+    async def _tokenized(self, asked: TokenizeRequest) -> dict[str, Any]:
         model, _ = self.models.find(asked.model)
         session = model.session(None, Speculation())[1]
         ids = (await session.prepare(asked.question(), asked.options())).prompt

@@ -16,6 +16,7 @@ class Settings:
         limits: how many requests run and wait.
         keys: who may use the service. Without keys, everybody may.
         max_body_bytes: limit of a request body. A larger body returns 413 and is not read further.
+        hosts: names and addresses in Host headers that are answered; empty for all.
         cors_origins: web origins whose pages may use the service.
         drain_s: seconds for running requests to end after SIGTERM.
         log_prompts: whether the log has the prompts.
@@ -24,6 +25,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     keys: Keys = field(default_factory=Keys)
     max_body_bytes: int = MAX_BODY_BYTES
+    hosts: Sequence[str] = ()
     cors_origins: Sequence[str] = ()
     drain_s: float = 30.0
     log_prompts: bool = False

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Protocol
@@ -13,11 +12,11 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
 
-from stepspec.errors import EngineError, StepSpecError
+from stepspec.errors import StepSpecError
 from stepspec.loop.step import Done, Event, Result
+from stepspec.serve.errors import public_error
 from stepspec.serve.generation import IndexedEvents
-
-logger = logging.getLogger("stepspec.serve")
+from stepspec.serve.log import entry_of
 
 KEEPALIVE_S = 10.0
 """Seconds without an event after which a keep-alive comment is sent, since a step may take longer than a client's
@@ -72,7 +71,7 @@ async def respond(request: Request, events: IndexedEvents, answer: Answer, *, st
     except BaseException:
         await queue.end()
         raise
-    return _Stream(queue, answer)
+    return _Stream(queue, answer, entry_of(request.scope).request_id)
 
 
 async def _whole(events: IndexedEvents, answer: Answer) -> Response:
@@ -153,8 +152,8 @@ class _EventQueue:
 class _Stream(EventSourceResponse):
     """A streamed answer. A client that disconnects cancels the request."""
 
-    def __init__(self, queue: _EventQueue, answer: Answer) -> None:
-        super().__init__(_lines(queue, answer))
+    def __init__(self, queue: _EventQueue, answer: Answer, request_id: str) -> None:
+        super().__init__(_lines(queue, answer, request_id))
         self._queue = queue
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +163,7 @@ class _Stream(EventSourceResponse):
             await self._queue.end()
 
 
-async def _lines(queue: _EventQueue, answer: Answer) -> AsyncGenerator[bytes, None]:
+async def _lines(queue: _EventQueue, answer: Answer, request_id: str) -> AsyncGenerator[bytes, None]:
     results: dict[int, Result] = {}
     yield _encoded(answer, answer.begin())
     while True:
@@ -178,7 +177,7 @@ async def _lines(queue: _EventQueue, answer: Answer) -> AsyncGenerator[bytes, No
             yield _encoded(answer, answer.end(ordered)) + (b"" if answer.named_events else DONE)
             return
         if isinstance(found, Exception):  # the HTTP status is already sent
-            yield _encoded(answer, answer.failed(public_error(found)))
+            yield _encoded(answer, answer.failed(public_error(found, request_id)))
             return
         index, event = found
         if isinstance(event, Done):
@@ -194,11 +193,3 @@ def _encoded(answer: Answer, chunks: Sequence[dict[str, Any]]) -> bytes:
         )
         for chunk in chunks
     )
-
-
-def public_error(error: Exception) -> StepSpecError:
-    """Return the error for the client. The details of an internal error only go to the log."""
-    if isinstance(error, StepSpecError):
-        return error
-    logger.error("A request failed with an internal error.", exc_info=error)
-    return EngineError(f"The service failed: {type(error).__name__}. See the service's log.")

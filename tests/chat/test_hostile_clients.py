@@ -72,6 +72,9 @@ HOSTILE: Mapping[str, Callable[[], bytes]] = {
         ]}) + "," + TURN
     ),
     "a long schema as a string": lambda: chat_body("hello", guided_json=json.dumps({"enum": list(range(99_000))})),
+    "the same in another format": lambda: json.dumps(
+        {"input": "hello", "guided_json": json.dumps({"enum": list(range(99_000))})}
+    ).encode(),
     "a long kind of output": lambda: chat_body("hello", structured_outputs={"x" * 3_000_000: 1}),
     "a long field of a form": lambda: chat_body("hello", response_format={"type": "text", "x" * 3_000_000: 1}),
     "many choices": lambda: chat_body("hello", guided_choice=[f"c{number}" for number in range(99_000)]),
@@ -79,7 +82,9 @@ HOSTILE: Mapping[str, Callable[[], bytes]] = {
 }  # fmt: skip
 """Functions that build request bodies just under the size limit."""
 
-ODD = ("many unknown fields", "a long schema as a string")
+ODD = ("many unknown fields", "a long schema as a string", "the same in another format")
+PATHS = {"the same in another format": "/v1/responses"}
+"""Routes of messages that are not chat requests."""
 
 
 @dataclass
@@ -90,11 +95,13 @@ class Service:
     port: int
     lines: list[str] = field(default_factory=list)
 
-    def post(self, body: bytes | Iterator[bytes], headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
-        """Send a chat completion request and return the status and the JSON of the response."""
+    def post(
+        self, body: bytes | Iterator[bytes], headers: Mapping[str, str] | None = None, path: str = CHAT
+    ) -> tuple[int, Any]:
+        """Send a request and return the status and the JSON of the response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request("POST", CHAT, body, {"Content-Type": "application/json", **(headers or {})})
+            connection.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         finally:
@@ -161,7 +168,7 @@ def attacked(service: Service, num_probes: int) -> Attack:
         for name, body in itertools.chain(waiting, itertools.cycle(bodies.items())):
             if enough.is_set() and len(attack.answers) >= len(bodies):
                 return
-            attack.answers.append((name, *service.post(body)))
+            attack.answers.append((name, *service.post(body, path=PATHS.get(name, CHAT))))
 
     def flood() -> None:
         while not enough.is_set():
@@ -216,7 +223,7 @@ def test_a_body_over_the_limit_is_rejected_before_it_is_read(service: Service) -
         assert answer["error"]["code"] == "request_too_large"
         assert "4000000 bytes" in answer["error"]["message"]
     with socket.create_connection(("127.0.0.1", service.port), timeout=30) as wire:
-        wire.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % CHAT.encode())
+        wire.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
         wire.sendall(b"Content-Length: 999999999999\r\n\r\n")
         assert b" 413 " in wire.recv(1000)
     assert resident_mb(service) - before < 40
@@ -251,7 +258,7 @@ def test_the_log_has_one_line_for_a_request(service: Service) -> None:
 
 def test_a_second_ctrl_c_ends_the_service_immediately(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port)) as wire:
-        wire.sendall(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" % CHAT.encode())
+        wire.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % CHAT.encode())
         wire.sendall(b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n")  # a request that never completes
         assert b" 100 " in wire.recv(1000)  # the service is waiting for the body
         service.process.send_signal(signal.SIGINT)

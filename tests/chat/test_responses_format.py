@@ -46,10 +46,8 @@ def requested(**fields: Any) -> ResponsesRequest:
 
 
 def chat_fields(**fields: Any) -> dict[str, Any]:
-    """Return the fields of the chat request, which must be valid."""
-    found = requested(**fields).chat_fields()
-    ChatRequest.validated(found)
-    return found
+    """Return the fields of the chat request."""
+    return requested(**fields).text_request.model_dump(exclude_unset=True)
 
 
 def turns(*items: Any, **fields: Any) -> list[dict[str, Any]]:
@@ -58,9 +56,9 @@ def turns(*items: Any, **fields: Any) -> list[dict[str, Any]]:
 
 async def prepared(request: ResponsesRequest, pair: Pair) -> PreparedRequest:
     with request.in_its_words():
-        chat = ChatRequest.validated(request.chat_fields())
-        with chat.in_its_words():
-            return await StepSpec(pair=pair, policy="specreason").prepare(chat.messages, chat.options(()))
+        (question,) = request.questions()
+        options = request.text_request.options(())
+        return await StepSpec(pair=pair, policy="specreason").prepare(question, options)
 
 
 @dataclass
@@ -637,8 +635,10 @@ async def test_errors_about_the_chat_request_name_the_fields_of_this_one(param: 
 def test_params_are_mapped_back() -> None:
     names = {"messages.3.content": "input", "reasoning_effort": "reasoning.effort", "logprobs": "include"}
     names |= {"response_format.json_schema": "text.format", "tools.0": "tools.0", "stepspec.policy": "stepspec.policy"}
-    assert {name: requested().param_of(name) for name in names} == names
-    assert requested().param_of(None) is None
+    for name, own in {**names, None: None}.items():
+        with pytest.raises(RefusedError) as caught, requested().in_its_words():
+            raise RefusedError(name, "It is wrong.")
+        assert caught.value.param == own
 
 
 def test_a_prompt_that_is_too_long_is_an_error_about_the_input() -> None:
@@ -679,7 +679,7 @@ ITEMS = st.fixed_dictionaries(
 @given(items=st.lists(ITEMS | VALUES, max_size=4) | VALUES)
 def test_odd_input_is_refused(items: Any) -> None:
     try:
-        messages = ChatRequest.validated(ResponsesRequest.validated({"input": items}).chat_fields()).messages
+        (messages,) = ResponsesRequest.validated({"input": items}).questions()
     except RefusedError:
         return
     with suppress(UsageError):

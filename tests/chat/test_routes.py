@@ -1,6 +1,7 @@
 """The routes besides chat completions, several answers to one request, several pairs, metrics, and step events."""
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import pytest
 from following import THOUGHTS, following_pair
 from service import serving
 
-from stepspec.serve import Limits, Settings
-from stepspec.serve.monitor import COUNTERS, HISTOGRAMS
+from stepspec.serve import Limits, Settings, bodies
+from stepspec.serve.admission import Admission
+from stepspec.serve.monitor import COUNTERS, HISTOGRAMS, Monitor, Outcome
 
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]
 ANSWER = "\n\nYou said 1 things, How many? among them."
@@ -179,6 +181,19 @@ def test_metrics_have_every_name_and_count_what_was_answered(client: openai.Open
     assert 'stepspec_engine_up{model_name="small",role="draft"} 1.0' in text
 
 
+def test_outcomes_have_the_names_of_vllm_in_its_metric() -> None:
+    pair = following_pair()
+    monitor = Monitor(Admission(Limits()), {"a": pair}, "target")
+    outcomes: list[Outcome] = ["stop", "tool_calls", "length", "cancelled", "error"]
+    for outcome in outcomes:
+        monitor.ended(("a", "target"), outcome, pair)
+    found = re.findall(
+        r'^vllm:request_success_total{.*finished_reason="(\w+)".*} (\S+)$', monitor.text().decode(), re.M
+    )
+    assert dict(found) == {"stop": "2.0", "length": "1.0", "abort": "1.0", "error": "1.0"}
+    assert len(found) == 4
+
+
 def test_requests_beyond_the_queue_are_turned_away_at_once_and_counted() -> None:
     settings = Settings(limits=Limits(max_running=1, max_queued=1))
     pair = following_pair(delay_s=1.5)
@@ -195,8 +210,27 @@ def test_requests_beyond_the_queue_are_turned_away_at_once_and_counted() -> None
         assert len(refused) == 4
         assert all(seconds < 1 and retry == "1" for _, seconds, retry in refused)
         assert [status for status, _, _ in answers].count(200) == 2
-        assert 'stepspec_rejections_total{reason="requests"} 4.0' in httpx.get(f"{root}/metrics").text
+        counts = re.findall(r'^stepspec_rejections_total{reason="\w+"} (\S+)$', httpx.get(f"{root}/metrics").text, re.M)
+        assert sum(map(float, counts)) == 4
         assert 'vllm:num_requests_running{engine="0",model_name="target"} 0.0' in httpx.get(f"{root}/metrics").text
+
+
+def test_requests_that_are_being_read_are_limited_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "ARRIVAL_S", 0.5)
+    with serving(following_pair(), settings=Settings(limits=Limits(max_running=1, max_queued=0))) as address:
+        host, port = httpx.URL(address).host, httpx.URL(address).port or 0
+        with socket.create_connection((host, port), timeout=30) as slow:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: 99\r\n\r\n{{".encode())
+            time.sleep(0.1)
+            for path in ("/v1/chat/completions", "/tokenize"):
+                answer = httpx.post(address.removesuffix("/v1") + path, json={"messages": ASK})
+                assert (answer.status_code, answer.headers.get("Retry-After")) == (503, "1")
+                assert "reading 1 other requests" in answer.json()["error"]["message"]
+            answered = b"".join(iter(lambda: slow.recv(9_000), b""))
+        assert b" 408 " in answered
+        assert b"request_timeout" in answered
+        assert httpx.post(f"{address}/chat/completions", json={"messages": ASK}).status_code == 200
 
 
 def test_the_service_is_ready_until_its_queue_is_full() -> None:

@@ -25,6 +25,7 @@ from stepspec.cli import app
 from stepspec.cli.listening import listening_sockets
 from stepspec.errors import EngineError
 from stepspec.serve import Settings, create_app
+from stepspec.serve.hosts import LOCAL
 from stepspec.serve.server import Server, Serving
 
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
@@ -97,10 +98,10 @@ def test_https_and_structured_logs(tmp_path: Path) -> None:
 
 
 def test_only_named_web_origins_may_use_the_service_and_prompts_are_not_logged(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(cors_origins=["https://a.example"])
-    with running(following_pair(), settings) as (_, port):
+    with running(following_pair(), settings) as (server, port):
         logging.getLogger("stepspec").propagate = True
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
@@ -109,11 +110,31 @@ def test_only_named_web_origins_may_use_the_service_and_prompts_are_not_logged(
             asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
             assert httpx.options(url, headers={"Origin": origin, **asked}).is_success is allowed
         httpx.post(url, json={**ASK, "min_tokens": 5})
+        monkeypatch.setattr(server._service, "received", None)  # pyright: ignore[reportPrivateUsage]
+        answer = httpx.post(url, json=ASK, headers={"Origin": "https://a.example", "X-Request-Id": "mine"})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "The service failed. See request mine in the service's log."
+        assert answer.headers["access-control-allow-origin"] == "https://a.example"
+        assert answer.headers["x-request-id"] == "mine"
+    assert "mine failed with an internal error" in caplog.text
     assert "POST /v1/chat/completions 200" in caplog.text
     assert "400" in caplog.text
     assert "invalid_request_error 'min_tokens'" in caplog.text
     assert "How many" not in caplog.text
     assert "secret-key" not in caplog.text
+
+
+def test_a_name_that_leads_to_this_machine_is_not_answered_unless_it_is_allowed() -> None:
+    with running(following_pair(), Settings(hosts=(*LOCAL, "models.example"))) as (_, port):
+        for host, status in {
+            **dict.fromkeys(("localhost", "127.0.0.1", "[::1]", "a.localhost", "MODELS.example"), 200),
+            **dict.fromkeys(("attacker.example", "localhost.attacker.example", "127.0.0.1@a", "["), 403),
+        }.items():
+            for path in ("/v1/models", "/metrics", "/"):
+                answer = httpx.get(f"http://127.0.0.1:{port}{path}", headers={"Host": f"{host}:{port}"})
+                assert answer.status_code == status, host
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+        assert "--allowed-host" in answer.json()["error"]["message"]
 
 
 class Dying(FollowingEngine):
@@ -123,13 +144,14 @@ class Dying(FollowingEngine):
 
     def _reply_to(self, call: Call) -> Reply:
         reply = super()._reply_to(call)
-        return Reply(fails=EngineError("The server has gone away.")) if self.dead else reply
+        return Reply(fails=EngineError("The server at 10.0.0.9 has gone away.")) if self.dead else reply
 
 
-def test_an_engine_that_dies_and_comes_back() -> None:
+def test_an_engine_that_dies_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     pair = following_pair()
     target = Dying(pair.target.tokenizer, "target")  # type: ignore[arg-type]
     with running(Pair(target, pair.draft), Settings()) as (_, port):
+        logging.getLogger("stepspec").propagate = True
         root = f"http://127.0.0.1:{port}"
 
         def up() -> str:
@@ -143,6 +165,13 @@ def test_an_engine_that_dies_and_comes_back() -> None:
         target.dead = True
         answer = httpx.post(f"{root}/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        request_id = answer.headers["x-request-id"]
+        shown = f"A model failed. See request {request_id} in the service's log."
+        assert answer.json()["error"]["message"] == shown
+        assert f"{request_id} failed: The server at 10.0.0.9 has gone away." in caplog.text
+        lines: list[str] = []
+        stream(port, lines)
+        assert "10.0.0.9" not in "".join(lines)
         assert up() == "0.0"
         target.dead = False
         assert httpx.post(f"{root}/v1/chat/completions", json=body).status_code == 200

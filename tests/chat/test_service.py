@@ -196,7 +196,10 @@ def test_a_long_prompt_is_a_context_length_error() -> None:
     with serving(following_pair(max_context=20)) as address, openai.OpenAI(base_url=address, api_key="none") as client:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model="target", messages=ASK)
-        assert caught.value.code == "context_length_exceeded"
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+        for path, body in (("/v1/completions", {"prompt": "word " * 50}), ("/tokenize", {"prompt": "word " * 50})):
+            error = httpx.post(address.removesuffix("/v1") + path, json=body).json()["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
 # Clients that disconnect
@@ -319,6 +322,16 @@ async def test_the_chat_model_answers_the_same_remotely(address: str) -> None:
     with_tools = await remote.bind_tools([ADD], tool_choice="add").ainvoke("Please add 4.")
     assert [(call["name"], call["args"]) for call in with_tools.tool_calls] == [("add", {"a": 4})]
     assert remote.invoke("How many?").content == one.content
+
+
+async def test_without_a_policy_the_chat_model_uses_that_of_the_service_and_names_it() -> None:
+    with serving(following_pair(), "specreason") as address:
+        for settings, policy in (({}, "specreason"), ({"policy": "target"}, "target")):
+            message = await ChatStepSpec(base_url=address, **settings).ainvoke("How many?")
+            assert message.response_metadata["stepspec"]["policy"] == policy
+    assert (await ChatStepSpec(pair=following_pair()).ainvoke("How many?")).response_metadata["stepspec"]["policy"] == (
+        "stepspec"
+    )
 
 
 class TestOpenAI(ChatModelIntegrationTests):

@@ -172,8 +172,8 @@ def _add_state(app: FastAPI, service: Service) -> None:
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StepSpecError)
     entry = entry_of(request.scope)
-    entry.failed(error)
     public = public_error(error, entry.request_id)
+    entry.failed(public)
     return JSONResponse(error_body(public), status_of(public), headers_of(public))
 
 

@@ -34,23 +34,22 @@ def _refusals(**descriptions: str) -> Responses:
 
 # A default response keeps FastAPI from adding its own validation error, which has a different format.
 RESPONSES: Responses = {"default": {"model": ErrorBody, "description": "The service failed."}}
-KEYED_RESPONSES: Responses = {**_refusals(_401="The API key is missing or unknown."), **RESPONSES}
+KEYED_RESPONSES: Responses = {
+    **_refusals(_401="The API key is missing or unknown.", _403="The service does not answer to the host."),
+    **RESPONSES,
+}
 MODEL_RESPONSES: Responses = {**_refusals(_404="There is no such model."), **KEYED_RESPONSES}
 TOKENIZE_RESPONSES: Responses = {
     200: {"model": Tokens, "description": "The tokens."},
-    **_refusals(
-        _400="The request is invalid or not supported; `param` names the field.", _413="The body is too large."
-    ),
     **MODEL_RESPONSES,
-}
-_TEXT_RESPONSES: Responses = {
-    **TOKENIZE_RESPONSES,
     **_refusals(
+        _400="The request is invalid or not supported; `param` names the field.",
+        _408="The body did not arrive in time.",
+        _413="The body is too large.",
         _429="The client has used up a limit of its key. `Retry-After` says when to try again.",
         _503="The queue is full, or the service shuts down. `Retry-After` says when to try again.",
     ),
 }
-
 
 DONE = "The last one is `[DONE]`. A chunk may also be an error."
 
@@ -61,7 +60,7 @@ def _text_responses(model: type[BaseModel], chunk: type[BaseModel], name: str, e
         "description": f"The {name}. With `stream`, server-sent events, each with a chunk in JSON. {end}",
         "content": {"text/event-stream": {"schema": {"$ref": f"{REFS}{chunk.__name__}"}}},
     }
-    return {**_TEXT_RESPONSES, 200: success}
+    return {**TOKENIZE_RESPONSES, 200: success}
 
 
 CHAT_RESPONSES = _text_responses(Completion, Chunk, "answer")

@@ -113,17 +113,23 @@ def truncated(text: str, most: int) -> str:
 def public_error(error: Exception, request_id: str) -> StepSpecError:
     """Return the error for the client, and log one that the client cannot act on.
 
-    What a model or its server says goes only to the log, because it may name the server's address or quote a prompt.
+    What a model's server says goes only to the log, because it may have the server's address.
     """
+    if isinstance(error, ContextError):  # from a server, as requests are checked before
+        logger.error("%s failed: %s", request_id, error)
+        return TooLongError(None, "The prompt does not fit the model's context. Send a shorter one.")
     if isinstance(error, UsageError | BusyError):
         return error
-    what = "A model" if isinstance(error, EngineError) else "The service"
-    if isinstance(error, StepSpecError):  # of a failed target its cause, as its own text quotes the answer
-        cause = error.__cause__ if isinstance(error, TargetError) else error
-        logger.error("%s failed: %s", request_id, cause or type(error).__name__)
-    else:
+    if not isinstance(error, StepSpecError):
         logger.error("%s failed with an internal error.", request_id, exc_info=error)
-    return EngineError(f"{what} failed. See request {request_id} in the service's log.")
+        return EngineError(f"The service failed. See request {request_id} in the service's log.")
+    cause = error
+    if isinstance(error, TargetError):  # its own text quotes the answer
+        if not isinstance(error.__cause__, StepSpecError):  # the answer does not follow its schema
+            return error
+        cause = error.__cause__
+    logger.error("%s failed: %s", request_id, cause)
+    return EngineError(f"A model failed. See request {request_id} in the service's log.")
 
 
 def status_of(error: StepSpecError) -> int:
@@ -136,9 +142,7 @@ def status_of(error: StepSpecError) -> int:
 def error_body(error: StepSpecError) -> dict[str, Any]:
     """Return an error in OpenAI's format."""
     param, code = None, None
-    if isinstance(error, ContextError):
-        code = TooLongError.code
-    elif isinstance(error, RefusedError):
+    if isinstance(error, RefusedError):
         param, code = error.param, error.code
     elif isinstance(error, BusyError):
         code = error.code

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,14 @@ def test_a_name_that_leads_to_this_machine_is_not_answered_unless_it_is_allowed(
 
 
 class Dying(FollowingEngine):
-    """An engine that fails while it is dead."""
+    """An engine that fails while it is dead, or whose answers have no braces."""
 
-    dead = False
+    dead = without_braces = False
 
     def _reply_to(self, call: Call) -> Reply:
         reply = super()._reply_to(call)
+        if self.without_braces:
+            return replace(reply, text=reply.text.replace("}", ""))
         return Reply(fails=EngineError("The server at 10.0.0.9 has gone away.")) if self.dead else reply
 
 
@@ -172,6 +175,11 @@ def test_an_engine_that_dies_and_comes_back(caplog: pytest.LogCaptureFixture) ->
         lines: list[str] = []
         stream(port, lines)
         assert "10.0.0.9" not in "".join(lines)
+        target.without_braces = True
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+        answer = httpx.post(f"{root}/v1/chat/completions", json=body | {"response_format": form})
+        assert (answer.status_code, "Simplify the schema" in answer.text) == (500, True)
+        target.without_braces = False
         assert up() == "0.0"
         target.dead = False
         assert httpx.post(f"{root}/v1/chat/completions", json=body).status_code == 200

@@ -337,13 +337,13 @@ def test_the_error_for_an_invalid_body_explains_it_and_names_no_field(root: str,
 
 def test_the_document_describes_every_field_and_only_statuses_that_occur(document: Any) -> None:
     statuses = {path: set(route[method]["responses"]) for path, route in document["paths"].items() for method in route}
-    of_texts = {"200", "400", "401", "404", "413", "429", "503", "default"}
+    of_texts = {"200", "400", "401", "403", "404", "408", "413", "429", "503", "default"}
     assert statuses == {
         **{path: {"200"} for path in ("/health", "/metrics", "/version", "/load")},
         "/ready": {"200", "503"},
-        "/tokenize": of_texts - {"429", "503"},
-        "/v1/models": {"200", "401", "default"},
-        "/v1/models/{name}": {"200", "401", "404", "default"},
+        "/tokenize": of_texts,
+        "/v1/models": {"200", "401", "403", "default"},
+        "/v1/models/{name}": {"200", "401", "403", "404", "default"},
         "/v1/chat/completions": of_texts,
         "/v1/completions": of_texts,
         "/v1/responses": of_texts,
@@ -468,6 +468,7 @@ WRONG: Mapping[str, list[Any]] = {
     "parallel_tool_calls": [None, 1],
     "logprobs": [None, 1],
     "top_logprobs": [-1, 21, 1, "1", True],
+    "session_id": [5, True],
 }
 
 

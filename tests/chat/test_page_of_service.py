@@ -327,12 +327,12 @@ def test_the_real_service_has_the_page(browser: Any) -> None:
     app = create_app(following_pair(), "specreason")
     with listening(app) as address:
         with opened(browser, address) as page:
-            wait_for_text(page, "#ratio", "as fast as the target alone")
+            page.wait_for_selector("#ratio", state="visible")
+            wait_for_text(page, "#answer", "You said 1 things")
             assert page.locator("#steps .text").all_inner_texts() == [
                 "What is asked is clear.",
                 "Nothing else is needed.",
             ]
-            wait_for_text(page, "#answer", "You said 1 things")
             wait_for_text(page, "#steps-accepted", "%")
         for path in ("", "page.js", "page.css"):
             response = httpx.get(address + path)

@@ -186,6 +186,7 @@ def _fields(options: RequestOptions) -> dict[str, Any]:
         "draft_chat_template_kwargs": dict(options.draft_chat_template_kwargs) or None,
         "logprobs": options.logprobs or None,
         "top_logprobs": options.top_logprobs or None,
+        "session_id": options.session_id,
         "stop": list(options.stop) or None,
         "stop_token_ids": list(options.stop_token_ids) or None,
     }

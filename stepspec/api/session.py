@@ -268,7 +268,7 @@ class StepSpec:
         """
         if not options.logprobs:
             return result
-        target, prompt = self.pair.target, TokenBuffer(request.prompt)
+        target, prompt = self.pair.target, TokenBuffer(request.prompt, request.session)
         ids, found = request.transcript.buffer.since(len(prompt)), list[TokenLogprob]()
         size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
         piece = target.tokenizer.piece
@@ -311,7 +311,8 @@ class StepSpec:
         target, toolbox = self.pair.target, encoded.toolbox
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
-            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, len(encoded.prompt.ids))
+            start = len(encoded.prompt.ids)
+            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, start, options.session_id)
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(
@@ -336,6 +337,7 @@ class StepSpec:
             ),
             spans=Spans(Asked(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,
+            session=options.session_id,
             judged_steps=[] if self._record else None,
         )
 

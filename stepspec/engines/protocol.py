@@ -27,14 +27,20 @@ class TokenBuffer:
     has read, so a call processes only the new ids.
     """
 
-    __slots__ = ("__weakref__", "_ids", "highest", "num_prompt")
+    __slots__ = ("__weakref__", "_ids", "highest", "num_prompt", "session")
 
-    def __init__(self, ids: Sequence[int]) -> None:
+    def __init__(self, ids: Sequence[int], session: str | None = None) -> None:
         """Create a buffer.
+
+        Args:
+            ids: the prompt.
+            session: id of the conversation that the text belongs to. Engines use it to find the replica of a model
+                that has the text in its cache; it never changes a text.
 
         Raises:
             UsageError: one of the ids is not a token id.
         """
+        self.session = session
         self._ids = array("i")  # not a list: the garbage collector would visit all ids of all requests
         self.highest = 0
         """The highest id. Engines compare it with their vocabulary size instead of checking every id."""

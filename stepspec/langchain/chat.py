@@ -69,6 +69,7 @@ PER_CALL = (
     "tool_choice",
     "parallel_tool_calls",
     "response_format",
+    "session_id",
 )
 """Settings that a call can override."""
 
@@ -127,6 +128,8 @@ class ChatStepSpec(BaseChatModel):
     """Whether `response_metadata["logprobs"]` has the log-probabilities of all committed tokens."""
     top_logprobs: int = 0
     """Number of the most likely tokens to list at each place."""
+    session_id: str | None = None
+    """Id of the conversation, by which routers and pools of servers find the replica that has read it."""
     timeout: float | None = Field(default=None, alias="request_timeout")
     """Seconds after which a call fails."""
     max_retries: int | None = None
@@ -509,6 +512,7 @@ class _Call:
             **{name: self._setting(name) for name in LIMITS},
             **{name: self._setting(name) or {} for name in TEMPLATE},
             **{name: self._setting(name) for name in LOGPROBS},
+            session_id=self._setting("session_id"),
         )
 
 

@@ -36,6 +36,7 @@ class Options(TypedDict, total=False):
     parallel_tool_calls: bool
     logprobs: bool
     top_logprobs: int
+    session_id: str | None
 
 
 def _option(default: Any, kind: Any, words: str) -> Any:
@@ -78,6 +79,8 @@ class RequestOptions:
         logprobs: whether the result has the log-probabilities of all committed tokens under the target. They take
             further passes over the text, at its end.
         top_logprobs: number of the most likely tokens to list at each place, at most 20. Requires `logprobs`.
+        session_id: id of the conversation, the same in all its requests. Routers and pools of servers send requests of
+            one conversation to the same replica. It never changes a text.
 
     Raises:
         UsageError: a value has the wrong type, is out of range, or contradicts another value.
@@ -104,6 +107,7 @@ class RequestOptions:
     parallel_tool_calls: bool = _option(True, bool, "True or False")
     logprobs: bool = _option(False, bool, "True or False")
     top_logprobs: int = 0
+    session_id: str | None = _option(None, (str, NoneType), "a string or None")
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -118,6 +118,8 @@ class Request:
     """Judge models by name."""
     starts_thinking: bool = True
     """Whether the text begins with thinking, or without tags, with steps. Else the target writes an answer."""
+    session: str | None = None
+    """See `TokenBuffer`."""
     judged_steps: list[JudgedStep] | None = None
     """Receives the draft's steps with what was seen of them; None to record nothing."""
 
@@ -127,9 +129,15 @@ class Request:
         self.ends = self.answer_ends if self.tags is None else self.tokenizer.end_ids | self.tags.ends
         table = self.policy.step
         step_stop = Stop(table.max_step_tokens, (table.delimiter,), self.ends)
-        stop_ids, thinks = self.demands.stop_token_ids, self.starts_thinking
         self.transcript = Transcript(
-            self.prompt, self.tokenizer, step_stop, self.tags, self.answer, stop_ids, thinks=thinks
+            self.prompt,
+            self.tokenizer,
+            step_stop,
+            self.tags,
+            self.answer,
+            self.demands.stop_token_ids,
+            thinks=self.starts_thinking,
+            session=self.session,
         )
         self.limits = Limits(self.demands, self.ledger, self.transcript)
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()

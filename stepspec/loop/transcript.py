@@ -35,6 +35,7 @@ class Transcript:
         stop_token_ids: frozenset[int] = frozenset(),
         *,
         thinks: bool = True,
+        session: str | None = None,
     ) -> None:
         """
         Args:
@@ -45,8 +46,9 @@ class Transcript:
             answer: reads the answer.
             stop_token_ids: ids that end the answer like the tokenizer's own end tokens.
             thinks: whether the text begins with thinking, or for a model without tags, with steps.
+            session: see `TokenBuffer`.
         """
-        self.buffer = TokenBuffer(prompt)
+        self.buffer = TokenBuffer(prompt, session)
         self.steps: list[Step] = []
         self.answer = answer or AnswerReader()
         self.num_thought = 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
 from fastapi import Request
@@ -122,14 +123,14 @@ class Service:
     ) -> Generation:
         model, named = self.models.find(asked.model)
         policy, session = model.session(named, asked.speculation)
-        options = asked.options(model.pair.target.tokenizer.end_ids)
+        entry = entry_of(request.scope)
+        entry.request_id = asked.request_id or entry.request_id
+        entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
+        options = replace(asked.options(model.pair.target.tokenizer.end_ids), session_id=entry.session_id)
         prompts: list[PreparedRequest] = []
         for question in questions:
             prompts.append(await session.prepare(question, options))
             await asyncio.sleep(0)  # many short prompts together would block the event loop
-        entry = entry_of(request.scope)
-        entry.request_id = asked.request_id or entry.request_id
-        entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
         entry.model, entry.policy = model.name, policy
         if self.settings.log_prompts:
             tokenizer = model.pair.target.tokenizer

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import math
+import re
 import time
 import tracemalloc
 import zlib
@@ -31,6 +32,7 @@ from stepspec.engines.protocol import (
 )
 from stepspec.engines.remote import RemoteEngine
 from stepspec.engines.remote.address import Address
+from stepspec.engines.remote.routers import ROUTERS
 from stepspec.engines.remote.server import Server
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.mini import WEIGHTS
@@ -508,6 +510,50 @@ async def test_a_password_in_an_address_is_sent_and_never_shown(server: ServerFi
     sent = f"Basic {base64.b64encode(b'me:a secret').decode()}"
     assert all(call.headers["authorization"] == sent for call in proxy.calls)
     assert "secret" not in str(caught.value) + str(engine.describe()) + repr(engine)
+
+
+SENT = {
+    "vllm": {"x-session-id": "conversation-1"},
+    "ray": {"x-session-id": "conversation-1"},
+    "production-stack": {"x-user-id": "conversation-1"},
+    "llm-d": {"x-session-id": "conversation-1", "x-session-token": "replica-3"},
+    "aibrix": {
+        "x-aibrix-session-key": "conversation-1",
+        "x-session-id": "pod-7",
+        "routing-strategy": "session-affinity",
+    },
+    "sglang": {"x-smg-routing-key": "conversation-1"},
+    "dynamo": {"x-dynamo-session-id": "conversation-1"},
+}
+"""By router, the headers of the second call of a request."""
+OTHERS = {name for headers in SENT.values() for name in headers}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+async def test_every_router_gets_the_headers_that_it_reads(server: ServerFixture, router: str) -> None:
+    answer = events(completion(8, finish_reason="length"))
+    headers = (("X-Session-Token", "replica-3"), ("X-Session-Id", "pod-7"))
+    proxy = server(streaming(Fault(status=200, body=answer.body, content_type=answer.content_type, headers=headers)))
+    engine = load(f"{proxy.url}?router={router}")
+    buffer = TokenBuffer([5, 6], "conversation-1")
+    for _ in range(2):
+        await collect(engine.generate(Generate(buffer, Sampling(), Stop(4))))
+    await engine.aclose()
+    call = [call for call in proxy.calls if call.fields.get("stream")][-1]
+    assert {name: value for name, value in call.headers.items() if name in OTHERS} == SENT[router]
+    hints = {"agent_hints": {"osl": 4}} if router == "dynamo" else None
+    assert call.fields.get("nvext") == hints
+
+
+@pytest.mark.parametrize("session", ["", " a", "a\r\nX-Other: b", "\u00e9", "\ud800"])
+async def test_an_id_that_no_header_can_have_is_hashed(server: ServerFixture, session: str) -> None:
+    proxy = server(streaming(events(completion(8, finish_reason="length"))))
+    engine = load(proxy.url)
+    await collect(engine.generate(Generate(TokenBuffer([5, 6], session), Sampling(), Stop(4))))
+    await engine.aclose()
+    call = [call for call in proxy.calls if call.fields.get("stream")][-1]
+    assert re.fullmatch("[0-9a-f]{32}", call.headers["x-session-id"])
+    assert "x-other" not in call.headers
 
 
 async def test_calls_of_one_request_share_their_headers(server: ServerFixture) -> None:

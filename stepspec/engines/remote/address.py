@@ -3,9 +3,12 @@
 import base64
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
+from stepspec.engines.remote.routers import ROUTERS, Router
 from stepspec.errors import UsageError, unknown_name
 
 KEYS = ("STEPSPEC_API_KEY", "OPENAI_API_KEY")
@@ -42,10 +45,12 @@ class Address:
     """Maximum size of a response, in units of 1,048,576 bytes."""
     retries: int = 4
     """Retries after a failed connection, a disconnect before the response, or status 408, 409, 429 or 5xx."""
-    session_header: str = "X-Session-ID"
-    """Request header with the same value in all calls of a request, so that a router sends them to one replica."""
-    replay_headers: str = "x-session-token,x-session-id"
-    """Response headers to send back with the next call of the request, separated by commas."""
+    router: str | None = None
+    """The router in front of the servers, by its name in `ROUTERS`."""
+    session_header: str | None = None
+    """Request header with the id of the conversation, by which a router finds its replica; None uses the router's."""
+    replay_headers: str | None = None
+    """Response headers to send back with the next call of the request, separated by commas; None uses the router's."""
     key_env: str | None = None
     """Name of the environment variable with the API key."""
     user: str | None = field(default=None, repr=False)
@@ -56,6 +61,8 @@ class Address:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{name} of an address must be a number above 0, got {value:g}.")
+        if self.router is not None and self.router not in ROUTERS:
+            raise UsageError(unknown_name("router", self.router, ROUTERS))
         if self.retries < 0:
             raise UsageError(f"retries of an address must be at least 0, got {self.retries}.")
 
@@ -72,8 +79,8 @@ class Address:
         user, _, host = parts.netloc.rpartition("@")
         base = urlunsplit((parts.scheme, host, parts.path.rstrip("/") or "/v1", "", ""))
         kinds = {"tokenizer": str, "thinking": str, "context": int, "timeout": float, "first_token_timeout": float}
-        kinds |= {"max_response_mb": float, "retries": int, "session_header": str, "replay_headers": str}
-        kinds["key_env"] = str
+        kinds |= {"max_response_mb": float, "retries": int, "key_env": str}
+        kinds |= {"router": str, "session_header": str, "replay_headers": str}
         options: dict[str, object] = {}
         for name, value in parse_qsl(parts.query):
             if name not in kinds:
@@ -85,6 +92,15 @@ class Address:
         address = cls(base, parts.fragment or None, user=unquote(user) or None, **options)  # type: ignore[arg-type]
         address.key()
         return address
+
+    @cached_property
+    def routing(self) -> Router:
+        """What the router in front of the servers reads."""
+        known = ROUTERS[self.router] if self.router is not None else Router()
+        given: dict[str, Any] = {"header": self.session_header} if self.session_header is not None else {}
+        if self.replay_headers is not None:
+            given["replayed"] = [name.strip() for name in self.replay_headers.split(",") if name.strip()]
+        return replace(known, **given)
 
     @property
     def first_token_s(self) -> float:

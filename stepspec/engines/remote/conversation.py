@@ -1,5 +1,6 @@
 """State of one request between its calls: the growing prompt as JSON, and headers for routers."""
 
+import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,8 @@ class Conversation:
             as_ids: whether to send token ids; otherwise text.
             cache_salt: calls share cached prefixes on the server only if they have the same salt.
         """
-        self.headers: dict[str, str] = {address.session_header: uuid.uuid4().hex}
-        self._replayed = [name.strip() for name in address.replay_headers.split(",") if name.strip()]
+        self._routing = address.routing
+        self.headers: dict[str, str] = {**self._routing.headers, self._routing.header: _header_safe(buffer.session)}
         self._reader = TextReader(tokenizer, buffer)
         self._as_ids = as_ids
         self._salt = {"cache_salt": cache_salt} if cache_salt else {}
@@ -39,7 +40,7 @@ class Conversation:
 
     def replay(self, headers: Mapping[str, str]) -> None:
         """Store the response headers to send back. Values that are not ASCII cannot be sent and are ignored."""
-        found = {name: headers[name] for name in self._replayed if name in headers}
+        found = {name: headers[name] for name in self._routing.replayed if name in headers}
         self.headers |= {name: value for name, value in found.items() if value.isascii()}
 
     def body(
@@ -68,9 +69,20 @@ class Conversation:
             self._json += _escaped(self._reader.read(len(buffer), to_the_end=False))
             suffixes = [_escaped(self._reader.rest(further)) for further in furthers]
         prompts = b",".join(b"".join((open_, self._json, each, close)) for each in suffixes)
+        if self._routing.hints:
+            fields = {**fields, "nvext": {"agent_hints": {"osl": fields.get("max_tokens", 1)}}}
         if len(suffixes) > 1:
             prompts = b"[" + prompts + b"]"
         return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields, **self._salt})[1:].encode()))
+
+
+def _header_safe(session: str | None) -> str:
+    """Return the id of a conversation as the value of a header: a new one if there is none, and a hash if the id has
+    characters that a header cannot have."""
+    if session is None:
+        return uuid.uuid4().hex
+    is_safe = session.isascii() and session.isprintable() and session == session.strip() and session
+    return session if is_safe else hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _joined(ids: Sequence[int]) -> bytes:

@@ -171,7 +171,8 @@ class RemoteJudge:
     async def _ask(self, url: str, input: object, text: str) -> Any:
         """Send a request. Requests about the same text have the same session, for routers."""
         fields = {"model": self._server.model, "input": input, "encoding_format": "float"}
-        headers = {self._address.session_header: hashlib.sha256(f"{self._name}{text}".encode()).hexdigest()[:32]}
+        session = hashlib.sha256(f"{self._name}{text}".encode()).hexdigest()[:32]
+        headers = {**self._address.routing.headers, self._address.routing.header: session}
         found, _ = await self._wire.ask(url, json.dumps(fields | self._salt).encode(), headers)
         return found
 

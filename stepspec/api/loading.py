@@ -21,7 +21,7 @@ from stepspec.engines.protocol import Engine
 from stepspec.errors import ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
 
-REMOTE = ("stepspec.engines.remote", "RemoteEngine", "remote")
+REMOTE = ("stepspec.engines.remote.replicas", "Replicas", "remote")
 ENGINES: Mapping[str, tuple[str, str, str]] = {
     "torch": ("stepspec.engines.torch_engine", "TorchEngine", "torch"),
     "vllm": ("stepspec.engines.vllm_engine", "VllmEngine", "vllm"),
@@ -143,6 +143,7 @@ def load_pair(
     """Load target and draft by spec strings, or a pair by its name. The default is the embedded pair.
 
     A spec string is `torch:FOLDER_OR_NAME`, `vllm:FOLDER_OR_NAME`, or a server address, `http://HOST:PORT/v1#MODEL`.
+    Several addresses of the same model are separated by spaces.
     Options follow after a question mark, as in `torch:FOLDER?dtype=bfloat16&threads=2`; those of a pair count for both
     models. The target loads first, because the draft may have to fit into the remaining memory.
 

@@ -303,6 +303,8 @@ class StepSpec:
             with suppress(EngineError):  # the answer is valid without a note
                 note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
                 notes += [] if note is None else [note]
+        if request.transcript.buffer.num_moves:
+            notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
 
     def _request(

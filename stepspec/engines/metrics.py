@@ -39,6 +39,8 @@ class Metrics:
     """Seconds by part of a call, if the engine reports them; for a server, only for responses that are not streamed."""
     requests: int = 0
     """HTTP requests to a server."""
+    moves: int = 0
+    """Calls that went on at another server, because the one before had failed."""
     bytes_sent: int = 0
     bytes_received: int = 0
     memory_bytes: dict[str, int] = field(default_factory=dict[str, int])

@@ -27,7 +27,7 @@ class TokenBuffer:
     has read, so a call processes only the new ids.
     """
 
-    __slots__ = ("__weakref__", "_ids", "highest", "num_prompt", "session")
+    __slots__ = ("__weakref__", "_ids", "highest", "num_moves", "num_prompt", "session")
 
     def __init__(self, ids: Sequence[int], session: str | None = None) -> None:
         """Create a buffer.
@@ -41,6 +41,8 @@ class TokenBuffer:
             UsageError: one of the ids is not a token id.
         """
         self.session = session
+        self.num_moves = 0
+        """Calls that went on at another replica of a model, because the one before had failed."""
         self._ids = array("i")  # not a list: the garbage collector would visit all ids of all requests
         self.highest = 0
         """The highest id. Engines compare it with their vocabulary size instead of checking every id."""

@@ -282,14 +282,16 @@ class _Engines(Collector):
             "Passes that write, times their calls; divided by passes, the batch.",
             labels=labels[:2],
         )
+        moves = CounterMetricFamily("stepspec_engine_moves", "Calls that went on at another server.", labels=labels[:2])
         for name, pair in self._pairs.items():
             for role, engine in (("target", pair.target), ("draft", pair.draft)):
                 if engine is None:
                     continue
                 metrics = engine.metrics()
+                moves.add_metric([name, role], metrics.moves)
                 rounds.add_metric([name, role], metrics.rounds)
                 for kind, count in metrics.passes.items():
                     passes.add_metric([name, role, kind], count)
                 for kind, spent in metrics.seconds.items():
                     seconds.add_metric([name, role, kind], spent)
-        yield from (passes, seconds, rounds)
+        yield from (passes, seconds, rounds, moves)

@@ -64,6 +64,19 @@ class Wire:
             self.traffic.bytes_received += len(text)
             return read_json(self.address, response, text), response.headers
 
+    async def check(self, url: str) -> None:
+        """Check that a server answers.
+
+        Raises:
+            EngineError: it does not, or says that it cannot work.
+        """
+        try:
+            response = await self._client().get(url, headers=self.address.headers(), timeout=CONNECT_S)
+        except httpx.HTTPError as error:
+            raise unreachable(self.address, error) from error
+        if response.is_server_error:
+            raise self.refusal(self.address, response.status_code, response.content)
+
     @asynccontextmanager
     async def stream(
         self, url: str, body: bytes, headers: Mapping[str, str], deadline: TokenDeadline | None = None

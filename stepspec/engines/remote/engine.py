@@ -130,7 +130,11 @@ class RemoteEngine:
             UsageError: the address is invalid.
             ModelError: the server does not answer or does not have the model, or its tokenizer cannot be loaded.
         """
-        address = Address.parsed(spec)
+        return cls.at(Address.parsed(spec), title)
+
+    @classmethod
+    def at(cls, address: Address, title: str | None = None) -> "RemoteEngine":
+        """Return the engine of the server at an address, see `load`."""
         server = Server.found(address)
         with tokenizer_hint():
             tokenizer = load_tokenizer(address.tokenizer or server.folder, thinking=address.thinking)
@@ -451,6 +455,14 @@ class RemoteEngine:
     def _note(self, prompt: TokenBuffer, usage: Usage) -> None:
         self._metrics.prompt_tokens += usage.prompt_tokens or len(prompt)
         self._metrics.cached_tokens += usage.cached
+
+    async def check_health(self) -> None:
+        """Check that the server answers.
+
+        Raises:
+            EngineError: it does not.
+        """
+        await self._wire.check(f"{self.address.base}/models")
 
     async def forget(self) -> None:
         """See `Engine.forget`. Later requests have a new cache salt, if the server supports one."""

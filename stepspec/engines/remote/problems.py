@@ -26,6 +26,10 @@ class RejectedError(EngineError):
     """The server rejected the request as invalid."""
 
 
+class OverloadedError(EngineError):
+    """The server works, but does not take the request now."""
+
+
 def unreachable(address: Address, error: Exception) -> EngineError:
     """Create the exception for an error of the connection."""
     where, reason = address.base, str(error) or type(error).__name__
@@ -60,8 +64,10 @@ def refused(address: Address, status: int, body: bytes | str) -> StepSpecError:
         )
     if status in (400, 413, 422) and any(words in message.lower() for words in CONTEXT_WORDS):
         return ContextError(f"The prompt does not fit the context of the model at {where}: {message}")
-    if status == 429 or status >= 500:
-        return EngineError(f"{where} failed or is overloaded ({status}: {message}). See the server's log.")
+    if status in (429, 503):
+        return OverloadedError(f"{where} is overloaded ({status}: {message}). Send fewer requests at a time.")
+    if status >= 500:
+        return EngineError(f"{where} failed ({status}: {message}). See the server's log.")
     return RejectedError(f"{where} rejected the request ({status}: {message}).")
 
 

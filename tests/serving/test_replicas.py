@@ -77,6 +77,10 @@ async def test_requests_of_a_conversation_and_texts_with_a_common_beginning_go_t
         known.engine.max_context = 1_000
     for number in range(8):
         await write(engine, TokenBuffer([*beginning, number]))
+    before = served(proxies)
+    for number in range(8):
+        await write(engine, TokenBuffer([number] * 100, "another one"))
+    assert sorted(new - old for new, old in zip(served(proxies), before, strict=True)) == [0, 8]
     assert sorted(new - old for new, old in zip(served(proxies), before, strict=True)) == [0, 8]
 
 

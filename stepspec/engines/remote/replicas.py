@@ -92,32 +92,31 @@ class Affinity:
     _replicas: OrderedDict[Any, Replica] = field(default_factory=OrderedDict[Any, Replica])
 
     def find(self, buffer: TokenBuffer) -> Replica | None:
-        """Return the replica that has most of a text, or None."""
-        found = None
-        for key in _keys(buffer):
-            known = self._replicas.get(key)
-            found = known or found
-            if known is None and isinstance(key, int):  # a later block cannot be known
-                break
+        """Return the replica of a conversation, else the one that has most of the text, or None."""
+        if (found := self._replicas.get(buffer.session)) is not None:
+            return found
+        for key in _blocks(buffer):
+            if (known := self._replicas.get(key)) is None:
+                break  # a later block cannot be known
+            found = known
         return found
 
     def note(self, buffer: TokenBuffer, replica: Replica) -> None:
         """Remember where a text is."""
-        for key in _keys(buffer):
+        own = [] if buffer.session is None else [buffer.session]
+        for key in (*own, *_blocks(buffer)):
             self._replicas[key] = replica
             self._replicas.move_to_end(key)
         while len(self._replicas) > MAX_KNOWN:
             self._replicas.popitem(last=False)
 
 
-def _keys(buffer: TokenBuffer) -> Generator[int | str]:
-    """Yield the keys of a text: hashes of its blocks, each with those before, then the id of its conversation."""
+def _blocks(buffer: TokenBuffer) -> Generator[int]:
+    """Yield hashes of the blocks of a text, each with those before."""
     key = 0
     for start in range(0, min(len(buffer), BLOCK * MOST_BLOCKS) - BLOCK + 1, BLOCK):
         key = hash((key, *buffer.since(start, start + BLOCK)))
         yield key
-    if buffer.session is not None:
-        yield buffer.session
 
 
 class Replicas:

@@ -1,25 +1,24 @@
 """`stepspec serve`: serve models through OpenAI's API."""
 
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
-from stepspec.api.loading import Pair, check_models, load_pair
-from stepspec.api.pairs import EMBEDDED_NAME, PAIRS
+from stepspec.api.loading import check_models
+from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.cli.listening import check_exposure, check_tls, listening_sockets
 from stepspec.cli.options import DraftOption, JudgeOption, PolicyOption, TargetOption, judge_specs
-from stepspec.errors import StepSpecError, UsageError
-from stepspec.loop.policy import Policy, load_policy
+from stepspec.errors import StepSpecError
+from stepspec.loop.policy import load_policy
 
 T = TypeVar("T")
 
@@ -27,23 +26,12 @@ SWITCH_S = 0.001
 """Thread switch interval of the interpreter. The event loop shares the interpreter with threads that parse long
 messages. With Python's default of 5 ms, `/health` took 109 ms at p99 while many such messages arrived."""
 
-NAMED = re.compile(r"([\w.-]+)=(.+)")
-"""A pair with a name of its own, NAME=MODELS."""
-
 
 class LogFormat(StrEnum):
     """Format of the log's lines."""
 
     text = "text"
     json = "json"
-
-
-class Wanted(NamedTuple):
-    """The models of a pair to load: its name, or spec strings."""
-
-    pair: str | None
-    target: str | None
-    draft: str | None
 
 
 def serve_models(
@@ -115,6 +103,7 @@ def serve_models(
     with from_extra("serve", "stepspec serve"):
         from stepspec.serve import Keys, Limits, Settings, create_app
         from stepspec.serve.hosts import LOCAL
+        from stepspec.serve.pairs import load_pairs, wanted_pairs
         from stepspec.serve.server import Serving
 
     problems: list[StepSpecError] = []
@@ -135,7 +124,7 @@ def serve_models(
     chosen, specs = checked(lambda: load_policy(policy)[0]), checked(lambda: judge_specs(judge))
     wanted = checked(lambda: wanted_pairs(pair or [], target, draft)) or {}
     for models in wanted.values():
-        checked(lambda models=models: check_models(**_arguments(models, chosen, specs)))
+        checked(lambda models=models: check_models(**models.arguments(chosen, specs)))
     with ExitStack() as stack:
         sockets = [stack.enter_context(each) for each in checked(lambda: listening_sockets(host, port)) or ()]
         if check:
@@ -154,48 +143,10 @@ def serve_models(
             drain_s=drain,
             log_prompts=log_prompts,
         )
-        pairs: dict[str, Pair] = {}
-        for name, models in wanted.items():
-            loaded = load_pair(**_arguments(models, chosen, specs))
-            pairs[name or loaded.target.name] = loaded
+        assert chosen is not None
+        pairs = load_pairs(wanted, chosen, specs)
         serving = Serving(settings, log_format == LogFormat.json, tls_cert, tls_key, trusted_proxy or ())
         serving.run(create_app(pairs, policy, settings), sockets)
-
-
-def wanted_pairs(pairs: list[str], target: str | None, draft: str | None) -> Mapping[str, Wanted]:
-    """Return the pairs to serve by name. The name of a pair of --target is empty: it is that of the target.
-
-    Raises:
-        UsageError: two pairs have the same name, or pairs and --target are both named.
-    """
-    if pairs and (target is not None or draft is not None):
-        raise UsageError(
-            "Name models either with --pair or with --target and --draft. --pair NAME=TARGET,DRAFT has both."
-        )
-    if not pairs:
-        return {"": Wanted(None, target, draft)} if target or draft else {EMBEDDED_NAME: Wanted(None, None, None)}
-    found: dict[str, Wanted] = {}
-    for each in pairs:
-        named = NAMED.fullmatch(each)
-        name, models = (named[1], named[2]) if named else (each.partition("?")[0], each)
-        if name in found:
-            raise UsageError(f"Two pairs have the name {name!r}. Name one of them with --pair NAME=MODELS.")
-        if not named or models.partition("?")[0] in PAIRS:
-            found[name] = Wanted(models, None, None)
-            continue
-        first, _, second = models.partition(",")
-        found[name] = Wanted(None, first, second or None)
-    return found
-
-
-def _arguments(models: Wanted, policy: Policy | None, judges: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return the arguments of `load_pair`. The policy and the judges are None if --check has found an error in them."""
-    return {
-        **models._asdict(),
-        "needs_draft": policy is not None and policy.needs_draft,
-        "judges": judges,
-        "judge_names": policy.judge_models if policy is not None else (),
-    }
 
 
 def _report(problems: list[StepSpecError]) -> None:

@@ -274,7 +274,7 @@ def no_models(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> Any:
         raise AssertionError("a model is loaded")
 
-    monkeypatch.setattr("stepspec.cli.serving.load_pair", load)
+    monkeypatch.setattr("stepspec.serve.pairs.load_pair", load)
 
 
 @pytest.mark.usefixtures("no_models")

@@ -101,7 +101,7 @@ def test_a_signal_to_reload_keys_does_not_end_a_service_that_loads_its_models(mo
         os.kill(os.getpid(), signal.SIGHUP)
         raise UsageError("It was not ended.")
 
-    monkeypatch.setattr("stepspec.cli.serving.load_pair", load)
+    monkeypatch.setattr("stepspec.serve.pairs.load_pair", load)
     before = signal.getsignal(signal.SIGHUP)
     try:
         found = CliRunner().invoke(app, ["serve", "--port", "0"])
@@ -159,7 +159,7 @@ def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> N
 def test_check_says_what_would_be_wrong_without_loading_anything(
     options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepspec.cli.serving.load_pair", None)
+    monkeypatch.setattr("stepspec.serve.pairs.load_pair", None)
     monkeypatch.delitem(os.environ, ENVIRONMENT, raising=False)
     found = CliRunner().invoke(app, ["serve", "--check", "--port", "0", *options])
     assert (found.exit_code, problem in found.stdout) == (2, True), found.output

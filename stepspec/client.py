@@ -220,7 +220,7 @@ class _Reader:
         if "error" in chunk:
             raise _to_error(chunk["error"])
         if not chunk["choices"]:
-            return [Done(self._result(chunk["usage"], chunk["metrics"]["stepspec"]))]
+            return [Done(self._result(chunk["model"], chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
         if "event" in about:
             event = dict(about["event"])
@@ -250,7 +250,7 @@ class _Reader:
             events.append(ToolCalled(first.index, call))
         return events
 
-    def _result(self, usage: Mapping[str, Any], statistics: Mapping[str, Any]) -> Result:
+    def _result(self, model: str, usage: Mapping[str, Any], statistics: Mapping[str, Any]) -> Result:
         answer = "".join(self._answer)
         return Result(
             reasoning="".join(step.text for step in self._steps) if statistics["thinks"] else answer,
@@ -264,6 +264,7 @@ class _Reader:
             tool_calls=tuple(self._calls),
             thinks=statistics["thinks"],
             limit=statistics["limit"],
+            model=model,
             policy=statistics["policy"],
             token_level_exact=statistics["token_level_exact"],
             note=statistics["note"],

@@ -254,7 +254,7 @@ class StepSpec:
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
-                    result = replace(event.result, policy=self.policy_name)
+                    result = replace(event.result, model=self.pair.target.name, policy=self.policy_name)
                     result = await self._with_logprobs(result, request, options)
                     yield Done(await self._with_notes(result, encoded.prompt.ids, request))
                 else:

@@ -16,6 +16,9 @@ MAX_BODY_BYTES = 4_000_000
 MAX_VALUES = 100_000
 """Maximum number of values in a text; strings, numbers, lists and all others count."""
 
+MAX_DIGITS = 1_000
+"""Maximum number of digits of a whole number."""
+
 _Scan = Callable[[str, int], tuple[Any, int]]
 
 
@@ -23,7 +26,7 @@ class _Decoder(json.JSONDecoder):
     """Decodes one text."""
 
     def __init__(self) -> None:
-        super().__init__(parse_float=_finite, parse_constant=_reject_constant)
+        super().__init__(parse_float=_finite, parse_int=_whole, parse_constant=_reject_constant)
         self._num_values = 0
         # The Python scanner looks up these two names.
         self.parse_array = self._read_array
@@ -44,6 +47,12 @@ class _Decoder(json.JSONDecoder):
             return scan(text, start)
 
         return counted
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+    return int(text)
 
 
 def _finite(text: str) -> float:

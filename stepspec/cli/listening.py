@@ -1,8 +1,10 @@
 """Where a service listens: its sockets, and checks of what that exposes."""
 
 import ipaddress
+import re
 import socket
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from stepspec.errors import UsageError
@@ -42,10 +44,46 @@ def check_tls(cert: Path | None, key: Path | None) -> None:
         return
     if cert is None or key is None:
         raise UsageError("HTTPS needs both --tls-cert and --tls-key.")
+    asked: list[bool] = []
+
+    def password() -> str:
+        asked.append(True)
+        return ""
+
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(cert, key, password)
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"HTTPS is not possible with {cert} and {key}: {error.strerror or error}.") from error
+        why = error.strerror or str(error)
+        if asked:
+            why = "the key is encrypted; write it without a password"
+        elif isinstance(error, ssl.SSLError):
+            why = f"the files are not a certificate and its key, in this order ({why})"
+        raise UsageError(f"HTTPS is not possible with {cert} and {key}: {why}.") from error
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Check web origins.
+
+    Raises:
+        UsageError: one is none.
+    """
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise UsageError(f"--cors-origin {origin!r} is not a web origin, such as https://example.org, or '*'.")
+
+
+def check_proxies(addresses: Sequence[str]) -> None:
+    """Check addresses of proxies.
+
+    Raises:
+        UsageError: one is neither an address nor a network.
+    """
+    for address in addresses:
+        try:
+            if address != "*":
+                ipaddress.ip_network(address, strict=False)
+        except ValueError:
+            raise UsageError(f"--trusted-proxy {address!r} is not an IP address or network, or '*'.") from None
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:

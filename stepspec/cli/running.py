@@ -102,6 +102,9 @@ def answer_question(
     parallel_tool_calls: Annotated[bool, typer.Option(help="Allow several tool calls in one answer.")] = True,
     logprobs: Annotated[bool, typer.Option(help="With --json, list the log-probability of every token.")] = False,
     top_logprobs: Annotated[int, typer.Option(help="Number of most likely tokens to list beside each.")] = 0,
+    session_id: Annotated[
+        str | None, typer.Option(help="Id of the conversation, by which routers find a replica that knows it.")
+    ] = None,
     prompt: Annotated[
         str,
         typer.Option(help="The wording of the prompt: bare, boxed or steps.", autocompletion=one_of(WORDINGS)),
@@ -138,6 +141,7 @@ def answer_question(
         parallel_tool_calls=parallel_tool_calls,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
+        session_id=session_id,
     )
     if logprobs and not as_json:
         raise UsageError("--logprobs is only for --json. Add --json.")

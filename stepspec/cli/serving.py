@@ -15,7 +15,7 @@ from stepspec.api.loading import check_models
 from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
-from stepspec.cli.listening import check_exposure, check_tls, listening_sockets
+from stepspec.cli.listening import check_exposure, check_origins, check_proxies, check_tls, listening_sockets
 from stepspec.cli.options import DraftOption, JudgeOption, PolicyOption, TargetOption, judge_specs
 from stepspec.errors import StepSpecError
 from stepspec.loop.policy import load_policy
@@ -55,16 +55,17 @@ def serve_models(
     max_running: Annotated[int, typer.Option(min=1, help="Answers that are generated concurrently.")] = 128,
     max_queued: Annotated[int, typer.Option(min=0, help="Requests that wait; further ones return 503.")] = 128,
     max_queued_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Prompt tokens that wait; further requests return 503.")
+        int | None, typer.Option(min=1, help="Prompt tokens that wait; further requests return 503. Default: no limit.")
     ] = None,
     max_wait: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds that a request may wait before it returns 503.")
+        float | None,
+        typer.Option(min=0.001, help="Seconds that a request may wait before it returns 503. Default: no limit."),
     ] = None,
     max_body_bytes: Annotated[
         int, typer.Option(min=1, help="Largest request body in bytes; larger ones return 413.")
     ] = MAX_BODY_BYTES,
     drain: Annotated[
-        float, typer.Option(min=0, help="Seconds for running requests to end after SIGTERM or Ctrl-C.")
+        float, typer.Option(min=0, max=86_400, help="Seconds for running requests to end after SIGTERM or Ctrl-C.")
     ] = 30.0,
     api_keys: Annotated[
         Path | None,
@@ -100,6 +101,8 @@ def serve_models(
     ] = False,
 ) -> None:
     """Serve models over HTTP until stopped."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service reads the keys again at this signal
     with from_extra("serve", "stepspec serve"):
         from stepspec.serve import Keys, Limits, Settings, create_app
         from stepspec.serve.hosts import LOCAL
@@ -121,6 +124,8 @@ def serve_models(
     keys = checked(lambda: Keys(api_keys, os.environ)) or Keys()
     checked(lambda: check_exposure(host, has_keys=keys.are_needed, insecure=insecure))
     checked(lambda: check_tls(tls_cert, tls_key))
+    checked(lambda: check_origins(cors_origin or ()))
+    checked(lambda: check_proxies(trusted_proxy or ()))
     chosen, specs = checked(lambda: load_policy(policy)[0]), checked(lambda: judge_specs(judge))
     wanted = checked(lambda: wanted_pairs(pair or [], target, draft)) or {}
     for models in wanted.values():
@@ -130,8 +135,6 @@ def serve_models(
         if check:
             _report(problems)
             return
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service reads the keys again at this signal
         sys.setswitchinterval(SWITCH_S)
         settings = Settings(
             limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),

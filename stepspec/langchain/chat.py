@@ -163,7 +163,7 @@ class ChatStepSpec(BaseChatModel):
     def _check(self) -> "ChatStepSpec":
         has_models = bool(self.judges) or self.draft is not None or self.pair is not None
         if self.base_url is None and not has_models and ":" not in (self.model or ""):
-            self.base_url = os.environ.get("STEPSPEC_BASE_URL")
+            self.base_url = os.environ.get("STEPSPEC_BASE_URL") or None
         if self.base_url is not None and has_models:
             raise ValueError("With base_url, the service has its own models; leave out draft, judges and pair.")
         if self.judges and isinstance(self.pair, Pair):
@@ -426,7 +426,8 @@ class _Call:
     def __init__(self, chat: ChatStepSpec, overrides: Mapping[str, Any]) -> None:
         self._chat = chat
         self._overrides = overrides
-        self.model = chat._name(self._setting("model"))
+        named = self._setting("model")
+        self.model: str | None = named if chat.base_url is not None else chat._name(named)
         self.policy: str | Policy | None = self._setting("policy")
         self._in_a_run = True
 

@@ -92,7 +92,7 @@ CALL_INDEX = 1_000_000
 """Index of the first tool call's block, larger than any step's index."""
 
 
-def last_chunk(result: Result, model: str) -> AIMessageChunk:
+def last_chunk(result: Result, model: str | None) -> AIMessageChunk:
     """Return the last chunk of a stream, with usage and metadata."""
     return AIMessageChunk(
         content="",
@@ -102,7 +102,7 @@ def last_chunk(result: Result, model: str) -> AIMessageChunk:
     )
 
 
-def message_of(result: Result, model: str) -> AIMessage:
+def message_of(result: Result, model: str | None) -> AIMessage:
     """Return the entire answer as one message."""
     valid = [call for call in result.tool_calls if call.problem is None]
     return AIMessage(
@@ -164,10 +164,10 @@ def _usage(result: Result) -> UsageMetadata:
     )
 
 
-def _metadata(result: Result, model: str) -> dict[str, Any]:
+def _metadata(result: Result, model: str | None) -> dict[str, Any]:
     usage = result.usage
     return {
-        "model_name": model,
+        "model_name": model or result.model,
         "model_provider": PROVIDER,
         "finish_reason": result.finish_reason,
         **_logprobs(result),

@@ -305,6 +305,8 @@ class Result:
     limit: Limit | None = None
     """The limit that ended the text or its thinking, or None. After a deadline, `finish_reason` is `length` unless the
     answer calls a tool."""
+    model: str = ""
+    """Name of the target, or of the service's model."""
     policy: str = ""
     """Name of the policy, or the summary of one without a name."""
     token_level_exact: bool = True

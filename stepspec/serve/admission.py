@@ -72,6 +72,11 @@ class Admission:
         """Number of waiting requests."""
         return len(self._waiting)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is in the service."""
+        return bool(self.num_entering or self.num_running or self._waiting)
+
     def num_running_of(self, model: str) -> int:
         """Return the number of answers of a model that are being generated."""
         return self._running[model]
@@ -87,8 +92,12 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further request would be turned away."""
-        return self.is_draining or self._entrance_is_full or (self._has_to_wait(1) and self._queue_is_full)
+        """Whether a further request, of one token, would be turned away."""
+        try:
+            self.check(1)
+        except BusyError:
+            return True
+        return self._entrance_is_full
 
     @property
     def _entrance_is_full(self) -> bool:

@@ -53,9 +53,9 @@ class ChatAnswer:
         return [self._chunk(index, {}, data)]
 
     def _last(self, index: int, result: Result) -> dict[str, Any]:
-        """Return the chunk with the finish reason. It has the metrics if no usage chunk follows."""
+        """Return the chunk with the finish reason. It has the metrics if no chunk follows that has them."""
         chunk = self._chunk(index, {}, reason=result.finish_reason, logprobs=result.logprobs_data())
-        if self._request.includes_usage:
+        if self._request.includes_usage and self._request.num_answers == 1:
             return chunk
         return {**chunk, "metrics": metrics_of([result], self._policy, self._request.ignored)}
 

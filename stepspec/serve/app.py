@@ -80,7 +80,7 @@ def create_app(pairs: Pair | Mapping[str, Pair], policy: str = "stepspec", setti
     app.add_exception_handler(StepSpecError, _on_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(HTTPException, _on_http)
-    app.openapi = documented(app)
+    app.openapi = documented(app, needs_key=service.settings.keys.are_needed)
     return app
 
 
@@ -141,10 +141,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", response_class=Response, summary="Returns 200 while the service runs.")
     async def health() -> Response:
         return Response()
 
+    @app.head("/ready", include_in_schema=False)
     @app.get(
         "/ready",
         response_class=Response,

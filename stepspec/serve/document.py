@@ -80,7 +80,11 @@ BODIES: Mapping[str, dict[str, Any]] = {
 """By model of the request, what its route adds to the document."""
 
 
-def documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
+KEYED = ("/v1/", "/tokenize")
+"""Beginnings of paths that need a key, if the service has keys."""
+
+
+def documented(app: FastAPI, *, needs_key: bool) -> Callable[[], dict[str, Any]]:
     """Return a function that builds the app's OpenAPI document, with the models that no route declares."""
     build = app.openapi
 
@@ -91,6 +95,12 @@ def documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
         for model in (*REQUESTS, Chunk, TextCompletionChunk, ResponseEvent):
             schema = model.model_json_schema(ref_template=f"{REFS}{{model}}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
+        if needs_key:
+            document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            for path, route in document["paths"].items():
+                if path.startswith(KEYED):
+                    for method in route.values():
+                        method["security"] = [{"key": []}]
         return document
 
     return openapi

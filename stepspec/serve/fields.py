@@ -275,8 +275,15 @@ class TextRequest(Body):
             RefusedError: there are none, or too many.
         """
 
-    def options(self, end_ids: Iterable[int]) -> RequestOptions:
-        """Convert the request to options of the Python API. `end_ids`: the tokens that end a text of the model.
+    def _field_in(self, message: str) -> str | None:
+        return self.form.field if message.startswith("The JSON schema ") else super()._field_in(message)
+
+    def options(self, end_ids: Iterable[int], num_ids: int | None = None) -> RequestOptions:
+        """Convert the request to options of the Python API.
+
+        Args:
+            end_ids: the tokens that end a text of the model.
+            num_ids: size of the model's vocabulary; None if it is unknown.
 
         Raises:
             UsageError: a field is not supported, or a value is out of range.
@@ -286,6 +293,8 @@ class TextRequest(Body):
         if self.top_k == -1:  # in vLLM, -1 turns top_k off
             del given["top_k"]
         bias = {_token_id(id): amount for id, amount in (self.logit_bias or {}).items()}
+        if bias and num_ids is not None and (highest := max(bias)) >= num_ids:
+            raise RefusedError("logit_bias", f"logit_bias has the id {highest}, but the ids end at {num_ids - 1}.")
         if self.ignore_eos:
             bias |= dict.fromkeys(end_ids, BANNED)
         return RequestOptions(

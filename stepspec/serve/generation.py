@@ -91,13 +91,19 @@ class Generation:
         watch.queued(queue_s)
         stream = prompt.stream(prompt.sampling.seed + number, queue_s)
         outcome: Outcome = "cancelled"
-        num_tokens = 0
+        num_tokens: int | None = None
+        num_thought, answer = 0, list[str]()
         try:
             async with aclosing(unquoted(stream) if self.has_choices else stream) as events:
                 async for event in events:
                     watch.saw(event)
-                    num_tokens += _num_tokens(event)
-                    if isinstance(event, Done):
+                    if isinstance(event, StepCommitted) and not event.in_answer:  # else the answer has its text, too
+                        num_thought += event.step.num_tokens
+                    elif isinstance(event, AnswerDelta):
+                        answer.append(event.text)
+                    elif isinstance(event, ToolCallDelta):
+                        answer.append(event.arguments)
+                    elif isinstance(event, Done):
                         num_tokens = event.result.counts.committed
                         self.log.note = event.result.note
                         watch.done(event.result)
@@ -107,17 +113,11 @@ class Generation:
             raise
         finally:
             watch.end(outcome)
-            # A client that leaves early pays for what it has got, too.
+            if num_tokens is None:  # a client that leaves early pays for what it has got
+                num_tokens = num_thought + len(self.model.pair.target.tokenizer.encode_text("".join(answer)))
             self.log.num_tokens += num_tokens
             self.admission.wrote(self.client.name, num_tokens)
             self.rates.used(self.client, num_tokens)
-
-
-def _num_tokens(event: Event) -> int:
-    """Return the number of committed tokens of an event, at least; a chunk of the answer may have several."""
-    if isinstance(event, StepCommitted) and not event.in_answer:  # else the answer has its text, too
-        return event.step.num_tokens
-    return int(isinstance(event, AnswerDelta | ToolCallDelta))
 
 
 async def merged(streams: Sequence[IndexedEvents], most: int) -> IndexedEvents:

@@ -123,7 +123,14 @@ class Keys:
             clients[digest] = Client(f"{ENVIRONMENT} {number}")
         if self.file is None:
             return clients
+        limits: dict[str, tuple[int | None, int | None]] = {}
         for table in load_toml(self.file, KeyFile)[0].keys:
+            own = table.requests_per_minute, table.tokens_per_minute
+            if limits.setdefault(table.name, own) != own:
+                raise UsageError(
+                    f"Two API keys have the name {table.name!r} and different limits. Keys of one name share their "
+                    "limits, so give both the same ones, or two names."
+                )
             if table.sha256 in clients:
                 raise UsageError(f"Two API keys are the same: {clients[table.sha256].name!r} and {table.name!r}.")
             settings = table.model_dump(exclude={"sha256"})

@@ -72,6 +72,12 @@ class ServedModel:
         key = name, threshold
         if key not in self._sessions:
             policy: str | Policy = name
+            needed = self._policy(name).judge_models.keys() - self.pair.judges.keys()
+            if needed and self._sessions:  # else the operator is starting the service, and gets a longer error
+                raise UsageError(
+                    f"The policy {name!r} needs the judge model {min(needed)!r}, which this service does not have. Its "
+                    "operator can add it with --judge."
+                )
             if threshold is not None:
                 policy = self._policy(name).on(self.pair.target.abilities)[0].with_threshold(threshold)
             self._sessions[key] = StepSpec(policy=policy, pair=self.pair)

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,18 +27,24 @@ logger = logging.getLogger("stepspec.serve")
 
 CLOSING_S = 5
 """Seconds for responses to be sent after all requests were ended."""
+POLL_S = 0.05
 GC_THRESHOLDS = (10_000, 50, 100)
 """See `gc.set_threshold`. With Python's defaults, full collections stop the event loop for half a second when a
 thousand streams are open."""
 
 
 class Server(uvicorn.Server):
-    """A server that drains at the first SIGTERM or Ctrl-C, and exits at the second. SIGHUP reads the keys again."""
+    """A server that drains at the first SIGTERM or Ctrl-C, and exits at the second. SIGHUP reads the keys again.
+
+    While it drains it still listens, so that further requests get status 503 and `/ready` says so.
+    """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self.is_draining = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to serve, and log the addresses."""
@@ -55,14 +62,36 @@ class Server(uvicorn.Server):
             logger.info(
                 "Serving at %s://%s:%d/v1. Press Ctrl-C to stop, twice to stop immediately.", scheme, shown, number
             )
+        notify_systemd("READY=1")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain, or exit immediately if that has begun."""
-        if self.should_exit:
+        if self.is_draining:
             os._exit(128 + sig)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._service.admission.drain, self._service.settings.drain_s)
-        super().handle_exit(sig, frame)
+        self.is_draining = True
+        if self._loop is None:
+            super().handle_exit(sig, frame)
+        else:
+            self._loop.call_soon_threadsafe(self._drain, sig)
+
+    def _drain(self, sig: int) -> None:
+        admission, drain_s = self._service.admission, self._service.settings.drain_s
+        logger.info("Shutting down. Running requests have %g s to end.", drain_s)
+        notify_systemd("STOPPING=1")
+        admission.drain(drain_s)
+        self._draining = asyncio.ensure_future(self._exit_when_idle(sig, time.monotonic() + drain_s))
+
+    async def _exit_when_idle(self, sig: int, end: float) -> None:
+        while self._service.admission.is_busy and time.monotonic() < end:  # noqa: ASYNC110, it ends in many places
+            await asyncio.sleep(POLL_S)
+        super().handle_exit(sig, None)
+
+
+def notify_systemd(state: str) -> None:
+    """Notify systemd of a unit with `Type=notify`, see sd_notify(3)."""
+    if path := os.environ.get("NOTIFY_SOCKET"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wire:
+            wire.sendto(state.encode(), path.replace("@", "\0", 1) if path.startswith("@") else path)
 
 
 @dataclass(frozen=True)

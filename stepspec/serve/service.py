@@ -126,14 +126,14 @@ class Service:
         entry = entry_of(request.scope)
         entry.request_id = asked.request_id or entry.request_id
         entry.session_id = asked.session_id or request.headers.get("x-session-id", "")[:MAX_ID_CHARACTERS] or None
-        options = replace(asked.options(model.pair.target.tokenizer.end_ids), session_id=entry.session_id)
+        tokenizer = model.pair.target.tokenizer
+        options = replace(asked.options(tokenizer.end_ids, tokenizer.num_ids), session_id=entry.session_id)
         prompts: list[PreparedRequest] = []
         for question in questions:
             prompts.append(await session.prepare(question, options))
             await asyncio.sleep(0)  # many short prompts together would block the event loop
         entry.model, entry.policy = model.name, policy
         if self.settings.log_prompts:
-            tokenizer = model.pair.target.tokenizer
             entry.prompt = "\n".join(tokenizer.decode(prompt.prompt) for prompt in prompts)
         return Generation(
             prompts=prompts,

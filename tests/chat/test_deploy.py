@@ -1,10 +1,12 @@
 """The files in docs/deploy: the dashboard knows the metrics, and the commands of unit and container file work."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,9 +38,9 @@ def test_the_dashboard_shows_metrics_that_the_service_has() -> None:
 
 def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) -> None:
     unit = (DEPLOY / "stepspec.service").read_text()
-    for socket in (sockets := listening_sockets("127.0.0.1", 0)):
-        port = socket.getsockname()[1]
-        socket.close()
+    for each in (sockets := listening_sockets("127.0.0.1", 0)):
+        port = each.getsockname()[1]
+        each.close()
     assert sockets
     options = f"--port {port}"
     command = [sys.executable, "-c", "from stepspec.cli import main; main()"]
@@ -48,21 +50,22 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         return [*command, *shlex.split(line.replace("$OPTIONS", options))]
 
     subprocess.run(words("ExecStartPre"), check=True, timeout=60)
-    process = subprocess.Popen(words("ExecStart"), stderr=subprocess.PIPE, text=True)
+    reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    reports.bind(str(tmp_path / "notify"))
+    reports.settimeout(60)
+    environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+    process = subprocess.Popen(words("ExecStart"), stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            try:
-                assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
+        assert reports.recv(100) == b"READY=1"
+        assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
         process.send_signal(signal.SIGHUP)
         time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
+        assert reports.recv(100) == b"STOPPING=1"
         _, log = process.communicate(timeout=30)
     finally:
         process.kill()
+        reports.close()
     assert "Reloaded the API keys" in log
     assert all(json.loads(line)["message"] for line in log.splitlines())
     if shutil.which("systemd-analyze"):

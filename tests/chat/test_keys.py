@@ -1,17 +1,23 @@
 """API keys: who may use the service, the limits of keys, and what the service never shows."""
 
+import json
+import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from following import following_pair
+from following import FollowingEngine, following_pair
+from scripted import Call, Reply
 from service import serving
 from typer.testing import CliRunner
 
+from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
@@ -117,6 +123,7 @@ def test_a_signal_to_reload_keys_does_not_end_a_service_that_loads_its_models(mo
         ('version = 1\n[[keys]]\nname = "a"\nsha256 = "abc"', "sha256"),
         (f'version = 1\n[[keys]]\nname = "a"\nkey = "{KEY}"\nsha256 = "{key_hash(KEY)}"', "key"),
         ("version = 1\n" + TABLE * 2, "Two API keys are the same"),
+        (f"version = 1\n{TABLE}[[keys]]\nname = 'a'\nsha256 = '{key_hash(OTHER)}'\nrequests_per_minute = 5", "share"),
     ],
 )
 def test_an_invalid_file_of_keys_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
@@ -154,6 +161,8 @@ def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> N
         (["--pair", "smal"], "There is no pair"),
         (["--pair", "a=embedded", "--pair", "a=embedded"], "Two pairs"),
         (["--judge", "reward"], "--judge takes"),
+        (["--cors-origin", "example.org"], "is not a web origin"),
+        (["--trusted-proxy", "nonsense"], "is not an IP address or network"),
     ],
 )
 def test_check_says_what_would_be_wrong_without_loading_anything(
@@ -165,6 +174,33 @@ def test_check_says_what_would_be_wrong_without_loading_anything(
     assert (found.exit_code, problem in found.stdout) == (2, True), found.output
     fine = CliRunner().invoke(app, ["serve", "--check", "--port", "0", "--pair", "a=embedded", "--pair", "embedded"])
     assert (fine.exit_code, fine.stdout.startswith("Nothing is wrong")) == (0, True)
+
+
+class Endless(FollowingEngine):
+    """An engine that writes its text and then hangs."""
+
+    def _reply_to(self, call: Call) -> Reply:
+        reply = super()._reply_to(call)
+        return replace(reply, text=reply.text.removesuffix("<|end|>"))
+
+
+def test_a_client_that_leaves_pays_for_every_token_that_it_got(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "stepspec")
+    logging.getLogger("stepspec").propagate = True
+    pair = following_pair(thinks=False)
+    target = Endless(pair.target.tokenizer, "target", chunk_size=12, hangs=True)  # type: ignore[arg-type]
+    with serving(Pair(target, None), "target") as address:
+        with httpx.stream("POST", f"{address}/chat/completions", json={**BODY, "stream": True}) as answer:
+            text = ""
+            for line in answer.iter_lines():
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content", "") if line[6:7] == "{" else ""
+                if len(text) > 20:
+                    break
+        end = time.monotonic() + 5
+        while "(response incomplete)" not in caplog.text and time.monotonic() < end:
+            time.sleep(0.01)
+    line = next(line for line in caplog.text.splitlines() if "(response incomplete)" in line)
+    assert int(line.partition(" s ")[2].partition(" tokens")[0]) >= len(pair.target.tokenizer.encode_text(text)) > 5
 
 
 def test_a_client_that_leaves_pays_for_what_it_asked(tmp_path: Path) -> None:

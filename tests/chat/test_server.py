@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 from following import FollowingEngine, following_pair
 from scripted import Call, Reply
 from typer.testing import CliRunner
@@ -45,7 +46,7 @@ def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Se
     try:
         yield server, sockets[0].getsockname()[1]
     finally:
-        if not server.should_exit:
+        if not server.is_draining:
             server.handle_exit(signal.SIGTERM, None)
         thread.join(30)
         assert not thread.is_alive()
@@ -65,6 +66,12 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
         time.sleep(0.4)
         since = time.monotonic()
         server.handle_exit(signal.SIGTERM, None)
+        time.sleep(0.1)
+        root = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{root}/ready").status_code == 503, "a load balancer can see that the service ends"
+        refused = httpx.post(f"{root}/v1/chat/completions", json=ASK)
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        assert httpx.head(f"{root}/health").status_code == 200
         thread.join()
         assert time.monotonic() - since < 5
     assert last in lines[-1]
@@ -95,7 +102,13 @@ def test_https_and_structured_logs(tmp_path: Path) -> None:
     assert entry["num_tokens"] == answer.json()["usage"]["completion_tokens"]
     assert any("How many?" in each["message"] for each in entries)
     swapped = ["serve", "--check", "--port", "0", "--tls-cert", str(key), "--tls-key", str(cert)]
-    assert "HTTPS is not possible" in CliRunner().invoke(app, swapped).stdout
+    assert "are not a certificate and its key, in this order" in CliRunner().invoke(app, swapped).stdout
+    private = serialization.load_pem_private_key(key.read_bytes(), None)
+    password = serialization.BestAvailableEncryption(b"secret")
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    key.write_bytes(private.private_bytes(serialization.Encoding.PEM, form, password))
+    encrypted = ["serve", "--check", "--port", "0", "--tls-cert", str(cert), "--tls-key", str(key)]
+    assert "the key is encrypted" in CliRunner().invoke(app, encrypted).stdout
 
 
 def test_only_named_web_origins_may_use_the_service_and_prompts_are_not_logged(

@@ -45,6 +45,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
+    @app.head(path, include_in_schema=False)
     @app.get(path, include_in_schema=False)
     async def file() -> Response:
         return Response(content, media_type=media_type, headers=HEADERS)

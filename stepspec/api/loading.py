@@ -207,7 +207,7 @@ def check_models(
     judge_specs = choose_judges(judges or {}, judge_names, models.folder)
     for spec in filter(None, (models.target, models.draft)):
         check_spec(spec)
-        _engine_class(ENGINES, spec)
+        _engine_class(ENGINES, spec).check_options(_given(spec))
     for name, spec in judge_specs.items():
         check_judge_spec(name, spec)
         _engine_class(JUDGE_ENGINES, spec)
@@ -292,7 +292,12 @@ def _engine_class(engines: Mapping[str, tuple[str, str, str]], spec: str) -> Any
 
 
 def _load(engines: Mapping[str, tuple[str, str, str]], spec: str, title: str | None) -> Any:
-    kind, _, model = spec.partition(":")
-    is_address = kind in ("http", "https")  # the scheme is part of an address
+    kind = spec.partition(":")[0]
     with from_extra(engines[kind][2], f"The {kind} engine"):
-        return _engine_class(engines, spec).load(spec if is_address else model, title=title)
+        return _engine_class(engines, spec).load(_given(spec), title=title)
+
+
+def _given(spec: str) -> str:
+    """Return what an engine gets of a spec string. The scheme is part of an address."""
+    kind, _, model = spec.partition(":")
+    return spec if kind in ("http", "https") else model

@@ -122,6 +122,15 @@ class VllmEngine:
         forgets: list[Ability] = [] if self.own_speculation.startswith("suffix") else ["forget"]
         return frozenset(["scores", "label logprobs", "logprobs", "json schema", *by_route, *forgets])
 
+    @staticmethod
+    def check_options(spec: str) -> None:
+        """Check the options of a model, see `load`, without loading it.
+
+        Raises:
+            UsageError: an argument is unknown.
+        """
+        _arguments(spec.partition("?")[2])
+
     @classmethod
     def load(cls, spec: str, title: str | None = None) -> "VllmEngine":
         """Load a model.

@@ -17,6 +17,10 @@ class ByName:
 
     PAIR = following_pair()
 
+    @staticmethod
+    def check_options(name: str) -> None:
+        """Every name is valid."""
+
     @classmethod
     def load(cls, name: str, title: str | None = None) -> FollowingEngine:
         """Return a scripted engine with the given name."""

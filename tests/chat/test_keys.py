@@ -161,6 +161,8 @@ def test_the_command_creates_a_key_that_the_service_accepts(tmp_path: Path) -> N
         (["--pair", "smal"], "There is no pair"),
         (["--pair", "a=embedded", "--pair", "a=embedded"], "Two pairs"),
         (["--judge", "reward"], "--judge takes"),
+        (["--pair", "embedded?foo=1"], "There is no key 'foo'"),
+        (["--target", "https:/foo", "--policy", "target"], "names no host or port"),
         (["--cors-origin", "example.org"], "is not a web origin"),
         (["--trusted-proxy", "nonsense"], "is not an IP address or network"),
     ],

@@ -74,7 +74,7 @@ class Address:
             named = bool(parts.hostname) and parts.port != 0  # urlsplit checks the port only when `port` is read
         except ValueError as error:
             raise UsageError(f"{spec!r} is not a valid address: {error}. Write http://HOST:PORT/v1#MODEL.") from None
-        if not named:
+        if not named or parts.scheme not in ("http", "https"):
             raise UsageError(f"{spec!r} names no host or port. Write http://HOST:PORT/v1#MODEL.")
         user, _, host = parts.netloc.rpartition("@")
         base = urlunsplit((parts.scheme, host, parts.path.rstrip("/") or "/v1", "", ""))

@@ -159,11 +159,9 @@ class Replicas:
             UsageError: an address is invalid, or the servers have different models.
             ModelError: no server answers or has the model, or its tokenizer cannot be loaded.
         """
-        addresses = [Address.parsed(each) for each in spec.split()]
+        addresses = cls.check_options(spec)
         if len(addresses) == 1:
             return RemoteEngine.at(addresses[0], title)
-        if len({address.base for address in addresses}) < len(addresses):
-            raise UsageError("Two addresses of a model are the same. Name each server once.")
         # A call that fails goes on at another server immediately, and does not try the same one again.
         replicas = [Replica(replace(address, retries=0), title) for address in addresses]
         problem: StepSpecError | None = None
@@ -177,6 +175,18 @@ class Replicas:
         if problem is not None and not any(replica.engine for replica in replicas):
             raise problem
         return cls(replicas, max(address.retries for address in addresses))
+
+    @staticmethod
+    def check_options(spec: str) -> Sequence[Address]:
+        """Return the addresses, without asking the servers.
+
+        Raises:
+            UsageError: one is invalid, or two are the same.
+        """
+        addresses = [Address.parsed(each) for each in spec.split()]
+        if len({address.base for address in addresses}) < len(addresses):
+            raise UsageError("Two addresses of a model are the same. Name each server once.")
+        return addresses
 
     def _check(self, engine: RemoteEngine) -> None:
         if (found := engine.server.model) != (expected := self._first.server.model):

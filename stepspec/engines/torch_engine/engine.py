@@ -143,6 +143,15 @@ class TorchEngine:
         self._thread.start()
         weakref.finalize(self, _end_thread, self._tasks, self._thread)
 
+    @staticmethod
+    def check_options(spec: str) -> None:
+        """Check the options of a model, see `load`, without loading it.
+
+        Raises:
+            UsageError: an option is unknown or has an invalid value.
+        """
+        Options.parsed(spec.partition("?")[2])
+
     @classmethod
     def load(
         cls, spec: str, device: str | None = None, dtype: torch.dtype | None = None, title: str | None = None

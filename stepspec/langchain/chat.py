@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
+    BaseRunManager,
     CallbackManagerForLLMRun,
     adispatch_custom_event,
 )
@@ -129,7 +130,8 @@ class ChatStepSpec(BaseChatModel):
     top_logprobs: int = 0
     """Number of the most likely tokens to list at each place."""
     session_id: str | None = None
-    """Id of the conversation, by which routers and pools of servers find the replica that has read it."""
+    """Id of the conversation, by which routers and pools of servers find the replica that has read it. The default is
+    the `thread_id` of LangGraph."""
     timeout: float | None = Field(default=None, alias="request_timeout")
     """Seconds after which a call fails."""
     max_retries: int | None = None
@@ -253,7 +255,7 @@ class ChatStepSpec(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call = self._call(stop, kwargs)
+        call = self._call(stop, self._in_thread(run_manager, kwargs))
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -269,7 +271,7 @@ class ChatStepSpec(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[ChatGenerationChunk, None]:
-        call = self._call(stop, kwargs)
+        call = self._call(stop, self._in_thread(run_manager, kwargs))
         async with aclosing(call.events(messages)) as events:
             async for event in events:
                 await call.emit(event)
@@ -287,7 +289,7 @@ class ChatStepSpec(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        return loop_thread().run(self._agenerate(messages, stop, **kwargs))
+        return loop_thread().run(self._agenerate(messages, stop, **self._in_thread(run_manager, kwargs)))
 
     def _stream(
         self,
@@ -296,7 +298,7 @@ class ChatStepSpec(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        return loop_thread().iterate(self._astream(messages, stop, **kwargs))
+        return loop_thread().iterate(self._astream(messages, stop, **self._in_thread(run_manager, kwargs)))
 
     def batch(
         self,
@@ -317,6 +319,13 @@ class ChatStepSpec(BaseChatModel):
         async with aclosing(self._call(stop, kwargs).events(messages)) as events:
             async for event in events:
                 yield event
+
+    def _in_thread(self, manager: BaseRunManager | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a call, with the thread of LangGraph that it belongs to as its conversation."""
+        thread = None if manager is None else (manager.metadata or {}).get("thread_id")
+        if thread is None or self.session_id is not None:
+            return dict(kwargs)
+        return {"session_id": str(thread), **kwargs}
 
     def _call(self, stop: list[str] | None, kwargs: Mapping[str, Any]) -> "_Call":
         overrides = {name: value for name, value in kwargs.items() if name not in WITHOUT_EFFECT}

@@ -15,6 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
+from stepspec.engines.protocol import Generate
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 
 pytestmark = pytest.mark.anyio
@@ -97,7 +98,15 @@ async def test_tokens_are_streamed_from_inside_an_agent() -> None:
     assert kinds.count("text") > 2
 
 
-async def test_memory_between_turns() -> None:
+async def test_memory_between_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions: set[str | None] = set()
+    generate = FollowingEngine.generate
+
+    def recorded(self: FollowingEngine, call: Generate) -> Any:
+        sessions.add(call.prompt.session)
+        return generate(self, call)
+
+    monkeypatch.setattr(FollowingEngine, "generate", recorded)
     pair = following_pair()
     agent: Any = create_agent(ChatStepSpec(pair=pair), [double], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
@@ -108,6 +117,7 @@ async def test_memory_between_turns() -> None:
     assert [turn["role"] for turn in seen] == ["user", "assistant", "tool", "assistant", "user"]
     assert seen[1]["tool_calls"][0]["function"] == {"name": "double", "arguments": {"n": 21}}
     assert all(turn["reasoning_content"] for turn in seen if turn["role"] == "assistant")
+    assert sessions == {"1"}, "requests of a thread find the replica that has read it"
 
 
 async def test_cancelling_in_the_middle_of_a_thought_frees_both_engines() -> None:

@@ -1,0 +1,64 @@
+"""A Ray cluster on this machine with the service on it: `python -m stepspec.bench.service.ray_server`.
+
+The engines play a script. SIGTERM ends the cluster.
+"""
+
+import argparse
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import ray
+from ray import serve
+
+from stepspec.api.loading import Pair
+from stepspec.bench.service.script import POLICY, Script, scripted_pair
+from stepspec.serve.ray import Arguments, application
+
+CPUS = 8
+"""Processors that the cluster assumes. Replicas of scripted engines need hardly any."""
+
+
+def scripted(script: Script) -> Mapping[str, Pair]:
+    """Return the pair that a replica serves."""
+    return {"scripted": scripted_pair(script)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM. `arguments` are those of the command line by default."""
+    parser = argparse.ArgumentParser(prog="python -m stepspec.bench.service.ray_server", description=__doc__)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--most-replicas", type=int, help="by default as many as --replicas")
+    parser.add_argument("--delay", type=float, default=0.2, help="seconds of a request")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a request, each with this delay")
+    parser.add_argument("--max-running", type=int, default=4)
+    parser.add_argument("--requests-per-replica", type=float, default=4.0)
+    given = parser.parse_args(arguments)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    wanted = Arguments(
+        policy=POLICY,
+        max_running=given.max_running,
+        min_replicas=given.replicas,
+        max_replicas=given.most_replicas or given.replicas,
+        requests_per_replica=given.requests_per_replica,
+        upscale_delay=1.0,
+        downscale_delay=1.0,
+        cpus=0.1,
+    )
+    script = Script(given.steps, given.delay, given.delay)
+    serve.run(application(wanted, partial(scripted, script)))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(f"Serving at http://127.0.0.1:{port}/v1", flush=True)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from following import following_pair
 from service import serving
+from typer.testing import CliRunner
 
+from stepspec.cli import app
 from stepspec.cli.listening import listening_sockets
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
@@ -72,6 +75,19 @@ def test_the_unit_starts_the_service_and_reloads_and_stops_it(tmp_path: Path) ->
         copy = tmp_path / "stepspec.service"
         copy.write_text(unit.replace("/opt/stepspec/bin/stepspec", sys.executable))
         subprocess.run(["systemd-analyze", "verify", str(copy)], check=True, timeout=60)
+
+
+def test_the_arguments_in_the_manifest_are_those_of_the_service(tmp_path: Path) -> None:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = next(each for each in documents if each["kind"] == "Deployment")["spec"]["template"]["spec"]
+    keys = tmp_path / "keys.toml"
+    keys.write_text(f'version = 1\n[[keys]]\nname = "a"\nsha256 = "{"0" * 64}"\n')
+    given = [str(keys) if each == "/keys/keys.toml" else each for each in pod["containers"][0]["args"]]
+    found = CliRunner().invoke(app, ["serve", "--check", "--host", "0.0.0.0", "--port", "0", *given])
+    assert found.exit_code == 0, found.output
+    drain_s = float(given[given.index("--drain") + 1])
+    pause_s = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= drain_s + pause_s + 10
 
 
 @pytest.mark.soak

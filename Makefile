@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,smol,remote,eval,serve,langchain,tracing,dev
+EXTRAS := torch,smol,remote,eval,serve,ray,langchain,tracing,dev
 INSTALLED := $(VENV)/.installed
 SMOL_INSTALLED := $(VENV)/.smol
 VLLM_VENV := .venv-vllm
@@ -63,11 +63,12 @@ smol: $(SMOL_INSTALLED)  ## build the pair smol, which speaks English, and ask i
 test: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) chromium  ## run every test but the soak tests
 	$(BIN)/python -m pytest -n logical --maxprocesses 4
 
-check: $(INSTALLED)  ## lint, format, words and types
+check: $(INSTALLED)  ## lint, format, words, types and manifests
 	$(BIN)/ruff check .
 	$(BIN)/python tests/check_words.py
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/kubernetes-validate --strict --quiet docs/deploy/kubernetes.yaml
 
 docs: $(INSTALLED)  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

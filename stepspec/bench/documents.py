@@ -32,6 +32,7 @@ from stepspec.bench.service import concurrency, records
 from stepspec.bench.service.faults import Faults
 from stepspec.bench.service.instant import Instant
 from stepspec.bench.service.overload import Overload
+from stepspec.bench.service.replicas import Replicas
 from stepspec.bench.service.streams import Streams
 from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
 from stepspec.errors import StepSpecError, UsageError
@@ -94,6 +95,7 @@ SCENARIOS: Mapping[str, type[records.Scenario]] = {
     "faults": Faults,
     "instant": Instant,
     "overload": Overload,
+    "replicas": Replicas,
     "streams": Streams,
 }
 """By the file under `evals/results/service`."""

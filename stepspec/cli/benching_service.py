@@ -170,6 +170,26 @@ def bench_faults(
     _finish([visits_table(found), scenario_table(found)], found, json_file)
 
 
+@app.command("replicas")
+def bench_replicas(
+    requests: Annotated[int, typer.Option(min=100, help="Requests for each number of replicas.")] = 1000,
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that a replica runs concurrently.")] = 4,
+    service_s: Annotated[float, typer.Option(min=0.01, help="Seconds that the engine takes for a request.")] = 0.2,
+    seconds: Annotated[float, typer.Option(min=5, help="Seconds of load while a replica is killed.")] = 30.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare two replicas on a local Ray with one, and kill one of two under load."""
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.replicas import Replicas, killed, of_replicas
+
+    conditions = _conditions()
+    results = [of_replicas(replicas, requests, max_running, service_s) for replicas in (1, 2)]
+    figures = {"results": results, "killed": killed(seconds, max_running, service_s)}
+    about = {"max_running": max_running, "service_s": service_s}
+    found = Replicas.model_validate({**conditions, **about, **figures})
+    _finish([scenario_table(found)], found, json_file)
+
+
 def _conditions() -> dict[str, Any]:
     """Return hardware, versions, commit and start time. Call it before measuring, as files can change meanwhile."""
     from stepspec.evaluation.machine import commit, hardware, versions

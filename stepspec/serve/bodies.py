@@ -28,12 +28,17 @@ async def read_body(request: Request, max_bytes: int, parse: Callable[[bytes], T
     media = kind.partition(";")[0].strip().lower()
     if media != "application/json" and not media.endswith("+json"):  # web pages may send other types across origins
         raise RefusedError(None, f"Content-Type must be application/json, got {kind[:80]!r}.")
+    body = await arrived(request, max_bytes)
+    return await off_the_loop(body, lambda: parse(body))
+
+
+async def arrived(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request. Errors are those of `read_body`."""
     try:
         async with asyncio.timeout(ARRIVAL_S):
-            body = await _read(request, max_bytes)
+            return await _read(request, max_bytes)
     except TimeoutError:
         raise TooSlowError(ARRIVAL_S) from None
-    return await off_the_loop(body, lambda: parse(body))
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

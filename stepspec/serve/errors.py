@@ -101,6 +101,15 @@ class BusyError(EngineError):
         self.retry_after_s, self.reason = retry_after_s, reason
 
 
+class LostError(BusyError):
+    """The replica that answered a request has died."""
+
+    code = "replica_lost"
+
+    def __init__(self) -> None:
+        super().__init__("The replica that answered has died. Send the request again.", 1.0, "lost")
+
+
 def truncated(text: str, most: int) -> str:
     """Return a text of at most `most` characters, with its end replaced by dots if it is longer.
 

@@ -153,6 +153,9 @@ class Rates:
 
     def __init__(self) -> None:
         self._limiter = FixedWindowRateLimiter(MemoryStorage())
+        self._limited: dict[str, Client] = {}
+        self.elsewhere: Mapping[tuple[str, str], int] = {}
+        """What clients have used at other replicas of the service, as their `counts` say."""
 
     def check(self, client: Client) -> None:
         """Count a request.
@@ -164,11 +167,22 @@ class Rates:
             if most is None:
                 continue
             limit = RateLimitItemPerMinute(most)
-            if not self._limiter.test(limit, client.name, what):
+            self._limited[client.name] = client
+            if not self._limiter.test(limit, client.name, what, cost=1 + self.elsewhere.get((client.name, what), 0)):
                 wait_s = self._limiter.get_window_stats(limit, client.name, what).reset_time - time.time()
                 raise RateError(f"The key {client.name!r} is limited to {most} {what} a minute.", wait_s)
         if client.requests_per_minute is not None:
             self._limiter.hit(RateLimitItemPerMinute(client.requests_per_minute), client.name, "requests")
+
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Return what clients with limits have used in their windows: by name, `requests` and `tokens`."""
+        counts: dict[tuple[str, str], int] = {}
+        for name, client in self._limited.items():
+            for what, most in (("requests", client.requests_per_minute), ("tokens", client.tokens_per_minute)):
+                if most is not None:
+                    window = self._limiter.get_window_stats(RateLimitItemPerMinute(most), name, what)
+                    counts[name, what] = most - window.remaining
+        return counts
 
     def used(self, client: Client, num_tokens: int) -> None:
         """Count tokens of a prompt or of a text. They count even where they exceed the limit."""

@@ -15,8 +15,9 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stepspec.api.loading import check_models
+from stepspec.api.loading import Pair, check_models
 from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.errors import StepSpecError
@@ -59,6 +60,8 @@ FORGOTTEN_S = 10.0
 """Seconds after which a replica that reports no more is gone."""
 RETRIES = 2
 """How often a request is sent to another replica after one has died."""
+REQUEST_ID = b"x-request-id"
+"""Header of a response that Ray adds itself."""
 PASSED = ("type", "http_version", "method", "path", "raw_path", "query_string", "headers", "scheme", "client", "server")
 """Keys of an ASGI scope that a replica gets."""
 
@@ -80,7 +83,7 @@ class Arguments(BaseModel):
     max_running: int = Field(default=128, ge=1)
     """Answers that one replica generates concurrently."""
     max_queued: int = Field(default=128, ge=0)
-    """Requests that wait at one replica."""
+    """Requests that wait at one replica, and at the front while all replicas are full."""
     max_wait: float | None = Field(default=None, gt=0)
     drain: float = Field(default=30.0, ge=0)
     """Seconds for the requests of a replica to end before it is removed."""
@@ -145,15 +148,14 @@ class Board:
 class Models:
     """A replica: models in one process, with the queue and the limits of `stepspec serve`."""
 
-    def __init__(self, arguments: Arguments, board: Any) -> None:
+    def __init__(self, arguments: Arguments, load: Callable[[], Mapping[str, Pair]], board: Any) -> None:
         self._board = board
         self._name = serve.get_replica_context().replica_id.unique_id
-        policy = load_policy(arguments.policy)[0]
-        pairs = load_pairs(wanted_pairs(arguments.pairs, arguments.target, arguments.draft), policy, arguments.judges)
         limits = Limits(arguments.max_running, arguments.max_queued, max_wait_s=arguments.max_wait)
         settings = Settings(limits=limits, keys=Keys(arguments.api_keys, os.environ), drain_s=arguments.drain)
-        self._app: ASGIApp = create_app(pairs, arguments.policy, settings)
-        self._service: Service = self._app.state.service
+        made = create_app(load(), arguments.policy, settings)
+        self._app: ASGIApp = made
+        self._service: Service = made.state.service
         self._exchange: asyncio.Task[None] | None = None
 
     async def respond(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[list[Message], None]:
@@ -241,6 +243,7 @@ class Front:
                     for message in messages:
                         if message["type"] == "http.response.start":
                             begun, is_stream = True, _is_stream(message)
+                            message["headers"] = [each for each in message["headers"] if each[0] != REQUEST_ID]
                         await send(message)
                 return
             except BackPressureError:
@@ -254,7 +257,8 @@ class Front:
                         await send({"type": "http.response.body", "body": _last_event(scope["path"], LostError())})
                     return
                 if not retries_left:
-                    await JSONResponse(error_body(LostError()), LostError.status)(scope, receive, send)
+                    lost = LostError()
+                    await JSONResponse(error_body(lost), lost.status, headers_of(lost))(scope, receive, send)
                     return
             finally:
                 stream.cancel()
@@ -280,8 +284,14 @@ def app(arguments: Arguments) -> serve.Application:
         UsageError: an argument is invalid. No model is loaded yet.
     """
     policy = load_policy(arguments.policy)[0]
-    for models in wanted_pairs(arguments.pairs, arguments.target, arguments.draft).values():
+    wanted = wanted_pairs(arguments.pairs, arguments.target, arguments.draft)
+    for models in wanted.values():
         check_models(**models.arguments(policy, arguments.judges))
+    return application(arguments, partial(load_pairs, wanted, policy, arguments.judges))
+
+
+def application(arguments: Arguments, load: Callable[[], Mapping[str, Pair]]) -> serve.Application:
+    """Return the application for pairs of your own. `load` returns them by name; it runs in each replica."""
     scaling = AutoscalingConfig(
         min_replicas=arguments.min_replicas,
         max_replicas=max(arguments.min_replicas, arguments.max_replicas),
@@ -293,8 +303,9 @@ def app(arguments: Arguments) -> serve.Application:
     models = Models.options(
         autoscaling_config=scaling,
         max_ongoing_requests=arguments.max_running + arguments.max_queued,
+        max_queued_requests=arguments.max_queued,
         graceful_shutdown_timeout_s=arguments.drain,
         ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
         request_router_config=RequestRouterConfig(request_router_class=SessionRouter),  # pyright: ignore[reportArgumentType]
-    ).bind(arguments, board)
+    ).bind(arguments, load, board)
     return Front.options(num_replicas=arguments.fronts, max_ongoing_requests=100_000).bind(models, board)

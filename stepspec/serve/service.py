@@ -72,7 +72,7 @@ class Service:
         self.models = ServedModels(pairs, policy)
         self.admission = Admission(settings.limits)
         self.monitor = Monitor(self.admission, pairs, policy)
-        self._rates = Rates()
+        self.rates = Rates()
 
     def client(self, request: Request) -> Client:
         """Return the client that sends a request.
@@ -96,7 +96,7 @@ class Service:
         client = self.client(request)
         try:
             with self.admission.entering():  # first, so that a request that is turned away here does not count
-                self._rates.check(client)
+                self.rates.check(client)
                 yield client
         except RateError:
             self.monitor.rejected("rate")
@@ -145,7 +145,7 @@ class Service:
             has_choices=bool(asked.form.choices),
             log=entry,
             admission=self.admission,
-            rates=self._rates,
+            rates=self.rates,
             monitor=self.monitor,
         )
 

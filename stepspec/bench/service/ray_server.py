@@ -3,9 +3,13 @@
 The engines play a script. SIGTERM ends the cluster.
 """
 
+# pyright: reportUnknownMemberType=false
+# Ray's functions are typed in part only.
+
 import argparse
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     script = Script(given.steps, given.delay, given.delay)
     serve.run(application(wanted, partial(scripted, script)))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(f"Serving at http://127.0.0.1:{port}/v1", flush=True)
+    print(f"Serving at http://127.0.0.1:{port}/v1", file=sys.stderr, flush=True)
     try:
         signal.pause()
     except KeyboardInterrupt:

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from stepspec.base.extras import from_extra
@@ -18,7 +17,7 @@ with from_extra("dev", "stepspec bench service"):
 
 QUESTION = "How many apples are there?"
 CONCURRENCY = 32
-PARTS = ("proxy", "front", "models")
+PARTS: Sequence[str] = ("proxy", "front", "models")
 """Processes of the application. The proxy is Ray's."""
 BACK_S = 60.0
 """Seconds to wait for a killed replica."""
@@ -74,20 +73,12 @@ class Replicas(Scenario):
     def checks(self) -> list[Check]:
         """See `Scenario.checks`."""
         one, two, killed = self.results[0], self.results[-1], self.killed
-        speed, time_unit = "requests/s", "ms"
+        gain, speed = two.requests_per_s / one.requests_per_s, "requests/s"
         return [
             Check(name="one replica", value=one.requests_per_s, unit=speed),
             Check(name="two replicas", value=two.requests_per_s, unit=speed),
-            Check(
-                name="two over one",
-                value=two.requests_per_s / one.requests_per_s,
-                limit=self.min_gain,
-                bound="at least",
-            ),
-            *(
-                Check(name=f"processor time a request, {part}", value=two.cpu_ms[part], unit=time_unit)
-                for part in PARTS
-            ),
+            Check(name="two over one", value=gain, limit=self.min_gain, bound="at least"),
+            *(Check(name=f"processor time a request, {part}", value=two.cpu_ms[part], unit="ms") for part in PARTS),
             Check(name="failed requests", value=one.failed + two.failed, limit=0),
             Check(name="requests while a replica was killed", value=killed.requests),
             Check(name="of these, errors in OpenAI's format", value=killed.refused),
@@ -105,11 +96,7 @@ def ray_command(replicas: int, **options: float) -> list[str]:
 
 def processes(service: StartedService, part: str) -> list[psutil.Process]:
     """Return the processes of a part of the application."""
-    titles = {
-        "proxy": "ray::ProxyActor",
-        "front": "ServeReplica:default:front",
-        "models": "ServeReplica:default:models",
-    }
+    titles = {"proxy": "ray::ProxyActor", **{name: f"ServeReplica:default:{name}" for name in ("front", "models")}}
     found: list[psutil.Process] = []
     for process in psutil.Process(service.pid).children(recursive=True):
         try:
@@ -121,12 +108,12 @@ def processes(service: StartedService, part: str) -> list[psutil.Process]:
 
 
 def _cpu_s(service: StartedService) -> dict[str, float]:
-    spent: Counter[str] = Counter()
+    spent = dict.fromkeys(PARTS, 0.0)
     for part in PARTS:
         for process in processes(service, part):
             times = process.cpu_times()
             spent[part] += times.user + times.system
-    return dict(spent)
+    return spent
 
 
 def of_replicas(replicas: int, requests: int, max_running: int, service_s: float) -> OfReplicas:
@@ -156,10 +143,11 @@ async def _throughput(service: StartedService, replicas: int, requests: int) -> 
 def killed(seconds: float, max_running: int, service_s: float) -> Killed:
     """Kill one of two replicas under load, which goes on for some seconds."""
     with started(ray_command(2, delay=service_s, max_running=max_running)) as service:
-        return asyncio.run(_under_kill(service, seconds))
+        return asyncio.run(under_kill(service, seconds))
 
 
-async def _under_kill(service: StartedService, seconds: float) -> Killed:
+async def under_kill(service: StartedService, seconds: float) -> Killed:
+    """Kill a replica of a running service under load, which goes on for some seconds."""
     whole, stream = chat_request(QUESTION), chat_request(QUESTION, stream=True)
     found: list[Exchange] = []
     async with Client(service.address) as client:
@@ -195,8 +183,3 @@ async def _serves(client: Client, request: bytes, replicas: int) -> bool:
     text = await client.get("/metrics")
     names = {line.partition('replica="')[2].partition('"')[0] for line in text.splitlines() if 'replica="' in line}
     return len(names) >= replicas
-
-
-def shares(found: Sequence[OfReplicas]) -> list[float]:
-    """Return the throughput of each number of replicas over that of the first."""
-    return [each.requests_per_s / found[0].requests_per_s for each in found]

@@ -1,0 +1,126 @@
+"""The service on a real local Ray: answers, errors, scaling, and a replica that is killed under load."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+pytest.importorskip("ray", reason="ray is not installed")
+
+from stepspec.bench.service.client import Client, chat_request
+from stepspec.bench.service.process import StartedService, started
+from stepspec.bench.service.replicas import processes, ray_command, under_kill
+from stepspec.errors import UsageError
+from stepspec.serve.keys import Client as KeyClient
+from stepspec.serve.keys import Rates
+from stepspec.serve.merging import merged_metrics
+from stepspec.serve.ray import Arguments, Board, app
+
+ASK: list[Any] = [{"role": "user", "content": "How many?"}]
+ANSWER = "The answer is 12."
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[StartedService]:
+    options = {"most_replicas": 2, "requests_per_replica": 2, "delay": 0.2, "max_running": 4}
+    with started(ray_command(1, **options)) as running:
+        yield running
+
+
+@pytest.fixture
+def root(service: StartedService) -> str:
+    return f"http://{service.address.host}:{service.address.port}"
+
+
+def test_it_answers_streams_and_refuses_like_one_process(root: str) -> None:
+    with openai.OpenAI(base_url=f"{root}/v1", api_key="none", max_retries=0) as client:
+        assert client.models.list().data[0].id == "scripted"
+        found = client.chat.completions.create(model="scripted", messages=ASK)
+        assert found.choices[0].message.content == ANSWER
+        chunks = client.chat.completions.create(model="scripted", messages=ASK, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+        assert ANSWER in client.responses.create(model="scripted", input="How many?").output_text
+        with pytest.raises(openai.BadRequestError, match="messages"):
+            client.chat.completions.create(model="scripted", messages=5)  # type: ignore[call-overload]
+        with pytest.raises(openai.NotFoundError, match="Known: scripted"):
+            client.chat.completions.create(model="other", messages=ASK)
+    answer = httpx.post(f"{root}/v1/chat/completions", json={"messages": ASK, "request_id": "mine"})
+    assert len(answer.headers.get_list("x-request-id")) == 1
+    assert httpx.get(f"{root}/health").status_code == httpx.get(f"{root}/").status_code == 200
+    too_large = httpx.post(f"{root}/v1/chat/completions", content=b" " * 4_000_001)
+    assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "request_too_large")
+    end = time.monotonic() + 10
+    while 'replica="' not in (text := httpx.get(f"{root}/metrics").text) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert "stepspec_committed_tokens_total{" in text
+
+
+def test_it_scales_under_load_and_survives_a_killed_replica(service: StartedService) -> None:
+    assert len(processes(service, "models")) == 1
+
+    async def load_until_there_are_two() -> None:
+        async with Client(service.address) as client, asyncio.timeout(60):
+            while len(processes(service, "models")) < 2:
+                found = await asyncio.gather(*(client.send(chat_request("How many?")) for _ in range(16)))
+                assert all(each.answered or each.refused for each in found)
+
+    asyncio.run(load_until_there_are_two())
+    found = asyncio.run(under_kill(service, 8.0))
+    assert found.lost == 0, found
+    assert found.answered > 50
+    assert found.back_s is not None, found
+    assert found.back_s < 30
+
+
+def test_limits_of_a_key_count_over_all_replicas() -> None:
+    client, here, there = KeyClient("team", requests_per_minute=3), Rates(), Rates()
+    here.check(client)
+    there.check(client)
+
+    async def exchanged() -> None:
+        board = Board.func_or_class()  # type: ignore[operator]
+        assert await board.exchange("there", b"# TYPE a gauge\na 1.0\n", there.counts()) == {}
+        here.elsewhere = await board.exchange("here", b"# TYPE a gauge\na 2.0\n", here.counts())
+        text = (await board.metrics()).decode()
+        assert 'a{replica="there"} 1.0' in text
+        assert 'a{replica="here"} 2.0' in text
+
+    asyncio.run(exchanged())
+    assert here.elsewhere == {("team", "requests"): 1}
+    here.check(client)
+    with pytest.raises(UsageError, match="limited to 3 requests"):
+        here.check(client)
+
+
+def test_metrics_of_replicas_are_merged_by_family() -> None:
+    text = b'# HELP a_total Things.\n# TYPE a_total counter\na_total{kind="x"} 1.0\n'
+    merged = merged_metrics({"one": text, "two": text}).decode()
+    assert merged.count("# TYPE a_total counter") == 1
+    assert 'a_total{kind="x",replica="one"} 1.0' in merged
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"policy": "nothing"}, "There is no policy"),
+        ({"pair": "smal"}, "There is no pair"),
+        ({"pair": ["a=embedded", "a=embedded"]}, "Two pairs"),
+        ({"target": "torch:/nothing"}, "There is no folder"),
+    ],
+)
+def test_invalid_arguments_are_errors_before_anything_is_loaded(arguments: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        app(Arguments(**arguments))
+
+
+def test_the_recipe_for_eight_gpus_has_known_arguments() -> None:
+    yaml = pytest.importorskip("yaml")
+    recipe = yaml.safe_load((Path(__file__).parents[1] / "docs/deploy/ray-eight-gpus.yaml").read_text())
+    (application,) = recipe["applications"]
+    assert application["import_path"] == "stepspec.serve.ray:app"
+    Arguments(**application["args"])

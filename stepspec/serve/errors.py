@@ -57,8 +57,8 @@ class HostError(RefusedError):
     def __init__(self, host: str) -> None:
         super().__init__(
             None,
-            f"Without API keys, the service does not answer to the host {truncated(host, 64)!r}. Use its address, "
-            "start it with API keys, or start it with --allowed-host.",
+            f"The service does not answer to the host {truncated(host, 64)!r}. Use another address of it, or add the "
+            "name with --allowed-host.",
         )
 
 

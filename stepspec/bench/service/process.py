@@ -84,8 +84,12 @@ def scripted_command(script: Script, **options: float) -> list[str]:
         "step_delay": script.step_s,
         **options,
     }
-    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", f"{value:g}")]
-    return [sys.executable, "-m", "stepspec.bench.service.scripted_server", "--port", "0", *arguments]
+    return [sys.executable, "-m", "stepspec.bench.service.scripted_server", "--port", "0", *flags(given)]
+
+
+def flags(options: Mapping[str, float]) -> list[str]:
+    """Return options by name as arguments of a command line."""
+    return [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", f"{value:g}")]
 
 
 @contextmanager

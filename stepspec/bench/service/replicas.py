@@ -3,12 +3,12 @@
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stepspec.base.extras import from_extra
 from stepspec.bench.service.client import Client, Exchange, chat_request
 from stepspec.bench.service.load import closed_loop, percentiles
-from stepspec.bench.service.process import StartedService, started
+from stepspec.bench.service.process import StartedService, flags, started
 from stepspec.bench.service.records import Check, Scenario
 from stepspec.evaluation.records import Percentiles, Record
 
@@ -89,9 +89,7 @@ class Replicas(Scenario):
 
 def ray_command(replicas: int, **options: float) -> list[str]:
     """Return the command of a Ray cluster with scripted replicas. `options` are its options, such as `delay`."""
-    given: Mapping[str, float] = {"replicas": replicas, **options}
-    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", f"{value:g}")]
-    return [sys.executable, "-m", "stepspec.bench.service.ray_server", *arguments]
+    return [sys.executable, "-m", "stepspec.bench.service.ray_server", *flags({"replicas": replicas, **options})]
 
 
 def processes(service: StartedService, part: str) -> list[psutil.Process]:
@@ -166,7 +164,7 @@ async def under_kill(service: StartedService, seconds: float) -> Killed:
         while back_s is None and time.perf_counter() - since < BACK_S:
             await asyncio.sleep(POLL_S)
             living = [each for each in processes(service, "models") if each.pid != victim.pid]
-            if len(living) == num_before and await _serves(client, whole, num_before):
+            if len(living) == num_before and await _report(client, num_before):
                 back_s = time.perf_counter() - since
         await asyncio.gather(*work)
     return Killed(
@@ -178,7 +176,7 @@ async def under_kill(service: StartedService, seconds: float) -> Killed:
     )
 
 
-async def _serves(client: Client, request: bytes, replicas: int) -> bool:
+async def _report(client: Client, replicas: int) -> bool:
     """Whether so many replicas report metrics."""
     text = await client.get("/metrics")
     names = {line.partition('replica="')[2].partition('"')[0] for line in text.splitlines() if 'replica="' in line}

@@ -131,7 +131,7 @@ class Replicas:
         Raises:
             UsageError: they serve different models.
         """
-        self._replicas, self._retries = replicas, retries
+        self._replicas, self.retries = replicas, retries
         known = [replica.engine for replica in replicas if replica.engine is not None]
         first = self._first = known[0]
         self.name, self.tokenizer = first.name, first.tokenizer
@@ -292,11 +292,6 @@ class Replicas:
         replica.num_failures = 0
         logger.warning("%s answers again.", replica.address.base)
         return True
-
-    @property
-    def retries(self) -> int:
-        """How often all replicas are tried again if all fail."""
-        return self._retries
 
     async def forget(self) -> None:
         """See `Engine.forget`."""

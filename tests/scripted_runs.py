@@ -10,7 +10,7 @@ from stepspec.evaluation.grade import GraderKind, Grading
 from stepspec.evaluation.records import PolicyRecord, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running import Keeping, System, evaluate
 from stepspec.evaluation.running.problems import EvalProblem
-from stepspec.evaluation.running.running import WARM_UP_QUESTION
+from stepspec.evaluation.running.runner import WARM_UP_QUESTION
 from stepspec.loop.policy import PolicyKind
 from stepspec.loop.step import Counts, Result, Step, Times
 

@@ -31,8 +31,9 @@ from stepspec.evaluation.running import (
     load_problems,
     merge,
 )
-from stepspec.evaluation.running.running import MAX_FAILURES_IN_A_ROW, WARM_UP_QUESTION
-from stepspec.evaluation.running.schedule import balanced_orders, schedule, seed_of
+from stepspec.evaluation.running.results import MAX_FAILURES_IN_A_ROW
+from stepspec.evaluation.running.runner import WARM_UP_QUESTION
+from stepspec.evaluation.running.schedule import balanced_orders, rounds, seed_of
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_traces, read_run, says
 from stepspec.loop.step import Result, Step
 
@@ -75,7 +76,8 @@ def test_engines_forget_before_every_block_and_not_within_one(tmp_path: Path, co
 @pytest.mark.parametrize("concurrency", [1, 2, 5])
 @pytest.mark.parametrize("num_problems", [1, 7, 41])
 def test_every_job_is_scheduled_once(concurrency: int, num_problems: int) -> None:
-    blocks = schedule(make_problems(num_problems), POLICIES, concurrency, num_repeats=2)
+    found = rounds(make_problems(num_problems), POLICIES, concurrency, num_repeats=2)
+    blocks = [block for each in found for block in each]
     keys = [job.key for block in blocks for job in block]
     assert len(keys) == len(set(keys)) == num_problems * len(POLICIES) * 2
 
@@ -93,7 +95,7 @@ def test_concurrent_requests_never_share_a_batch_between_policies(tmp_path: Path
     play(tmp_path / "run", script, problems, make_run(problems, concurrency=3))
     assert script.most_at_once == 3
     assert all(len(policies) == 1 for policies in script.policies_at_once)
-    blocks = list(schedule(problems, POLICIES, 3))
+    blocks = [block for each in rounds(problems, POLICIES, 3) for block in each]
     assert [len(block) for block in blocks] == [12] * 9 + [4] * 3
     first, second = balanced_orders(POLICIES)[:2]
     assert [block[0].policy for block in blocks[:6]] == [*first, *second]

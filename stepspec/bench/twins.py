@@ -24,7 +24,9 @@ from stepspec.evaluation.records import Record, ResultRow
 from stepspec.evaluation.running.conditions import Settings, conditions
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve, token_policy
 from stepspec.evaluation.running.problems import ProblemSet, load_benchmark, load_problems
-from stepspec.evaluation.running.running import Keeping, OnRow, System, evaluate
+from stepspec.evaluation.running.results import OnRow
+from stepspec.evaluation.running.runner import System
+from stepspec.evaluation.running.running import Keeping, evaluate
 from stepspec.evaluation.runs import iter_rows
 from stepspec.evaluation.stats import Interval, products_of_sums
 from stepspec.loop.policy import Policy, load_policy

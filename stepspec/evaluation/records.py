@@ -188,6 +188,8 @@ class ResultRow(Record):
     steps: list[StepRecord] = []
     reached: list[tuple[int, float]] = []
     """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
+    node: str | None = None
+    """The machine that it ran on; None in a run on one. Times of two machines are not compared."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -243,6 +245,16 @@ class Usage(Record):
     generated_tokens: int = 0
 
 
+class Node(Record):
+    """A machine of a run on several."""
+
+    name: str
+    """Its address."""
+    hardware: dict[str, str | int | float]
+    num_workers: int = 1
+    """Sets of models that answered there beside each other, and share its processors and memory."""
+
+
 class Block(Record):
     """Rows of one policy that ran together, with measurements that cover all of them."""
 
@@ -256,6 +268,8 @@ class Block(Record):
     """Energy that devices with a counter drew during the block, including other programs on them."""
     usage: dict[str, Usage] | None = None
     """By role, target and draft."""
+    node: Node | None = None
+    """Where it ran; None in a run on one machine."""
 
 
 class Failure(Record):

@@ -15,7 +15,7 @@ from stepspec.evaluation.benchmark import GraderKind
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.grade.finding import find_answer
 from stepspec.evaluation.running import EvalProblem
-from stepspec.evaluation.running.running import System
+from stepspec.evaluation.running.runner import System
 from stepspec.evaluation.running.schedule import seed_of
 
 # Answers that are found are stripped, so no answer can be confused with these markers, which begin with a space.

@@ -38,7 +38,7 @@ from stepspec.evaluation.running import (
     evaluate,
 )
 from stepspec.evaluation.running.conditions import engine_record
-from stepspec.evaluation.running.running import OnRow
+from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy
 

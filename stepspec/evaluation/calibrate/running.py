@@ -37,7 +37,7 @@ from stepspec.evaluation.running import (
     fit_policies,
     load_policies,
 )
-from stepspec.evaluation.running.running import OnRow
+from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.runs import iter_failures, iter_rows
 from stepspec.evaluation.stats.runs import Floats
 from stepspec.loop.judging import ThresholdJudge

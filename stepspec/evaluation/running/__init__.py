@@ -18,7 +18,8 @@ with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.running.merging import merge
     from stepspec.evaluation.running.policies import LoadedPolicy, fit_policies, load_policies, token_policy
     from stepspec.evaluation.running.problems import EvalProblem, ProblemSet, load_benchmark, load_problems
-    from stepspec.evaluation.running.running import Keeping, System, evaluate
+    from stepspec.evaluation.running.runner import System
+    from stepspec.evaluation.running.running import Keeping, evaluate
     from stepspec.evaluation.running.schedule import Part
     from stepspec.evaluation.running.summary import summarise
 

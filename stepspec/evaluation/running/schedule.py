@@ -2,12 +2,12 @@
 
 Policies take turns in blocks, in balanced orders. With one request at a time a block is one problem, so policies
 alternate problem by problem. With concurrent requests a block has several times as many problems, and two policies
-never share a batch.
+never share a batch. The blocks of the same problems, one for each policy, are a round.
 """
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepspec.errors import UsageError
@@ -79,16 +79,28 @@ def balanced_orders(policies: Sequence[str]) -> list[list[str]]:
     return orders
 
 
-def schedule(
+Block = Sequence[Job]
+"""Jobs of one policy that run together."""
+Round = Sequence[Block]
+"""Blocks with the same problems, which run one after the other and on the same machine."""
+
+
+def rounds(
     problems: Sequence[EvalProblem], policies: Sequence[str], concurrency: int, num_repeats: int = 1
-) -> Iterator[list[Job]]:
-    """Yield all jobs in blocks that run one after the other, each of one policy."""
+) -> Iterator[Round]:
+    """Yield all jobs in rounds."""
     items = [(problem, repeat) for repeat in range(num_repeats) for problem in problems]
     size = 1 if concurrency == 1 else concurrency * ROUNDS_PER_BLOCK
     orders = balanced_orders(policies)
     for index, start in enumerate(range(0, len(items), size)):
-        for policy in orders[index % len(orders)]:
-            yield [Job(problem, policy, repeat) for problem, repeat in items[start : start + size]]
+        own = items[start : start + size]
+        yield [[Job(problem, policy, repeat) for problem, repeat in own] for policy in orders[index % len(orders)]]
+
+
+def unfinished(found: Round, done: Collection[tuple[str, str, int]]) -> Round:
+    """Return a round without the jobs whose keys are done, and without blocks that are empty then."""
+    left = ([job for job in block if job.key not in done] for block in found)
+    return [block for block in left if block]
 
 
 def seed_of(run_seed: int, problem: str, repeat: int) -> int:

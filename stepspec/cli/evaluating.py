@@ -240,12 +240,14 @@ class _Task:
 
 def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -> None:
     """Print a table for each run. A complete run has `num_rows` rows."""
-    from stepspec.evaluation.report import closing_table
+    from stepspec.evaluation.report import closing_table, nodes_in_words
 
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for summary in summaries:
         load = f"concurrency {summary.concurrency}, temperature {summary.temperature:g}"
         console.print(closing_table(summary, setting=load if len(summaries) > 1 else ""))
+        if summary.nodes:
+            console.print(nodes_in_words(summary), markup=False)
         failed = sum(summary.failed.values())
         if failed:
             console.print(f"{failed:,} requests failed and count as not correct. Repeat them with --retry-errors.")

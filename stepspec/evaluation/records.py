@@ -463,3 +463,7 @@ class Summary(Record):
     """The baseline of `speedup_vs_token`: the fastest exact token-level policy."""
     matched: Matched | None = None
     num_repeats: int = 1
+    nodes: list[Node] = []
+    """The machines of a run on several."""
+    num_apart: int = 0
+    """Requests that ran on different machines under the policies. Their times are not compared."""

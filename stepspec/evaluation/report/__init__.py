@@ -4,7 +4,7 @@ The HTML page is in `stepspec.evaluation.report.page`. It needs more libraries, 
 """
 
 from stepspec.evaluation.report.cells import UNKNOWN
-from stepspec.evaluation.report.conditions import conditions_sentence
+from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_words
 from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
 from stepspec.evaluation.report.readme import (
@@ -26,6 +26,7 @@ __all__ = [
     "conditions_sentence",
     "headline",
     "markdown_report",
+    "nodes_in_words",
     "overview_block",
     "read_results",
     "readme_block",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from stepspec.evaluation.records import Conditions, EngineRecord, RunRecord, Summary
+from stepspec.evaluation.records import Conditions, EngineRecord, Node, RunRecord, Summary
 from stepspec.evaluation.report.cells import count
 
 
@@ -16,6 +16,26 @@ def conditions_sentence(run: RunRecord, summary: Summary) -> str:
         machine_in_words(run),
     ]
     return f"{'; '.join(parts)}."
+
+
+def nodes_in_words(summary: Summary) -> str:
+    """Return sentences about the machines of a run on several; empty for a run on one."""
+    if not summary.nodes:
+        return ""
+    nodes = ", ".join(f"{node.name} ({_node_in_words(node)})" for node in summary.nodes)
+    sentences = [f"Ran on {count(len(summary.nodes), 'machine')}: {nodes}."]
+    if any(node.num_workers > 1 for node in summary.nodes):
+        sentences.append("Workers on one machine slow each other, so times there are longer than alone.")
+    if summary.num_apart:
+        sentences.append(
+            f"{count(summary.num_apart, 'request')} ran on different machines under the policies and count for no time."
+        )
+    return " ".join(sentences)
+
+
+def _node_in_words(node: Node) -> str:
+    hardware = hardware_in_words(node.hardware)
+    return f"{hardware}; {node.num_workers} workers" if node.num_workers > 1 else hardware
 
 
 def runs_in_words(runs: Sequence[RunRecord]) -> str:

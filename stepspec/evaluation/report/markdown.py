@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Stretch, Summary
 from stepspec.evaluation.report import cells
-from stepspec.evaluation.report.conditions import conditions_sentence
+from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_words
 from stepspec.evaluation.report.figures import COLUMNS, Extra
 from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.report.tables import further_columns, further_table, markdown_table, readme_table
@@ -32,6 +32,7 @@ def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extr
         "\n".join(meanings),
         "## Conditions",
         conditions_sentence(run, summary),
+        nodes_in_words(summary),
         f"Started {run.started}.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -1,13 +1,13 @@
 """Summarizes rows: accuracies with intervals, speedups over the same problems, rates and sums.
 
 A policy's own figures cover all its rows. Paired figures cover the (problem, repeat) pairs that are finished under
-every policy with any row, summed per problem. Accuracies count requests that ended in an error as not correct. The
+every policy with any row, summed per problem, and for times on the same machine. Accuracies count requests that ended in an error as not correct. The
 target's accuracy is not compared with itself: those fields are null.
 """
 
 from collections.abc import Iterable, Mapping
 
-from stepspec.evaluation.records import BASELINE, Block, Failure, PolicySummary, ResultRow, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, Block, Failure, Node, PolicySummary, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running.groups import groups
 from stepspec.evaluation.running.pairs import Pairs
 from stepspec.evaluation.running.stretches import stretches
@@ -22,10 +22,13 @@ def summarise(
     run: RunRecord, rows: Iterable[ResultRow], blocks: Iterable[Block] = (), failures: Iterable[Failure] = ()
 ) -> Summary:
     """Return the summary of a run, complete or not, without policies that have no row."""
-    table = Table(run.policies, rows, failures)
+    table, all_blocks = Table(run.policies, rows, failures), list(blocks)
     pairs = Pairs(run, table)
-    rates, parts = throughputs(list(blocks), list(table.begun), run.seed), groups(table, pairs)
-    texts = {policy: {key: each.parts for key, each in tally.figures.items()} for policy, tally in table.begun.items()}
+    rates, parts = throughputs(all_blocks, list(table.begun), run.seed), groups(table, pairs)
+    texts = {
+        policy: {key: each.parts for key, each in tally.figures.items() if key not in table.apart}
+        for policy, tally in table.begun.items()
+    }
     places = stretches(texts, pairs.rng())
     policies = {
         policy: _summarise_policy(policy, tally, pairs).model_copy(
@@ -54,7 +57,18 @@ def summarise(
             {policy: rate.speedup_vs_target for policy, rate in rates.items()} if run.concurrency > 1 else {},
         ),
         num_repeats=run.num_repeats,
+        nodes=_nodes(all_blocks),
+        num_apart=len(table.apart),
     )
+
+
+def _nodes(blocks: Iterable[Block]) -> list[Node]:
+    """Return the machines of a run on several, each as it was when it had the most workers."""
+    found: dict[str, Node] = {}
+    for node in (block.node for block in blocks):
+        if node is not None and (node.name not in found or found[node.name].num_workers < node.num_workers):
+            found[node.name] = node
+    return [found[name] for name in sorted(found)]
 
 
 def _answers(policy: str, table: Table) -> Mapping[str, object]:

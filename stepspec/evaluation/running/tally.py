@@ -36,6 +36,8 @@ class Figures(NamedTuple):
     """Accepted steps."""
     parts: Parts
     """The text by output position."""
+    node: str | None
+    """The machine that it ran on, in a run on several."""
 
 
 @dataclass
@@ -56,7 +58,14 @@ class Tally:
         correct = row.status == "correct"
         answered = row.finish_reason != "length" and row.status != "no_answer"
         self.figures[row.problem, row.repeat] = Figures(
-            correct, row.wall_s, row.tokens.committed, answered, row.steps_judged, row.steps_accepted, parts_of(row)
+            correct=correct,
+            wall_s=row.wall_s,
+            committed=row.tokens.committed,
+            answered=answered,
+            judged=row.steps_judged,
+            accepted=row.steps_accepted,
+            parts=parts_of(row),
+            node=row.node,
         )
         if row.first_step_s is not None:
             self.first_step_s.append(row.first_step_s)
@@ -138,7 +147,7 @@ class Compared:
     scores: Mapping[str, Sequence[float]]
     """By problem, one score per request that ended under every policy; a failed request is not correct."""
     problems: Sequence[str]
-    """Problems with a repeat that is finished under every policy. Others have no time."""
+    """Problems with a repeat that is finished under every policy on the same machine. Others have no time."""
     wall_s: Floats  # [problems]
     committed: Floats  # [problems]
 
@@ -176,13 +185,16 @@ class Table:
         # A policy without a finished row must not remove the comparisons of the others.
         self.begun = {policy: tally for policy, tally in self.tallies.items() if tally.figures}
         ended = _by_problem(_common(tally.ended for tally in self.begun.values()))
-        finished = _by_problem(_common(set(tally.figures) for tally in self.begun.values()))
+        finished = _common(set(tally.figures) for tally in self.begun.values())
         self.problems = list(ended)
         """Problems with at least one repeat that ended under every policy that has begun."""
-        self.num_finished = len(finished)
+        self.num_finished = len(_by_problem(finished))
         """Number of problems with at least one repeat that has a row under each of these policies."""
+        self.apart = {key for key in finished if len({tally.figures[key].node for tally in self.begun.values()}) > 1}
+        """Finished requests that ran on different machines under the policies. Their times are not compared."""
+        timed = _by_problem(finished - self.apart)
         self.compared: Mapping[str, Compared] = {
-            policy: _compared(tally, ended, finished) for policy, tally in self.begun.items()
+            policy: _compared(tally, ended, timed) for policy, tally in self.begun.items()
         }
 
     def answered(self, policy: str) -> Answered:
@@ -213,11 +225,11 @@ def _by_problem(keys: Iterable[Key]) -> Mapping[str, Sequence[Key]]:
     return {problem: list(repeats) for problem, repeats in groupby(sorted(keys), key=lambda key: key[0])}
 
 
-def _compared(tally: Tally, ended: Mapping[str, Sequence[Key]], finished: Mapping[str, Sequence[Key]]) -> Compared:
-    figures = [[tally.figures[key] for key in keys] for keys in finished.values()]
+def _compared(tally: Tally, ended: Mapping[str, Sequence[Key]], timed: Mapping[str, Sequence[Key]]) -> Compared:
+    figures = [[tally.figures[key] for key in keys] for keys in timed.values()]
     return Compared(
         scores={problem: [tally.score(key) for key in keys] for problem, keys in ended.items()},
-        problems=list(finished),
+        problems=list(timed),
         wall_s=np.array([sum(row.wall_s for row in rows) for rows in figures]),
         committed=np.array([sum(row.committed for row in rows) for rows in figures], dtype=np.float64),
     )

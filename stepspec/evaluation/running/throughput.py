@@ -11,11 +11,12 @@ from stepspec.evaluation.stats import ratio_of_sums
 def throughputs(blocks: Sequence[Block], policies: Sequence[str], seed: int) -> Mapping[str, Throughput]:
     """Return throughput by policy, over the blocks with the same rows under every policy; empty without such blocks.
 
-    A block that was stopped and resumed is split into different rows than under other policies, so it is left out.
+    A block that was stopped and resumed is split into different rows than under other policies, so it is left out, as
+    are blocks that ran on different machines.
     """
-    by_jobs: dict[frozenset[tuple[str, int]], dict[str, Block]] = {}
+    by_jobs: dict[tuple[frozenset[tuple[str, int]], str | None], dict[str, Block]] = {}
     for block in blocks:
-        by_jobs.setdefault(frozenset(block.jobs), {})[block.policy] = block
+        by_jobs.setdefault((frozenset(block.jobs), block.node and block.node.name), {})[block.policy] = block
     complete = [by_policy for by_policy in by_jobs.values() if set(by_policy) == set(policies)]
     if not complete:
         return {}

@@ -8,7 +8,7 @@ from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.cells import Cell
 from stepspec.evaluation.report.colours import series
-from stepspec.evaluation.report.conditions import commit_in_words, device_in_words, hardware_in_words
+from stepspec.evaluation.report.conditions import commit_in_words, device_in_words, hardware_in_words, nodes_in_words
 from stepspec.evaluation.report.embedding import Embedded
 from stepspec.evaluation.report.figures import (
     ACCURACY,
@@ -116,7 +116,7 @@ def view_of(key: str, setting: str, source: Source, embedded: Embedded) -> RunVi
         table=_table(source),
         plots=plot_sections(key, run, summary, source.tally),
         groups=_groups(summary),
-        conditions=_conditions(run),
+        conditions=_conditions(run, summary),
         embedded=embedded,
         levels=sorted({problem.level for problem in problems if problem.level is not None}),
         repeats=sorted(repeats),
@@ -231,8 +231,8 @@ def _group_cell(group: Group | None, policy: PolicySummary) -> Cell:
     return accuracy, "\n".join(part for part in (interval, speed) if part != cells.UNKNOWN)
 
 
-def _conditions(run: RunRecord) -> dict[str, str]:
-    """Return the contents of `run.json` without the policy files."""
+def _conditions(run: RunRecord, summary: Summary) -> dict[str, str]:
+    """Return the contents of `run.json` without the policy files, and the machines of a run on several."""
     conditions = {
         "benchmark": f"{run.benchmark}, {cells.count(run.num_problems, 'problem')}",
         "data": run.data_sha256,
@@ -252,6 +252,7 @@ def _conditions(run: RunRecord) -> dict[str, str]:
         "pair": run.pair,
         "hardware": hardware_in_words(run.hardware),
         **{f"hardware: {name}": str(value) for name, value in run.hardware.items()},
+        **({"machines": nodes_in_words(summary)} if summary.nodes else {}),
         "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
         "code": commit_in_words(run.commit).removeprefix("commit "),
         "started": run.started,

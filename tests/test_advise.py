@@ -21,7 +21,7 @@ from stepspec.cli.advising import _policy_text, advise, settling_command
 from stepspec.cli.running import answer_question
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
-from stepspec.evaluation.advise import Findings, choose_prompts, read_prompts
+from stepspec.evaluation.advise import Findings, Prompts, choose_prompts, read_prompts
 from stepspec.evaluation.advise.candidates import make_candidates, token_policy
 from stepspec.evaluation.advise.findings import (
     Advice,
@@ -37,13 +37,13 @@ from stepspec.evaluation.advise.findings import (
 )
 from stepspec.evaluation.advise.formula import Costs, best_num_tokens, ideal_speedup, needed_acceptance, speedup
 from stepspec.evaluation.advise.loads import make_load
-from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, ask_target
+from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, texts_of
 from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.evaluation.policy_files import generated_comments, with_comments
 from stepspec.evaluation.records import Percentiles, TimeRecord
-from stepspec.evaluation.running import EvalProblem
+from stepspec.evaluation.running import EvalProblem, Local
 from stepspec.evaluation.running.summary import summarise
 from stepspec.evaluation.runs import iter_rows, read_run
 from stepspec.loop.policy import load_policy
@@ -297,21 +297,25 @@ class Target:
             raise self._failures[question]
         return Result("", "It is 12.", (), Counts(), Times(), "stop", 1)
 
+    async def forget(self) -> None:
+        """Do nothing: this target has no state."""
 
-def references_of(failures: Mapping[str, Exception]) -> Mapping[str, str]:
+
+def texts_with(failures: Mapping[str, Exception]) -> list[tuple[str, bool]]:
     problems = [EvalProblem(each, each, "") for each in ("A?", "B?", "C?")]
-    with Agreement() as agreement:
-        asked = ask_target(Target(failures), problems, agreement, Sampling(), 9, 2, lambda done: None)
-        return asyncio.run(asked)
+    return asyncio.run(texts_of(Target(failures), problems, Sampling(), 9, 2))
 
 
 def test_a_prompt_without_context_for_an_answer_has_no_reference_and_the_others_do() -> None:
-    assert references_of({"B?": ContextError("Too long.")}) == {"A?": "12", "B?": NO_ANSWER, "C?": "12"}
+    texts = texts_with({"B?": ContextError("Too long.")})
+    with Agreement() as agreement:
+        found = [agreement.reference(text, cut_short=cut_short) for text, cut_short in texts]
+    assert found == ["12", NO_ANSWER, "12"]
 
 
 def test_an_engine_failure_while_references_are_generated_is_one_engine_error() -> None:
     with pytest.raises(EngineError, match="is gone"):
-        references_of(dict.fromkeys(("A?", "B?", "C?"), EngineError("The server is gone.")))
+        texts_with(dict.fromkeys(("A?", "B?", "C?"), EngineError("The server is gone.")))
 
 
 def test_nothing_agrees_with_an_answer_that_was_cut_short() -> None:
@@ -414,13 +418,17 @@ def scripted_pair(max_context: int = 1000, *, draft: bool = True) -> Pair:
     return Pair(engine, ScriptedEngine(tokenizer, [], name="draft") if draft else None)
 
 
+def chosen_prompts(file: Path, pair: Pair, limit: int) -> Prompts:
+    return asyncio.run(choose_prompts(file, Local(pair), limit))
+
+
 def test_prompts_that_do_not_fit_are_counted_and_left_out(tmp_path: Path) -> None:
     rows = [{"question": "word " * length} for length in (10, 500, 20, 30)]
-    chosen = choose_prompts(write(tmp_path / "prompts.jsonl", rows), scripted_pair(max_context=200), limit=2)
+    chosen = chosen_prompts(write(tmp_path / "prompts.jsonl", rows), scripted_pair(max_context=200), limit=2)
     assert [each.id for each in chosen.problems] == ["row-1", "row-3"]
     assert (chosen.asked.num_rows, chosen.asked.num_asked, chosen.asked.num_too_long) == (3, 2, 1)
     with pytest.raises(UsageError, match="longer than the 6 tokens"):
-        choose_prompts(tmp_path / "prompts.jsonl", scripted_pair(max_context=70), limit=2)
+        chosen_prompts(tmp_path / "prompts.jsonl", scripted_pair(max_context=70), limit=2)
 
 
 @pytest.mark.parametrize(
@@ -431,13 +439,13 @@ def test_right_answers_count_only_where_all_prompts_have_one(
     tmp_path: Path, answers: list[int | None], graded: bool, why: str | None
 ) -> None:
     rows = [{"question": "Q?", "answer": answer} for answer in answers]
-    asked = choose_prompts(write(tmp_path / "prompts.jsonl", rows), scripted_pair(), limit=9).asked
+    asked = chosen_prompts(write(tmp_path / "prompts.jsonl", rows), scripted_pair(), limit=9).asked
     assert asked.graded == graded
     assert (asked.why_not_graded or "").find(why or "") >= 0
 
 
 def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> None:
-    found = make_candidates(scripted_pair(), [])
+    found = make_candidates([], scripted_pair())
     assert list(found.policies) == ["target", "stepspec", "specreason"]
     assert [judge.name for judge in found.policies["stepspec"][0].judges] == ["rating.specreason"]
     assert "stepspec cannot change it" in found.left_out["token-level"]
@@ -445,7 +453,7 @@ def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> N
 
 def test_with_nothing_to_compare_there_is_no_advice() -> None:
     with pytest.raises(UsageError, match=r"nothing to compare target with.*--draft"):
-        make_candidates(scripted_pair(draft=False), [])
+        make_candidates([], scripted_pair(draft=False))
 
 
 def test_the_written_policy_equals_the_one_that_was_run(tmp_path: Path) -> None:
@@ -602,7 +610,7 @@ def test_without_a_draft_only_drafters_that_need_none_are_tried(tmp_path: Path) 
     weights = package_folder() / "mini" / "weights"
     pair = load_pair(f"torch:{weights / 'target'}", needs_draft=False)
     trials = [trial().model_copy(update={"drafter": "suffix"})]
-    found = make_candidates(pair, trials)
+    found = make_candidates(trials, pair)
     assert [name.partition("-")[0] for name in found.policies] == ["target", "suffix", "suffix"]
     assert "--draft" in found.left_out["stepspec"]
 

@@ -21,7 +21,7 @@ from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_
 from stepspec.evaluation.policy_files import policy_text
 from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
-from stepspec.evaluation.running import load_benchmark
+from stepspec.evaluation.running import Local, load_benchmark
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.certificate import certificate_in
 from stepspec.loop.policy import Policy, SalvageTable, load_policy
@@ -38,14 +38,11 @@ async def calibrated(
     folder: Path, plan: Plan, data: Path | None = None, at_most: float | None = None
 ) -> tuple[Calibrated, str]:
     """Calibrate `stepspec` for the embedded pair."""
-    pair = load_pair(notes=False)
-    try:
+    async with Local(load_pair(notes=False)) as executor:
         name = "gsm-mini" if data is None else "questions"
         benchmark, _ = calibration_split(load_benchmark(name)[1])
-        task = load_task(name, benchmark, data, load_policy("stepspec")[1], pair, plan)
-        return await calibrate(task, folder, Budget(None), SILENT, SMALL, at_most)
-    finally:
-        await pair.aclose()
+        task = await load_task(name, benchmark, data, load_policy("stepspec")[1], executor, plan)
+        return await calibrate(task, executor, folder, Budget(None), SILENT, SMALL, at_most)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scripted import ScriptedEngine, WordTokenizer
 from scripted_runs import POLICIES, Script, answer_right, make_problems, make_result, make_run, play, rows_of
 
+from stepspec.api.loading import Pair
 from stepspec.base.files import list_data_files
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.grade import Grade, Grading
@@ -490,7 +492,8 @@ def test_conditions_record_where_figures_come_from() -> None:
     problems = load_problems(benchmark, None, 2)
     policies = load_policies(["target"])
     settings = Settings(temperature=0.7, num_repeats=3)
-    run = conditions(name, benchmark, problems, policies, {"target": None}, "pair", settings)
+    engine = ScriptedEngine(WordTokenizer(), [], name="target")
+    run = conditions(name, benchmark, problems, policies, settings, Pair(engine, None))
     assert (run.num_repeats, run.grader, run.policies["target"].kind) == (3, "integer", "target")
     assert (run.temperature, run.max_tokens, run.num_problems) == (0.7, benchmark.max_tokens, 2)
     assert run.policies["target"].text == policies["target"][1]

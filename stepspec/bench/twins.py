@@ -154,9 +154,8 @@ class TwinTest:
         name, benchmark = load_benchmark("gsm-mini")
         problems: ProblemSet = load_problems(benchmark, None, self.num_problems)
         texts = {f"{policy}{end}": loaded for end in ("", COPY) for policy, loaded in self.policies.items()}
-        engines = {"target": self.pair.target, "draft": self.pair.draft}
         settings = Settings(self.seed, temperature=self.temperature)
-        run = conditions(name, benchmark, problems, texts, engines, self.pair.hash, settings)
+        run = conditions(name, benchmark, problems, texts, settings, self.pair)
         with tempfile.TemporaryDirectory() as folder, Grading(benchmark.grader) as grading:
             await evaluate(
                 run,

@@ -16,13 +16,18 @@ from rich.console import Console
 
 from stepspec.base.files import write_text
 from stepspec.cli.evaluating import require_extras
+from stepspec.cli.executing import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     MaxTokensOption,
     PairOption,
+    RayOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
+    WorkerCpusOption,
+    WorkerGpusOption,
+    WorkersOption,
     numbers,
 )
 from stepspec.cli.progress import make_meter
@@ -31,8 +36,8 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.api.loading import Pair
     from stepspec.evaluation.advise import Findings, Plan
+    from stepspec.evaluation.running import Executor
 
 TABLE_WIDTH = 140
 """Width of the tables if the output is not a terminal."""
@@ -65,10 +70,13 @@ def advise(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all findings to this file.")
     ] = None,
+    ray: RayOption = None,
+    workers: WorkersOption = None,
+    worker_cpus: WorkerCpusOption = None,
+    worker_gpus: WorkerGpusOption = None,
 ) -> None:
     """Measure on your own prompts whether speculation pays, and write the policy to use."""
     require_extras()
-    from stepspec.api.loading import load_pair
     from stepspec.evaluation.advise import no_prompts, read_prompts, refuse_strangers
 
     plan = _plan(concurrency, temperature, max_tokens, seed, limit)
@@ -78,9 +86,12 @@ def advise(
         raise no_prompts(data)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-advise")
     refuse_strangers(folder)
-    loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
-    with resumable(folder, chosen_by_us=output is None):
-        findings = asyncio.run(_measured(loaded, data, limit, plan, folder))
+    load = loader(target, draft, {}, ray, pair=pair, needs_draft=False, notes=False)
+    with (
+        executor_for(load, ray, workers, worker_cpus, worker_gpus) as executor,
+        resumable(folder, chosen_by_us=output is None),
+    ):
+        findings = asyncio.run(_measured(executor, data, limit, plan, folder))
     text = _policy_text(findings)
     write_text(policy_file, text)
     if json_file is not None:
@@ -118,17 +129,15 @@ def check_policy_file(file: Path, force: bool) -> None:
         raise UsageError(f"The folder {file.parent.resolve()} is not writable. Choose another --policy-file.")
 
 
-async def _measured(pair: "Pair", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
+async def _measured(executor: "Executor", data: Path, limit: int, plan: "Plan", folder: Path) -> "Findings":
     """Run the experiment and return its findings. Frees the models at the end."""
     from stepspec.evaluation.advise import Watcher, choose_prompts
     from stepspec.evaluation.advise import advise as find_advice
 
-    try:
+    async with executor:
+        prompts = await choose_prompts(data, executor, limit)
         with make_meter() as meter:
-            prompts = choose_prompts(data, pair, limit)
-            return await find_advice(pair, prompts, plan, folder, Watcher(meter.begin, meter.show))
-    finally:
-        await pair.aclose()
+            return await find_advice(executor, prompts, plan, folder, Watcher(meter.begin, meter.show))
 
 
 def _policy_text(findings: "Findings") -> str:

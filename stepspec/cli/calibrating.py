@@ -14,14 +14,19 @@ from stepspec.base.files import write_text
 from stepspec.cli.advising import check_policy_file
 from stepspec.cli.completing import names_of
 from stepspec.cli.evaluating import require_extras
+from stepspec.cli.executing import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
     MaxTokensOption,
     PairOption,
     PolicyOption,
+    RayOption,
     SeedOption,
     TargetOption,
+    WorkerCpusOption,
+    WorkerGpusOption,
+    WorkersOption,
     judge_specs,
 )
 from stepspec.cli.progress import make_meter
@@ -32,6 +37,7 @@ from stepspec.errors import UsageError
 if TYPE_CHECKING:
     from stepspec.evaluation.benchmark import Benchmark, GraderKind
     from stepspec.evaluation.calibrate import Calibrated
+    from stepspec.evaluation.running import Executor
 
 TABLE_WIDTH = 140
 """Width of the table if the output is not a terminal."""
@@ -83,10 +89,13 @@ def calibrate_policy(
     ] = None,
     policy_file: Annotated[Path, typer.Option(help="File for the calibrated policy.")] = Path("calibrated.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
+    ray: RayOption = None,
+    workers: WorkersOption = None,
+    worker_cpus: WorkerCpusOption = None,
+    worker_gpus: WorkerGpusOption = None,
 ) -> None:
     """Find a policy's thresholds for your models, and certify what they may cost in accuracy."""
     require_extras()
-    from stepspec.api.loading import load_pair
     from stepspec.evaluation.calibrate import Budget, Plan, Watcher, calibrate, check_policy, load_task
     from stepspec.evaluation.calibrate.storing import STARTED
     from stepspec.evaluation.policy_files import is_generated
@@ -118,27 +127,21 @@ def calibrate_policy(
     wanted, text = load_policy(policy)
     check_policy(wanted)
     folder = output or Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-calibrate")
-    print("Loading the models.", file=sys.stderr)
-    loaded = load_pair(
-        target,
-        draft,
-        pair=pair,
-        notes=False,
-        judges=judge_specs(judge, set(wanted.judge_models)),
-        judge_names=wanted.judge_models,
-    )
+    specs = judge_specs(judge, set(wanted.judge_models))
+    load = loader(target, draft, specs, ray, pair=pair, notes=False, judge_names=wanted.judge_models)
 
-    async def run() -> "tuple[Calibrated, str]":
-        try:
+    async def run(executor: "Executor") -> "tuple[Calibrated, str]":
+        async with executor:
+            task = await load_task(name, spec, data, text, executor, plan)
             with make_meter() as meter:
-                task = load_task(name, spec, data, text, loaded, plan)
                 watcher = Watcher(meter.begin, meter.show, lambda words: print(words, file=sys.stderr))
-                return await calibrate(task, folder, Budget(seconds), watcher, at_most=at_most)
-        finally:
-            await loaded.aclose()
+                return await calibrate(task, executor, folder, Budget(seconds), watcher, at_most=at_most)
 
-    with resumable(folder, chosen_by_us=output is None):
-        results, policy_text = asyncio.run(run())
+    with (
+        executor_for(load, ray, workers, worker_cpus, worker_gpus) as executor,
+        resumable(folder, chosen_by_us=output is None),
+    ):
+        results, policy_text = asyncio.run(run(executor))
     write_text(policy_file, policy_text)
     _print_results(results)
     given = {"--target": target, "--draft": draft, "--pair": pair}

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,14 +15,19 @@ import typer
 from rich.console import Console
 
 from stepspec.cli.completing import names_of
+from stepspec.cli.executing import executor_for, loader
 from stepspec.cli.options import (
     DraftOption,
     JudgeOption,
     MaxTokensOption,
     PairOption,
     PoliciesOption,
+    RayOption,
     SeedOption,
     TargetOption,
+    WorkerCpusOption,
+    WorkerGpusOption,
+    WorkersOption,
     judge_specs,
     numbers,
 )
@@ -31,11 +37,9 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepspec.api.loading import Pair
     from stepspec.evaluation.benchmark import Benchmark
-    from stepspec.evaluation.grade import Grading
-    from stepspec.evaluation.records import Summary
-    from stepspec.evaluation.running import Keeping, LoadedPolicy, ProblemSet, Settings
+    from stepspec.evaluation.records import RunRecord, Summary
+    from stepspec.evaluation.running import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
 
 DEFAULT_POLICIES = ("target", "token", "specreason", "stepspec")
 TABLE_WIDTH = 160
@@ -89,15 +93,17 @@ def evaluate_policies(
     record: Annotated[
         bool, typer.Option("--record", help="Also store what 'stepspec replay' needs, which takes time.")
     ] = False,
+    ray: RayOption = None,
+    workers: WorkersOption = None,
+    worker_cpus: WorkerCpusOption = None,
+    worker_gpus: WorkerGpusOption = None,
 ) -> None:
     """Compare policies on a benchmark: accuracy and speed, with intervals."""
     require_extras()
-    from stepspec.api.loading import load_pair
     from stepspec.evaluation.running import (
         Keeping,
         Part,
         RunFolder,
-        fit_policies,
         load_benchmark,
         load_policies,
         load_problems,
@@ -115,22 +121,21 @@ def evaluate_policies(
         raise UsageError(f"{folder} contains a single run. Choose another --output folder for several runs.")
     for each in folders:
         RunFolder(each).refuse_strangers()
-    keepings = [Keeping(each, own_part, traces, record, retry_errors) for each in folders]
-    print("Loading the models.", file=sys.stderr)
+    runs = [
+        (setting, Keeping(each, own_part, traces, record, retry_errors))
+        for setting, each in zip(settings, folders, strict=True)
+    ]
     needs_draft = any(each.needs_draft for each, _ in requested.values())
-    models = load_pair(
-        target, draft, pair=pair, needs_draft=needs_draft, notes=False, judges=specs, judge_names=judge_names
-    )
-    fitted = fit_policies(requested, models, leave_out=policy is None)
-    for note in fitted.notes:
-        print(note, file=sys.stderr)
-    task = _Task(name, spec, problems, fitted.policies, models)
-    for note in task.notes(settings):
-        print(note, file=sys.stderr)
-    with resumable(folder, chosen_by_us=output is None), make_meter() as meter:
-        summaries = asyncio.run(task.run_all(list(zip(settings, keepings, strict=True)), meter))
-    num_rows = len(problems.problems) * len(task.policies) * (repeats or spec.default_repeats)
-    _print_tables(summaries, folder, num_rows)
+    given = {"pair": pair, "needs_draft": needs_draft, "notes": False, "judge_names": judge_names}
+    load = loader(target, draft, specs, ray, **given)
+    comparison = _Comparison(name, spec, problems, requested, leave_out=policy is None)
+    with (
+        executor_for(load, ray, workers, worker_cpus, worker_gpus) as executor,
+        resumable(folder, chosen_by_us=output is None),
+    ):
+        summaries = asyncio.run(comparison.run_all(executor, runs))
+    num_rows = len(problems.problems) * len(summaries[0][1].policies) * (repeats or spec.default_repeats)
+    _print_tables([summary for summary, _ in summaries], folder, num_rows)
 
 
 def require_extras() -> None:
@@ -172,70 +177,77 @@ def _folder_of(setting: "Settings", folder: Path, num_settings: int) -> Path:
 
 
 @dataclass(frozen=True)
-class _Task:
-    """A benchmark with its problems, policies and models, checked and loaded."""
+class _Comparison:
+    """A benchmark with its problems, and the policies that the user asked for."""
 
     name: str
     benchmark: "Benchmark"
     problems: "ProblemSet"
     policies: "Mapping[str, LoadedPolicy]"
-    pair: "Pair"
+    leave_out: bool
+    """Whether to leave out a policy that the models cannot run, instead of raising an error."""
 
-    def notes(self, settings: "Sequence[Settings]") -> list[str]:
+    async def run_all(
+        self, executor: "Executor", runs: "Sequence[tuple[Settings, Keeping]]"
+    ) -> "list[tuple[Summary, RunRecord]]":
+        """Execute the runs one after the other, and return their summaries and conditions."""
+        from stepspec.evaluation.running import fit_policies
+
+        policies, leave_out = self.policies, self.leave_out
+        async with executor:
+            fitted = await executor.call(lambda pair: fit_policies(policies, pair, leave_out=leave_out))
+            certificates = await self._certificate_notes(executor, fitted.policies, [setting for setting, _ in runs])
+            for note in [*fitted.notes, *certificates]:
+                print(note, file=sys.stderr)
+            with make_meter() as meter:
+                return [await self._run(executor, fitted.policies, *each, meter) for each in runs]
+
+    async def _certificate_notes(
+        self, executor: "Executor", policies: "Mapping[str, LoadedPolicy]", settings: "Sequence[Settings]"
+    ) -> list[str]:
         """Return a sentence for each policy whose certificate does not hold under a setting."""
         from stepspec.evaluation.benchmark import wording_version
 
         sampling = self.benchmark.sampling
+        models, template = await executor.call(lambda pair: (dict(pair.models), pair.template_sha256))
         return [
             f"{name}: {note}"
             for setting in settings
-            for name, (policy, _) in self.policies.items()
+            for name, (policy, _) in policies.items()
             for temperature in [sampling.temperature if setting.temperature is None else setting.temperature]
             if (certificate := policy.at(temperature).certificate) is not None
             for note in certificate.notes(
-                self.pair.models,
+                models,
                 temperature=temperature,
                 top_p=sampling.top_p,
                 max_tokens=setting.max_tokens or self.benchmark.max_tokens,
-                template_sha256=self.pair.template_sha256,
+                template_sha256=template,
                 prompt_version=wording_version(self.benchmark),
             )
         ]
 
-    async def run_all(self, runs: "Sequence[tuple[Settings, Keeping]]", meter: Meter) -> "list[Summary]":
-        """Execute the runs one after the other. Frees the models at the end."""
-        from stepspec.evaluation.grade import Grading
-
-        try:
-            with Grading(self.benchmark.grader, last_number=self.benchmark.last_number) as grading:
-                return [await self._run(setting, keeping, grading, meter) for setting, keeping in runs]
-        finally:
-            await self.pair.aclose()
-
-    async def _run(self, setting: "Settings", keeping: "Keeping", grading: "Grading", meter: Meter) -> "Summary":
-        from stepspec.api.session import StepSpec
+    async def _run(
+        self,
+        executor: "Executor",
+        policies: "Mapping[str, LoadedPolicy]",
+        setting: "Settings",
+        keeping: "Keeping",
+        meter: Meter,
+    ) -> "tuple[Summary, RunRecord]":
         from stepspec.evaluation.benchmark import asked
-        from stepspec.evaluation.energy import EnergyMeter
-        from stepspec.evaluation.running import Gauges, conditions, evaluate
+        from stepspec.evaluation.running import Evaluation, Grader, conditions
 
-        engines = {"target": self.pair.target, "draft": self.pair.draft}
-        run = conditions(
-            self.name, self.benchmark, self.problems, self.policies, engines, self.pair.hash, setting, self.pair.judges
-        )
+        run = await executor.call(partial(conditions, self.name, self.benchmark, self.problems, policies, setting))
         meter.begin(keeping.folder.name)
-        return await evaluate(
+        task = Evaluation(
             run,
-            self.problems.problems,
-            {
-                name: StepSpec(policy=policy, pair=self.pair, record=keeping.record)
-                for name, (policy, _) in self.policies.items()
-            },
+            {name: policy for name, (policy, _) in policies.items()},
             keeping,
-            grading=grading,
-            ask=lambda question: asked(self.benchmark, question),
-            gauges=Gauges({role: engine for role, engine in engines.items() if engine}, EnergyMeter()),
-            on_row=meter.show,
+            Grader(self.benchmark.grader, self.benchmark.last_number),
+            ask=partial(asked, self.benchmark),
+            gauges=True,
         )
+        return await executor.evaluate(task, self.problems.problems, on_row=meter.show), run
 
 
 def _print_tables(summaries: "Sequence[Summary]", folder: Path, num_rows: int) -> None:

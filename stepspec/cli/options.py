@@ -53,6 +53,33 @@ MaxTokensOption = Annotated[
     typer.Option("--max-tokens", min=1, help="Limit for thinking and answer of a question, in tokens."),
 ]
 
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Run on a Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local to start one here.",
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="With --ray: sets of the models. Default: as many as the cluster has room for."
+    ),
+]
+WorkerCpusOption = Annotated[
+    float | None,
+    typer.Option(
+        "--worker-cpus",
+        min=0.01,
+        help="With --ray: CPUs of a worker. Default: 1 with GPUs, else all of the smallest machine.",
+    ),
+]
+WorkerGpusOption = Annotated[
+    float | None,
+    typer.Option("--worker-gpus", min=0, help="With --ray: GPUs of a worker. Default: 1 if the cluster has any."),
+]
+
 
 def judge_specs(options: list[str] | None, needed: Collection[str] | None = None) -> dict[str, str]:
     """Return the spec strings of judge models by name.

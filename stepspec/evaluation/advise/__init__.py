@@ -1,7 +1,7 @@
 """`stepspec advise`: measures on your prompts and hardware whether speculation pays, and which policy is best.
 
-prompts = choose_prompts(Path("prompts.jsonl"), pair, limit=20)
-findings = await advise(pair, prompts, Plan(), Path("runs/mine"), Watcher(print, lambda row, done, total: None))
+prompts = await choose_prompts(Path("prompts.jsonl"), Local(pair), limit=20)
+findings = await advise(Local(pair), prompts, Plan(), Path("runs/mine"), Watcher(print, lambda row, done, total: None))
 print(findings.advice.policy, *findings.advice.sentences, sep="\n")
 """
 

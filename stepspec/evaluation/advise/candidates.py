@@ -30,7 +30,7 @@ def baseline_of(pair: Pair) -> LoadedPolicy:
     return load_policy("engine" if "engine" in pair.target.drafters else "target")
 
 
-def make_candidates(pair: Pair, trials: Sequence[Trial]) -> Candidates:
+def make_candidates(trials: Sequence[Trial], pair: Pair) -> Candidates:
     """Return the policies that this pair supports and that may pay, based on the trials of its drafters.
 
     Raises:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stepspec.api.loading import Pair
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.advise.findings import Measured
 from stepspec.evaluation.advise.prompts import Prompts
@@ -36,7 +35,7 @@ def refuse_strangers(folder: Path) -> None:
         raise UsageError(f"{folder} is not empty and holds no experiment of advise; give another with --output.")
 
 
-def read_measured(folder: Path, pair: Pair, prompts: Prompts, plan: Plan) -> Measured | None:
+def read_measured(folder: Path, pair_hash: str, prompts: Prompts, plan: Plan) -> Measured | None:
     """Return the measurements of an earlier start; None if there are none.
 
     Raises:
@@ -49,7 +48,7 @@ def read_measured(folder: Path, pair: Pair, prompts: Prompts, plan: Plan) -> Mea
         stored = Measured.model_validate_json(file.read_bytes())
     except ValidationError as error:
         raise UsageError(f"{file} is damaged, or of another version; give another folder with --output.") from error
-    wanted = identity(pair, prompts, plan)
+    wanted = identity(pair_hash, prompts, plan)
     different = [name for name, value in wanted.items() if getattr(stored, name) != value]
     if [costs.concurrency for costs in stored.costs] != list(plan.loads):
         different.append("concurrency")
@@ -74,10 +73,10 @@ def keep_measured(measured: Measured, folder: Path) -> None:
         raise StepSpecError(f"Cannot store the runs in {folder}: {error.strerror}. Give another --output.") from error
 
 
-def identity(pair: Pair, prompts: Prompts, plan: Plan) -> dict[str, str | float | int]:
+def identity(pair_hash: str, prompts: Prompts, plan: Plan) -> dict[str, str | float | int]:
     """Return the fields that must match for an experiment to resume."""
     return {
-        "pair": pair.hash,
+        "pair": pair_hash,
         "data_sha256": prompts.sha256,
         "temperature": plan.temperature,
         "max_tokens": plan.max_tokens,

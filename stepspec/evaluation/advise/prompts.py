@@ -1,8 +1,10 @@
 """Reads the user's own prompts: questions, prompts or conversations, with or without right answers."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +13,7 @@ from stepspec.chat.prompts import encode_request
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Asked
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.running import EvalProblem, ProblemSet
+from stepspec.evaluation.running import EvalProblem, Executor, ProblemSet
 from stepspec.evaluation.running.data import DataRow, content_line, read_rows, text_of, text_or_number_of
 
 GOLD_KEYS = ("answer", "gold")
@@ -64,24 +66,20 @@ def read_prompts(path: Path) -> Iterator[Prompt]:
             yield Prompt(f"row-{number}", question, gold, why_no_gold, shortened)
 
 
-def choose_prompts(path: Path, pair: Pair, limit: int) -> Prompts:
+async def choose_prompts(path: Path, executor: Executor, limit: int) -> Prompts:
     """Return the first prompts that fit the models' contexts, at most `limit`.
 
     Raises:
         UsageError: the file cannot be read, has no prompt, or none that fits.
     """
-    engines = [pair.target, *([pair.draft] if pair.draft and pair.one_vocabulary else [])]
-    longest = min(engine.max_context for engine in engines) - LEAST_ROOM
+    longest = await executor.call(_longest)
     chosen: list[Prompt] = []
-    num_rows = num_too_long = 0
-    for prompt in read_prompts(path):
-        num_rows += 1
-        if len(encode_request(pair.target.tokenizer, prompt.question)) > longest:
-            num_too_long += 1
-            continue
-        chosen.append(prompt)
-        if len(chosen) == limit:
-            break
+    num_rows, prompts = 0, read_prompts(path)
+    while found := list(islice(prompts, limit - len(chosen))):
+        lengths = await executor.call(partial(_lengths, [prompt.question for prompt in found]))
+        chosen += [prompt for prompt, length in zip(found, lengths, strict=True) if length <= longest]
+        num_rows += len(found)
+    num_too_long = num_rows - len(chosen)
     if not num_rows:
         raise no_prompts(path)
     if not chosen:
@@ -90,6 +88,17 @@ def choose_prompts(path: Path, pair: Pair, limit: int) -> Prompts:
             "Shorten them or choose models with a longer context."
         )
     return _prompts(chosen, num_rows, num_too_long)
+
+
+def _longest(pair: Pair) -> int:
+    """Return the number of tokens of the longest prompt that leaves room for an answer."""
+    engines = [pair.target, *([pair.draft] if pair.draft and pair.one_vocabulary else [])]
+    return min(engine.max_context for engine in engines) - LEAST_ROOM
+
+
+def _lengths(questions: Sequence[str], pair: Pair) -> list[int]:
+    """Return the number of tokens of each question as the target is asked."""
+    return [len(encode_request(pair.target.tokenizer, question)) for question in questions]
 
 
 def no_prompts(path: Path) -> UsageError:

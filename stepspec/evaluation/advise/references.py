@@ -8,15 +8,19 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
+from stepspec.api.loading import Pair
+from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import Sampling, side_by_side
 from stepspec.errors import ContextError, UsageError
 from stepspec.evaluation.benchmark import GraderKind
 from stepspec.evaluation.grade import Grade, Grading
 from stepspec.evaluation.grade.finding import find_answer
-from stepspec.evaluation.running import EvalProblem
-from stepspec.evaluation.running.runner import System
+from stepspec.evaluation.running import EvalProblem, Executor, System
 from stepspec.evaluation.running.schedule import seed_of
+from stepspec.loop.policy import Policy
 
 # Answers that are found are stripped, so no answer can be confused with these markers, which begin with a space.
 WHOLE_TEXT = " sha256:"
@@ -24,6 +28,10 @@ WHOLE_TEXT = " sha256:"
 
 NO_ANSWER = " none"
 """Reference for an answer that is empty or was cut short, or whose prompt did not fit the context."""
+
+
+PROMPTS_PER_CALL = 4
+"""Prompts that the target is asked between two reports of progress, over concurrent requests."""
 
 
 class Agreement(Grading):
@@ -63,7 +71,8 @@ def _text_hash(text: str) -> str:
 
 
 async def ask_target(
-    target: System,
+    executor: Executor,
+    policy: Policy,
     problems: Sequence[EvalProblem],
     agreement: Agreement,
     sampling: Sampling,
@@ -73,25 +82,56 @@ async def ask_target(
 ) -> Mapping[str, str]:
     """Return the references that answers are compared with, by prompt.
 
-    `on_done` is called with the number of finished prompts.
+    Args:
+        executor: runs the target.
+        policy: the baseline.
+        problems: the prompts.
+        agreement: finds what is compared in a text.
+        sampling: its seed is not used itself, but one that follows from it.
+        max_tokens: limit for an answer.
+        concurrency: number of requests that a worker runs concurrently.
+        on_done: called with the number of finished prompts.
+
+    Raises:
+        EngineError: the engine failed.
+    """
+    waiting = iter(problems)
+    references: dict[str, str] = {}
+
+    async def work() -> None:
+        while found := list(islice(waiting, concurrency * PROMPTS_PER_CALL)):
+            ask = partial(_texts, policy, found, sampling, max_tokens, concurrency)
+            for problem, (text, cut_short) in zip(found, await executor.call(ask), strict=True):
+                references[problem.id] = agreement.reference(text, cut_short=cut_short)
+            on_done(len(references))
+
+    await side_by_side(*(work() for _ in range(executor.num_workers)))
+    return {problem.id: references[problem.id] for problem in problems}
+
+
+async def _texts(
+    policy: Policy, problems: Sequence[EvalProblem], sampling: Sampling, max_tokens: int, concurrency: int, pair: Pair
+) -> list[tuple[str, bool]]:
+    return await texts_of(StepSpec(policy=policy, pair=pair), problems, sampling, max_tokens, concurrency)
+
+
+async def texts_of(
+    target: System, problems: Sequence[EvalProblem], sampling: Sampling, max_tokens: int, concurrency: int
+) -> list[tuple[str, bool]]:
+    """Return the target's answer to each prompt, empty if it does not fit, and whether it was cut short.
 
     Raises:
         EngineError: the engine failed.
     """
     slots = asyncio.Semaphore(concurrency)
-    references: dict[str, str] = {}
 
-    async def ask(problem: EvalProblem) -> None:
+    async def text_of(problem: EvalProblem) -> tuple[str, bool]:
         own = replace(sampling, seed=seed_of(sampling.seed + 1, problem.id, 0))
         async with slots:
             try:
                 result = await target.generate(problem.question, prompt="bare", sampling=own, max_tokens=max_tokens)
             except ContextError:
-                references[problem.id] = NO_ANSWER
-            else:
-                cut_short = result.finish_reason == "length"
-                references[problem.id] = agreement.reference(result.answer, cut_short=cut_short)
-        on_done(len(references))
+                return "", True
+        return result.answer, result.finish_reason == "length"
 
-    await side_by_side(*map(ask, problems))
-    return {problem.id: references[problem.id] for problem in problems}
+    return await side_by_side(*map(text_of, problems))

@@ -3,15 +3,14 @@
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import tomlkit
 
 from stepspec.api.loading import Pair
-from stepspec.api.session import StepSpec
 from stepspec.chat.prompts import encode_request
-from stepspec.engines.protocol import Engine, Sampling
+from stepspec.engines.protocol import Sampling
 from stepspec.evaluation.advise.candidates import Candidates, baseline_of, make_candidates
 from stepspec.evaluation.advise.findings import Advice, Findings, Load, LoadCosts, Measured, Memory
 from stepspec.evaluation.advise.keeping import Plan, identity, keep_measured, read_measured, refuse_strangers
@@ -23,21 +22,20 @@ from stepspec.evaluation.advise.rule import choose, pays, reasons
 from stepspec.evaluation.advise.thresholds import RECORDED, chosen_thresholds, fitted
 from stepspec.evaluation.advise.words import sentences
 from stepspec.evaluation.benchmark import Benchmark, FileData
-from stepspec.evaluation.energy import EnergyMeter
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.machine import commit, hardware, versions
-from stepspec.evaluation.records import BASELINE, Conditions, RunRecord
+from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord
 from stepspec.evaluation.replay.path import bold
 from stepspec.evaluation.running import (
-    Gauges,
+    Evaluation,
+    Executor,
+    Grader,
     Keeping,
     LoadedPolicy,
     ProblemSet,
     Settings,
     conditions,
-    evaluate,
 )
-from stepspec.evaluation.running.conditions import engine_record
+from stepspec.evaluation.running.conditions import current_conditions, engine_records
 from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.runs import iter_rows
 from stepspec.loop.policy import Policy
@@ -56,8 +54,8 @@ class Watcher:
     show: OnRow
 
 
-async def advise(pair: Pair, prompts: Prompts, plan: Plan, folder: Path, watcher: Watcher) -> Findings:
-    """Measure, run what is not finished yet in the folder, and return the findings. The caller closes the pair.
+async def advise(executor: Executor, prompts: Prompts, plan: Plan, folder: Path, watcher: Watcher) -> Findings:
+    """Measure, run what is not finished yet in the folder, and return the findings.
 
     Raises:
         UsageError: there is nothing to compare, or the folder holds something else.
@@ -65,32 +63,27 @@ async def advise(pair: Pair, prompts: Prompts, plan: Plan, folder: Path, watcher
     """
     refuse_strangers(folder)
     # Record the conditions first, because files may change during the measurement.
-    where = Conditions(
-        versions=versions(),
-        commit=commit(),
-        hardware=hardware(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-    )
-    with _grading(prompts) as grading:
-        measured = read_measured(folder, pair, prompts, plan) or await _measure(pair, prompts, plan, watcher)
-        candidates = make_candidates(pair, measured.trials)
+    where, pair_hash, engines = await executor.call(_about)
+    measured = read_measured(folder, pair_hash, prompts, plan)
+    measured = measured or await _measure(executor, pair_hash, prompts, plan, watcher)
+    candidates = await executor.call(partial(make_candidates, measured.trials))
+    keep_measured(measured, folder)
+    if not prompts.asked.graded and not measured.references:
+        references = await _own_answers(executor, prompts, plan, watcher)
+        measured = measured.model_copy(update={"references": references})
         keep_measured(measured, folder)
-        if isinstance(grading, Agreement) and not measured.references:
-            references = await _own_answers(pair, prompts, plan, watcher, grading)
-            measured = measured.model_copy(update={"references": references})
+    task = _Task(executor, prompts.with_golds(measured.references), prompts, plan, candidates, watcher)
+    if STEPS in candidates.policies:
+        if measured.step_policy is None:
+            measured = measured.model_copy(update={"step_policy": await task.thresholds(folder / "recorded")})
             keep_measured(measured, folder)
-        task = _Task(pair, prompts.with_golds(measured.references), prompts, plan, candidates, grading, watcher)
-        if STEPS in candidates.policies:
-            if measured.step_policy is None:
-                measured = measured.model_copy(update={"step_policy": await task.thresholds(folder / "recorded")})
-                keep_measured(measured, folder)
-            if measured.step_policy:
-                candidates.policies[STEPS] = fitted(measured.step_policy, candidates.policies[STEPS])
-        loads = [await task.run(costs, folder / f"c{costs.concurrency}") for costs in measured.costs]
+        if measured.step_policy:
+            candidates.policies[STEPS] = fitted(measured.step_policy, candidates.policies[STEPS])
+    loads = [await task.run(costs, folder / f"c{costs.concurrency}") for costs in measured.costs]
     return Findings(
         **dict(where),
-        engines={role: engine_record(engine) for role, engine in (("target", pair.target), ("draft", pair.draft))},
-        pair=pair.hash,
+        engines=engines,
+        pair=pair_hash,
         temperature=plan.temperature,
         max_tokens=plan.max_tokens,
         seed=plan.seed,
@@ -103,38 +96,50 @@ async def advise(pair: Pair, prompts: Prompts, plan: Plan, folder: Path, watcher
     )
 
 
-def _grading(prompts: Prompts) -> Grading:
-    return Grading("math", last_number=True) if prompts.asked.graded else Agreement()
+def _about(pair: Pair) -> tuple[Conditions, str, dict[str, EngineRecord | None]]:
+    """Return the conditions where the models are, the hash of the pair, and the record of each model."""
+    return current_conditions(pair), pair.hash, engine_records(pair)
 
 
-async def _measure(pair: Pair, prompts: Prompts, plan: Plan, watcher: Watcher) -> Measured:
-    tokenizer = pair.target.tokenizer
-    texts = [tokenizer.decode(encode_request(tokenizer, each.question)) for each in prompts.problems]
+async def _measure(executor: Executor, pair_hash: str, prompts: Prompts, plan: Plan, watcher: Watcher) -> Measured:
+    texts = await executor.call(partial(_rendered, [each.question for each in prompts.problems]))
     sampling = Sampling(plan.temperature, seed=plan.seed)
     num_stages = len(plan.loads) + 1
     watcher.begin("timing both models")
     costs: list[LoadCosts] = []
     for load in plan.loads:
         watcher.show(None, len(costs), num_stages)
-        costs.append(await load_costs(pair, texts, load))
+        costs.append(await executor.call(partial(load_costs, prompts=texts, concurrency=load)))
     watcher.show(None, len(costs), num_stages)
-    trials = await try_drafters(pair, texts, costs[0], sampling, plan.max_tokens)
+    trials = await executor.call(
+        partial(try_drafters, prompts=texts, costs=costs[0], sampling=sampling, max_tokens=plan.max_tokens)
+    )
     watcher.show(None, num_stages, num_stages)
     references: dict[str, str] = {}  # the target is asked for them after these measurements are stored
-    rereads = "scores" in pair.target.abilities and "cached scores" not in pair.target.abilities
-    results = {"costs": costs, "trials": trials, "memory": memory_of(pair), "references": references}
-    return Measured.model_validate({**identity(pair, prompts, plan), **results, "rereads": rereads})
+    memory, rereads = await executor.call(_memory_and_reading)
+    results = {"costs": costs, "trials": trials, "memory": memory, "references": references}
+    return Measured.model_validate({**identity(pair_hash, prompts, plan), **results, "rereads": rereads})
 
 
-async def _own_answers(
-    pair: Pair, prompts: Prompts, plan: Plan, watcher: Watcher, agreement: Agreement
-) -> Mapping[str, str]:
+def _rendered(questions: Sequence[str], pair: Pair) -> list[str]:
+    """Return the prompts as the target gets them."""
+    tokenizer = pair.target.tokenizer
+    return [tokenizer.decode(encode_request(tokenizer, question)) for question in questions]
+
+
+def _memory_and_reading(pair: Pair) -> tuple[Memory, bool]:
+    """Return the memory of both models, and whether the target reads the whole prompt again to score a step."""
+    return memory_of(pair), "scores" in pair.target.abilities and "cached scores" not in pair.target.abilities
+
+
+async def _own_answers(executor: Executor, prompts: Prompts, plan: Plan, watcher: Watcher) -> Mapping[str, str]:
     """Return the target's own answers by prompt, to compare with if there are no right answers."""
     watcher.begin("the target's own answers")
     return await ask_target(
-        StepSpec(policy=baseline_of(pair)[0], pair=pair),
+        executor,
+        (await executor.call(baseline_of))[0],
         prompts.problems,
-        agreement,
+        Agreement(),
         Sampling(plan.temperature, seed=plan.seed),
         plan.max_tokens,
         plan.loads[0],
@@ -146,12 +151,11 @@ async def _own_answers(
 class _Task:
     """Everything that is the same for all loads."""
 
-    pair: Pair
+    executor: Executor
     problems: ProblemSet
     prompts: Prompts
     plan: Plan
     candidates: Candidates
-    grading: Grading
     watcher: Watcher
 
     async def thresholds(self, folder: Path) -> str:
@@ -164,44 +168,32 @@ class _Task:
             STEPS: (policy, text),
             "bold": (bold(policy), tomlkit.dumps(in_file)),
         }
-        engines = {"target": self.pair.target, "draft": self.pair.draft}
-        await evaluate(
-            self._conditions(1, engines, policies),
-            self.problems.problems[:RECORDED],
-            {name: StepSpec(policy=policy, pair=self.pair, record=True) for name, (policy, _) in policies.items()},
-            Keeping(folder, record=True),
-            grading=self.grading,
-            on_row=self.watcher.show,
-        )
+        evaluation = await self._evaluation(1, policies, Keeping(folder, record=True))
+        await self.executor.evaluate(evaluation, self.problems.problems[:RECORDED], on_row=self.watcher.show)
         return await chosen_thresholds(text, folder)
 
     async def run(self, costs: LoadCosts, folder: Path) -> Load:
-        engines = {"target": self.pair.target, "draft": self.pair.draft}
-        run = self._conditions(costs.concurrency, engines, self.candidates.policies)
         requests = "1 request" if costs.concurrency == 1 else f"{costs.concurrency} requests"
         self.watcher.begin(f"policies, {requests} concurrent")
-        summary = await evaluate(
-            run,
-            self.problems.problems,
-            {name: StepSpec(policy=policy, pair=self.pair) for name, (policy, _) in self.candidates.policies.items()},
-            Keeping(folder),
-            grading=self.grading,
-            gauges=Gauges({role: engine for role, engine in engines.items() if engine}, EnergyMeter()),
-            on_row=self.watcher.show,
-        )
-        policies = {name: policy for name, (policy, _) in self.candidates.policies.items()}
-        return make_load(costs, run, policies, summary, iter_rows(folder))
+        evaluation = await self._evaluation(costs.concurrency, self.candidates.policies, Keeping(folder))
+        summary = await self.executor.evaluate(evaluation, self.problems.problems, on_row=self.watcher.show)
+        return make_load(costs, evaluation.run, evaluation.policies, summary, iter_rows(folder))
 
-    def _conditions(
-        self, concurrency: int, engines: Mapping[str, Engine | None], policies: Mapping[str, LoadedPolicy]
-    ) -> RunRecord:
+    async def _evaluation(self, concurrency: int, policies: Mapping[str, LoadedPolicy], keeping: Keeping) -> Evaluation:
         name = GRADED if self.prompts.asked.graded else AGREED
         benchmark = Benchmark(
             version=1, title=name, summary="prompts of the user's", grader="math", data=FileData(kind="file")
         )
         plan = self.plan
         settings = Settings(plan.seed, concurrency, plan.temperature, plan.max_tokens, 1)
-        return conditions(name, benchmark, self.problems, policies, engines, self.pair.hash, settings)
+        run = await self.executor.call(partial(conditions, name, benchmark, self.problems, policies, settings))
+        return Evaluation(
+            run,
+            {name: policy for name, (policy, _) in policies.items()},
+            keeping,
+            Grader("math", last_number=True, make=Grading if self.prompts.asked.graded else Agreement),
+            gauges=not keeping.record,
+        )
 
 
 def _advice(loads: Sequence[Load], candidates: Candidates, measured: Measured, prompts: Prompts) -> Advice:

@@ -3,7 +3,7 @@
 import random
 import tomllib
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from textwrap import wrap
@@ -12,19 +12,25 @@ from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.prompts import choose_prompts
-from stepspec.evaluation.advise.references import Agreement
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Measure, Speed
-from stepspec.evaluation.calibrate.running import Budget, Calibration, Outcome, Sizes, Task, Watcher, check_policy
+from stepspec.evaluation.calibrate.running import (
+    Budget,
+    Calibration,
+    Models,
+    Outcome,
+    Sizes,
+    Task,
+    Watcher,
+    check_policy,
+)
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
 from stepspec.evaluation.calibrate.words import sentences
-from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.machine import commit, hardware, versions
 from stepspec.evaluation.policy_files import certificate_for, policy_text
 from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.conditions import hardware_in_words
-from stepspec.evaluation.running import load_problems
-from stepspec.evaluation.running.conditions import engine_record, judge_records
+from stepspec.evaluation.running import Executor, load_problems
+from stepspec.evaluation.running.conditions import current_conditions, engine_records
 from stepspec.evaluation.running.folder import write_whole
 from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
@@ -59,23 +65,26 @@ def calibration_split(benchmark: Benchmark) -> tuple[Benchmark, bool]:
     return benchmark.model_copy(update={"data": data, "title": f"{benchmark.title}, calibration split"}), True
 
 
-def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: str, pair: Pair, plan: Plan) -> Task:
+async def load_task(
+    name: str, benchmark: Benchmark, data: Path | None, policy_text: str, executor: Executor, plan: Plan
+) -> Task:
     """Load the problems, in a random order, and return the task.
 
     Raises:
         UsageError: the problems cannot be loaded, or the pair cannot run the policy.
     """
     if plan.measure == "agreement" and data is not None:  # right answers are not needed
-        prompts = choose_prompts(data, pair, plan.max_problems)
+        prompts = await choose_prompts(data, executor, plan.max_problems)
         found = prompts.with_golds({})
     else:
         found = load_problems(benchmark, data, plan.max_problems)
     order = list({each.question: each for each in reversed(found.problems)}.values())[::-1]
     random.Random(plan.seed).shuffle(order)
     sampling = benchmark.sampling
+    pair, models, stored = await executor.call(_about)
     identity = Identity(
-        pair=pair.hash,
-        models=dict(pair.models),
+        pair=pair,
+        models=models,
         benchmark=name,
         data_sha256=found.sha256,
         prompt_version=wording_version(benchmark),
@@ -92,26 +101,47 @@ def load_task(name: str, benchmark: Benchmark, data: Path | None, policy_text: s
     )
     given = Policy.model_validate(tomllib.loads(policy_text)).at(identity.temperature)
     check_policy(given)
-    if (missing := given.on(pair.target.abilities)[1]) is not None:
-        raise UsageError(
-            f"{pair.target.name} lacks {missing!r}, so the judges of the table [[fallbacks]] would run, and calibrate "
-            "changes those in [[judges]]. Put the judges of that table there, in a policy of its own."
-        )
-    fit_policy(given, pair)
+    await executor.call(partial(_check_fits, given))
     # The losses are those of speculation on every step, however fast it is.
     given = given.model_copy(update={"score": given.score.model_copy(update={"max_overhead": None})})
     policy = changed_policy(given, {}, None if given.salvage is None else given.salvage.min_logprob)
     num_repeated = len(found.problems) - len(order)
-    return Task(pair, policy, policy_text, name, benchmark, order, identity, num_repeated)
+    return Task(stored, policy, policy_text, name, benchmark, order, identity, num_repeated)
+
+
+def _about(pair: Pair) -> tuple[str, dict[str, str], Models]:
+    """Return the hash of a pair, those of its models by role, and what else is stored about them."""
+    return pair.hash, dict(pair.models), Models(engine_records(pair), pair.template_sha256)
+
+
+def _check_fits(policy: Policy, pair: Pair) -> None:
+    """Check that a pair runs the judges that a calibration changes.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if (missing := policy.on(pair.target.abilities)[1]) is not None:
+        raise UsageError(
+            f"{pair.target.name} lacks {missing!r}, so the judges of the table [[fallbacks]] would run, and calibrate "
+            "changes those in [[judges]]. Put the judges of that table there, in a policy of its own."
+        )
+    fit_policy(policy, pair)
 
 
 async def calibrate(
-    task: Task, folder: Path, budget: Budget, watcher: Watcher, sizes: Sizes = USUAL, at_most: float | None = None
+    task: Task,
+    executor: Executor,
+    folder: Path,
+    budget: Budget,
+    watcher: Watcher,
+    sizes: Sizes = USUAL,
+    at_most: float | None = None,
 ) -> tuple[Calibrated, str]:
     """Run what is not finished of a calibration. Return its results and the text of the policy file.
 
     Args:
         task: what to calibrate.
+        executor: runs the models.
         folder: where the calibration is stored.
         budget: how long it may take.
         watcher: callbacks for progress.
@@ -123,19 +153,11 @@ async def calibrate(
         StepSpecError: an engine or the disk failed; finished rows are stored.
     """
     begin(folder, task.identity)
-    benchmark = task.benchmark
-    make = Agreement if task.agreement else Grading
-    grading = make(benchmark.grader, last_number=benchmark.last_number)
-    with grading:
-        outcome = await Calibration(task, folder, budget, watcher, grading, sizes).run()
-    engines = {"target": engine_record(task.pair.target), "draft": engine_record(task.pair.draft)}
+    outcome = await Calibration(task, folder, budget, watcher, executor, sizes).run()
     results = Calibrated(
-        versions=versions(),
-        commit=commit(),
-        hardware=hardware(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        **dict(await executor.call(current_conditions)),
         identity=task.identity,
-        engines=engines | judge_records(task.pair.judges),
+        engines=dict(task.models.records),
         num_recorded=outcome.plan.num_recorded,
         num_for_test=len(task.problems) - outcome.plan.num_recorded,
         num_repeated=task.num_repeated,
@@ -171,7 +193,7 @@ def _certificate(task: Task, outcome: Outcome, results: Calibrated, policy: Poli
         "benchmark": identity.benchmark,
         "data_sha256": identity.data_sha256,
         "prompt_version": identity.prompt_version,
-        "template_sha256": task.pair.template_sha256,
+        "template_sha256": task.models.template_sha256,
         "models": dict(identity.models),
         "temperature": identity.temperature,
         "top_p": identity.top_p,

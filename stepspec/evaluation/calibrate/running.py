@@ -4,15 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import tomlkit
 
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
-from stepspec.api.session import StepSpec
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.references import NO_ANSWER, WHOLE_TEXT, Agreement, ask_target
@@ -21,19 +20,21 @@ from stepspec.evaluation.calibrate.records import Identity, Planned, SettingReco
 from stepspec.evaluation.calibrate.storing import read_plan, read_references, store_plan, store_references
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, loss_upper, problems_needed, status_of
 from stepspec.evaluation.grade import Grading
-from stepspec.evaluation.records import BASELINE, RunRecord, Summary
+from stepspec.evaluation.records import BASELINE, EngineRecord, Summary
 from stepspec.evaluation.replay import read_recordings
 from stepspec.evaluation.replay.path import Setting, bold, changed_policy, make_path
 from stepspec.evaluation.replay.recordings import is_recorded
 from stepspec.evaluation.report.cells import count
 from stepspec.evaluation.running import (
     EvalProblem,
+    Evaluation,
+    Executor,
+    Grader,
     Keeping,
     LoadedPolicy,
     ProblemSet,
     Settings,
     conditions,
-    evaluate,
     fit_policies,
     load_policies,
 )
@@ -50,10 +51,23 @@ MOST_GAIN = 3
 
 
 @dataclass(frozen=True)
+class Models:
+    """What a calibration stores about the models.
+
+    Attributes:
+        records: the record of each model by role.
+        template_sha256: hash of the target's chat template.
+    """
+
+    records: Mapping[str, EngineRecord | None]
+    template_sha256: str
+
+
+@dataclass(frozen=True)
 class Task:
     """What is calibrated: a policy of a pair, on the problems of a benchmark or on prompts."""
 
-    pair: Pair
+    models: Models
     policy: Policy
     text: str
     """The text of its file."""
@@ -138,10 +152,10 @@ class Calibration:
     """One calibration in its folder. A stopped one goes on where it stopped."""
 
     def __init__(
-        self, task: Task, folder: Path, budget: Budget, watcher: Watcher, grading: Grading, sizes: Sizes
+        self, task: Task, folder: Path, budget: Budget, watcher: Watcher, executor: Executor, sizes: Sizes
     ) -> None:
         self._task, self._folder, self._budget, self._watcher = task, folder, budget, watcher
-        self._grading, self._sizes = grading, sizes
+        self._executor, self._sizes = executor, sizes
         self._references: dict[str, str] = read_references(folder) if task.agreement else {}
 
     async def run(self) -> Outcome:
@@ -171,7 +185,7 @@ class Calibration:
         if wanted < least:
             needed = round(least / RECORDED_SHARE)
             raise UsageError(f"A calibration needs at least {needed} problems, got {len(self._task.problems)}.")
-        policies = self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
+        policies = await self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
         for end in range(least, wanted + least, least):
             end = min(end, wanted)
             await self._evaluate("recorded", policies, self._task.problems[:end], record=True, concurrency=1)
@@ -212,7 +226,7 @@ class Calibration:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""
         task, limits = self._task, _limits(plan)
         problems = task.problems[plan.num_recorded :]
-        policies = self._with_baselines(
+        policies = await self._with_baselines(
             {each.name: changed_policy(task.policy, each.thresholds, each.min_logprob) for each in plan.path},
             token_level=False,
         )
@@ -260,7 +274,7 @@ class Calibration:
         self._watcher.begin("timing the setting")
         setting = plan.path[chosen]
         policy = changed_policy(self._task.policy, setting.thresholds, setting.min_logprob)
-        policies = self._with_baselines({setting.name: policy})
+        policies = await self._with_baselines({setting.name: policy})
         problems = self._task.problems[plan.num_recorded :][: self._sizes.timed]
         chunk = self._sizes.timed_chunk
         for end in range(chunk, len(problems) + chunk, chunk):
@@ -278,11 +292,12 @@ class Calibration:
             step_acceptance=found.step_acceptance,
         )
 
-    def _with_baselines(self, policies: Mapping[str, Policy], *, token_level: bool = True) -> dict[str, LoadedPolicy]:
+    async def _with_baselines(
+        self, policies: Mapping[str, Policy], *, token_level: bool = True
+    ) -> dict[str, LoadedPolicy]:
         """Return policies with the target and, if the pair supports one, an exact token-level policy."""
-        pair = self._task.pair
-        own = {name: (fit_policy(policy, pair)[0], _as_text(policy)) for name, policy in policies.items()}
-        baselines = fit_policies(load_policies(["target"]), pair).policies
+        own = await self._executor.call(partial(_fitted, policies))
+        baselines = (await self._executor.call(partial(fit_policies, load_policies([BASELINE])))).policies
         return {**(baselines if token_level else {BASELINE: baselines[BASELINE]}), **own}
 
     async def _evaluate(
@@ -298,39 +313,38 @@ class Calibration:
         task, identity = self._task, self._task.identity
         if task.agreement:
             problems = await self._with_references(problems)
-        systems = {
-            name: StepSpec(policy=policy, pair=task.pair, record=record) for name, (policy, _) in policies.items()
-        }
-        return await evaluate(
-            self._conditions(policies, concurrency or identity.concurrency),
+        settings = Settings(
+            identity.seed,
+            concurrency or identity.concurrency,
+            identity.temperature,
+            identity.max_tokens,
+            identity.num_repeats,
+        )
+        all_problems = ProblemSet(tuple(task.problems), identity.data_sha256)
+        make_run = partial(conditions, task.name, task.benchmark, all_problems, policies, settings)
+        return await self._executor.evaluate(
+            Evaluation(
+                await self._executor.call(make_run),
+                {name: policy for name, (policy, _) in policies.items()},
+                Keeping(self._folder / folder, record=record),
+                Grader(task.benchmark.grader, task.benchmark.last_number, Agreement if task.agreement else Grading),
+                ask=partial(asked, task.benchmark),
+            ),
             problems,
-            systems,
-            Keeping(self._folder / folder, record=record),
-            grading=self._grading,
-            ask=lambda question: asked(task.benchmark, question),
             on_row=self._watcher.show,
             only=only,
-        )
-
-    def _conditions(self, policies: Mapping[str, LoadedPolicy], concurrency: int) -> RunRecord:
-        task, identity = self._task, self._task.identity
-        engines = {"target": task.pair.target, "draft": task.pair.draft}
-        settings = Settings(identity.seed, concurrency, identity.temperature, identity.max_tokens, identity.num_repeats)
-        problems = ProblemSet(tuple(task.problems), identity.data_sha256)
-        return conditions(
-            task.name, task.benchmark, problems, policies, engines, task.pair.hash, settings, task.pair.judges
         )
 
     async def _with_references(self, problems: Sequence[EvalProblem]) -> Sequence[EvalProblem]:
         """Return the problems that the target's own answer can be compared for, with that answer as the right one."""
         missing = [each for each in problems if each.id not in self._references]
         if missing:
-            identity, task = self._task.identity, self._task
-            baseline = self._with_baselines({}, token_level=False)[BASELINE][0]
+            identity, benchmark = self._task.identity, self._task.benchmark
             found = await ask_target(
-                StepSpec(policy=baseline, pair=task.pair),
-                [EvalProblem(each.id, asked(task.benchmark, each.question), "") for each in missing],
-                cast(Agreement, self._grading),
+                self._executor,
+                (await self._with_baselines({}, token_level=False))[BASELINE][0],
+                [EvalProblem(each.id, asked(benchmark, each.question), "") for each in missing],
+                Agreement(benchmark.grader, last_number=benchmark.last_number),
                 Sampling(identity.temperature, top_p=identity.top_p, seed=identity.seed),
                 identity.max_tokens,
                 identity.concurrency,
@@ -346,6 +360,11 @@ class Calibration:
                 "'the answer is' or a number. Ask for one in the prompts, or calibrate on a benchmark."
             )
         return kept
+
+
+def _fitted(policies: Mapping[str, Policy], pair: Pair) -> dict[str, LoadedPolicy]:
+    """Return policies as a pair runs them."""
+    return {name: (fit_policy(policy, pair)[0], _as_text(policy)) for name, policy in policies.items()}
 
 
 def _as_text(policy: Policy) -> str:

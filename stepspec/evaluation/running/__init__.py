@@ -3,7 +3,7 @@
 name, benchmark = load_benchmark("gsm-mini")
 problems = load_problems(benchmark, data_file=None, limit=100)
 policies = load_policies(["target", "stepspec"])
-run = conditions(name, benchmark, problems, policies, engines, pair.hash, Settings())
+run = conditions(name, benchmark, problems, policies, Settings(), pair)
 systems = {name: StepSpec(policy=policy, pair=pair) for name, (policy, _) in policies.items()}
 with Grading(benchmark.grader) as grading:
     summary = await evaluate(run, problems.problems, systems, Keeping(Path("runs/mine")), grading=grading)
@@ -13,6 +13,7 @@ from stepspec.base.extras import from_extra
 
 with from_extra("eval", "An evaluation"):
     from stepspec.evaluation.running.conditions import Settings, conditions
+    from stepspec.evaluation.running.executor import Evaluation, Executor, Grader, Local
     from stepspec.evaluation.running.folder import RunFolder
     from stepspec.evaluation.running.gauges import Gauges
     from stepspec.evaluation.running.merging import merge
@@ -25,9 +26,13 @@ with from_extra("eval", "An evaluation"):
 
 __all__ = [
     "EvalProblem",
+    "Evaluation",
+    "Executor",
     "Gauges",
+    "Grader",
     "Keeping",
     "LoadedPolicy",
+    "Local",
     "Part",
     "ProblemSet",
     "RunFolder",

@@ -5,14 +5,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stepspec.engines.judge_model import JudgeModel
+from stepspec.api.loading import Pair
 from stepspec.engines.protocol import Engine
 from stepspec.evaluation.benchmark import Benchmark, wording_version
 from stepspec.evaluation.machine import commit, hardware, versions
-from stepspec.evaluation.records import EngineRecord, PolicyRecord, RunRecord
+from stepspec.evaluation.records import Conditions, EngineRecord, PolicyRecord, RunRecord
 from stepspec.evaluation.running.policies import LoadedPolicy
 from stepspec.evaluation.running.problems import ProblemSet
 from stepspec.loop.policy import Policy
+
+
+def current_conditions(_: Pair) -> Conditions:
+    """Return the conditions on this machine now. The pair is that of an `Executor.call`."""
+    return Conditions(
+        versions=versions(),
+        commit=commit(),
+        hardware=hardware(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 @dataclass(frozen=True)
@@ -31,10 +41,8 @@ def conditions(
     benchmark: Benchmark,
     problems: ProblemSet,
     policies: Mapping[str, LoadedPolicy],
-    engines: Mapping[str, Engine | None],
-    pair_hash: str,
     settings: Settings,
-    judges: Mapping[str, JudgeModel] | None = None,
+    pair: Pair,
 ) -> RunRecord:
     """Return the record of a run that is about to start on this machine."""
     sampling = benchmark.sampling
@@ -45,9 +53,9 @@ def conditions(
         num_problems=len(problems.problems),
         prompt_id=benchmark.prompt,
         prompt_version=wording_version(benchmark),
-        policies={name: _policy_record(policy, text, engines["target"]) for name, (policy, text) in policies.items()},
-        engines={role: engine_record(engine) for role, engine in engines.items()} | judge_records(judges or {}),
-        pair=pair_hash,
+        policies={name: _policy_record(policy, text, pair.target) for name, (policy, text) in policies.items()},
+        engines=engine_records(pair),
+        pair=pair.hash,
         temperature=temperature,
         top_p=sampling.top_p,
         max_tokens=settings.max_tokens if settings.max_tokens is not None else benchmark.max_tokens,
@@ -55,10 +63,7 @@ def conditions(
         concurrency=settings.concurrency,
         grader=benchmark.grader,
         num_repeats=settings.num_repeats if settings.num_repeats is not None else benchmark.default_repeats,
-        versions=versions(),
-        commit=commit(),
-        hardware=hardware(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        **dict(current_conditions(pair)),
     )
 
 
@@ -70,18 +75,21 @@ def engine_record(engine: Engine | None) -> EngineRecord | None:
     return EngineRecord.model_validate({**engine.describe(), **behavior})
 
 
-def judge_records(judges: Mapping[str, JudgeModel]) -> dict[str, EngineRecord | None]:
-    """Return the records of judge models, by "judge" and their names."""
-    return {f"judge {name}": EngineRecord.model_validate(judge.describe()) for name, judge in judges.items()}
+def engine_records(pair: Pair) -> dict[str, EngineRecord | None]:
+    """Return the records of all models of a pair by role: "target", "draft", and "judge" with the name of a judge."""
+    models = {"target": engine_record(pair.target), "draft": engine_record(pair.draft)}
+    return models | {
+        f"judge {name}": EngineRecord.model_validate(judge.describe()) for name, judge in pair.judges.items()
+    }
 
 
-def _policy_record(policy: Policy, text: str, target: Engine | None) -> PolicyRecord:
+def _policy_record(policy: Policy, text: str, target: Engine) -> PolicyRecord:
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     return PolicyRecord(
         text=text,
         sha256=sha256,
         token_level_exact=policy.token_level_exact,
-        kind=policy.kind(target.own_speculation if target else None),
+        kind=policy.kind(target.own_speculation),
         drafter=policy.token.drafter,
         judges=tuple(judge.name for judge in policy.judges),
     )

@@ -15,7 +15,6 @@ from stepspec.evaluation.records import (
     Block,
     Failure,
     JudgedStepRecord,
-    Node,
     ResultRow,
     RunRecord,
     StepRecord,
@@ -24,7 +23,7 @@ from stepspec.evaluation.records import (
     Trace,
 )
 from stepspec.evaluation.running.gauges import Gauges
-from stepspec.evaluation.running.schedule import Job, Round, seed_of
+from stepspec.evaluation.running.schedule import Job, JobBlock, Round, seed_of
 from stepspec.evaluation.runs import output_sha256
 from stepspec.loop.step import JudgedStep, Result, Step
 
@@ -79,7 +78,6 @@ class Runner:
         ask: turns a question into the full request text; with None, the systems do so by `run.prompt_id`.
         traces: whether to pass on the text of every step.
         gauges: counters to read before and after every block.
-        node: the machine, for a run on several.
     """
 
     run: RunRecord
@@ -88,7 +86,6 @@ class Runner:
     ask: Callable[[str], str] | None
     traces: bool
     gauges: Gauges
-    node: Node | None = None
 
     async def run_all(self, rounds: Sequence[Round], receiver: Receiver) -> None:
         """Run rounds, one block after the other.
@@ -96,24 +93,23 @@ class Runner:
         Raises:
             EngineError: an engine failed several times in a row.
         """
-        await self.warm_up(rounds)
-        for each in rounds:
-            for block in each:
-                await self.run_block(block, receiver)
+        blocks = [block for each in rounds for block in each]
+        await self.warm_up(blocks)
+        for block in blocks:
+            await self.run_block(block, receiver)
 
-    async def warm_up(self, rounds: Sequence[Round]) -> None:
+    async def warm_up(self, blocks: Sequence[JobBlock]) -> None:
         """Send warm-up requests under each policy, so that no recorded request is the first of its kind.
 
         As many run concurrently as in the largest block.
         """
-        blocks = [block for each in rounds for block in each]
         policies = {job.policy for block in blocks for job in block}
         limit = min(self.run.max_tokens, WARM_UP_MAX_TOKENS)
         num_requests = min(self.run.concurrency, max(map(len, blocks), default=0))
         for policy in [name for name in self.run.policies if name in policies]:
             await _run_concurrently([self._generate(policy, WARM_UP_QUESTION, 0, limit) for _ in range(num_requests)])
 
-    async def run_block(self, block: Sequence[Job], receiver: Receiver) -> None:
+    async def run_block(self, block: JobBlock, receiver: Receiver) -> None:
         """Run jobs of one policy, `concurrency` at a time, and pass on the measurements that cover all of them.
 
         The engines' caches are cleared before the block, so that an earlier policy's work cannot help this one. Within
@@ -149,7 +145,6 @@ class Runner:
                     committed_tokens=sum(row.tokens.committed for row in rows),
                     joules=self.gauges.joules_since(before, now),
                     usage=self.gauges.usage_since(before, now),
-                    node=self.node,
                 )
             )
 
@@ -173,7 +168,7 @@ class Runner:
         cut_short = result.finish_reason == "length"
         # Run in a thread, because grading an answer can take seconds.
         grade = await asyncio.to_thread(self.grading.grade, result.answer, job.problem.gold, cut_short=cut_short)
-        row = _make_row(self.run, job, result, grade, self.node)
+        row = make_row(self.run, job, result, grade)
         receiver.add(row, _make_trace(job, result) if self.traces else None)
         return row
 
@@ -214,7 +209,8 @@ async def _run_concurrently(coroutines: Sequence[Coroutine[None, None, object]])
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _make_row(run: RunRecord, job: Job, result: Result, grade: Grade, node: Node | None) -> ResultRow:
+def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRow:
+    """Return the row of a finished job."""
     counts, times = asdict(result.counts), asdict(result.times)
     return ResultRow(
         problem=job.problem.id,
@@ -245,7 +241,6 @@ def _make_row(run: RunRecord, job: Job, result: Result, grade: Grade, node: Node
         target_passes=result.counts.target_passes,
         steps=[_step_record(step, with_text=False) for step in result.steps],
         reached=list(result.times.reached),
-        node=node and node.name,
     )
 
 

@@ -79,9 +79,9 @@ def balanced_orders(policies: Sequence[str]) -> list[list[str]]:
     return orders
 
 
-Block = Sequence[Job]
+JobBlock = Sequence[Job]
 """Jobs of one policy that run together."""
-Round = Sequence[Block]
+Round = Sequence[JobBlock]
 """Blocks with the same problems, which run one after the other and on the same machine."""
 
 

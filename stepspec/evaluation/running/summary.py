@@ -1,8 +1,9 @@
 """Summarizes rows: accuracies with intervals, speedups over the same problems, rates and sums.
 
 A policy's own figures cover all its rows. Paired figures cover the (problem, repeat) pairs that are finished under
-every policy with any row, summed per problem, and for times on the same machine. Accuracies count requests that ended in an error as not correct. The
-target's accuracy is not compared with itself: those fields are null.
+every policy with any row, summed per problem. Times are only of pairs that ran on the same machine. Accuracies count
+requests that ended in an error as not correct. The target's accuracy is not compared with itself, so those fields are
+null.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,0 +1,223 @@
+"""Evaluations on a real local Ray: the rows of one process, also when workers are killed, and one progress line."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from scripted_runs import make_problems, make_result, make_run
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("ray", reason="ray is not installed")
+
+from stepspec.api.loading import Pair, load_pair
+from stepspec.cli import app
+from stepspec.errors import EngineError, ModelError, UsageError
+from stepspec.evaluation.benchmark import asked
+from stepspec.evaluation.grade import Grade
+from stepspec.evaluation.records import Node, ResultRow
+from stepspec.evaluation.running import (
+    Evaluation,
+    Executor,
+    Grader,
+    Keeping,
+    Local,
+    Settings,
+    conditions,
+    fit_policies,
+    load_benchmark,
+    load_policies,
+    load_problems,
+    summarise,
+)
+from stepspec.evaluation.running.on_ray import About, Cluster, OnRay, _check_same, _completed, connected
+from stepspec.evaluation.running.runner import make_row
+from stepspec.evaluation.running.schedule import Job
+from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, iter_traces, says
+
+NUM_PROBLEMS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with connected(Cluster("local", workers=2, cpus=0.5)) as found:
+        yield found
+
+
+async def evaluated(executor: Executor, folder: Path, num_problems: int = NUM_PROBLEMS, kill: Any = None) -> Any:
+    """Run the target and `stepspec` on the first problems of gsm-mini, at temperature 0."""
+    name, benchmark = load_benchmark("gsm-mini")
+    problems = load_problems(benchmark, None, num_problems)
+    async with executor:
+        fitted = await executor.call(partial(fit_policies, load_policies(["target", "stepspec"])))
+        settings = Settings(temperature=0.0, max_tokens=160)
+        make = partial(conditions, name, benchmark, problems, fitted.policies, settings)
+        task = Evaluation(
+            await executor.call(make),
+            {name: policy for name, (policy, _) in fitted.policies.items()},
+            Keeping(folder, traces=True),
+            Grader(benchmark.grader),
+            ask=partial(asked, benchmark),
+            gauges=True,
+        )
+        return await executor.evaluate(task, problems.problems, on_row=kill)
+
+
+def texts(folder: Path) -> dict[Any, Any]:
+    """Return what the rows of a run say, by their keys."""
+    return {row.key: (row.output_sha256, row.status, row.tokens, row.steps) for row in iter_rows(folder)}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    asyncio.run(evaluated(Local(load_pair(notes=False)), folder))
+    return folder
+
+
+def workers() -> list[psutil.Process]:
+    """Return the processes of the workers."""
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "ray::Worker" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Killer:
+    """Kills a worker after every second row, until it has killed enough."""
+
+    def __init__(self, num_kills: int) -> None:
+        self.num_left = num_kills
+
+    def __call__(self, row: ResultRow | None, done: int, total: int) -> None:
+        if self.num_left and row is not None and done % 2:
+            for process in workers()[:1]:
+                os.kill(process.pid, signal.SIGKILL)
+                self.num_left -= 1
+
+
+@pytest.mark.parametrize(
+    ("num_problems", "num_kills"), [(NUM_PROBLEMS, 2), pytest.param(24, 10, marks=pytest.mark.soak)]
+)
+def test_killed_workers_change_no_row(
+    cluster: Cluster, alone: Path, tmp_path: Path, num_problems: int, num_kills: int
+) -> None:
+    if num_problems > NUM_PROBLEMS:
+        alone = tmp_path / "alone"
+        asyncio.run(evaluated(Local(load_pair(notes=False)), alone, num_problems))
+    killer = Killer(num_kills)
+    executor = OnRay(cluster, partial(load_pair, notes=False))
+    summary = asyncio.run(evaluated(executor, tmp_path / "run", num_problems, killer))
+    assert killer.num_left == 0
+    found = [row.key for row in iter_rows(tmp_path / "run")]
+    assert len(found) == len(set(found)) == 2 * num_problems
+    assert texts(tmp_path / "run") == texts(alone)
+    traces = {trace.key: says(trace) for trace in iter_traces(tmp_path / "run")}
+    assert all(traces[row.key] == row.output_sha256 for row in iter_rows(tmp_path / "run"))
+    assert not list(iter_failures(tmp_path / "run"))
+    (node,) = summary.nodes
+    assert {row.node for row in iter_rows(tmp_path / "run")} == {node.name}
+    assert all(block.usage and block.node for block in iter_blocks(tmp_path / "run"))
+    assert summary.policies["stepspec"].speedup_vs_target is not None
+    assert not workers()
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def test_errors_of_workers_are_those_of_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    async def call(load: Any, function: Any) -> None:
+        async with OnRay(cluster, load) as executor:
+            await executor.call(function)
+
+    with pytest.raises(ModelError, match="There is no folder"):
+        asyncio.run(call(partial(load_pair, "torch:/nothing", needs_draft=False), str))
+    with pytest.raises(UsageError, match="The pair is"):
+        asyncio.run(call(no_pair, refuse))
+    with pytest.raises(EngineError, match="A worker failed: division by zero"):
+        asyncio.run(call(no_pair, divide))
+    with pytest.raises(EngineError, match="5 workers died one after the other"):
+        asyncio.run(call(die, str))
+    assert not workers()
+
+
+def no_pair() -> Pair:
+    return Pair(Nothing(), None)  # type: ignore[arg-type]
+
+
+class Nothing:
+    def describe(self) -> dict[str, str]:
+        return {"name": "nothing"}
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+def refuse(pair: Pair) -> None:
+    raise UsageError(f"The pair is {pair.target.describe()['name']}.")
+
+
+def divide(pair: Pair) -> float:
+    return len(pair.judges) / 0
+
+
+def die() -> Pair:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_without_a_cluster_the_error_says_what_to_do() -> None:
+    found = invoke("eval", "gsm-mini", "--ray", "127.0.0.1:1", "--limit", "1")
+    assert found.exit_code == 2
+    assert "Cannot use a Ray cluster at '127.0.0.1:1'" in found.stderr
+    found = invoke("eval", "gsm-mini", "--workers", "2")
+    assert (found.exit_code, "Add --ray ADDRESS" in found.stderr) == (2, True)
+
+
+def test_workers_take_what_the_machines_have() -> None:
+    small, large, gpu = {"CPU": 2.0}, {"CPU": 8.0}, {"CPU": 16.0, "GPU": 8.0}
+    assert _completed(Cluster("auto"), [small, large, {}]) == Cluster("auto", workers=5, cpus=2, gpus=0)
+    assert _completed(Cluster("auto"), [small, gpu]) == Cluster("auto", workers=8, cpus=1, gpus=1)
+    assert _completed(Cluster("auto", workers=1, cpus=4), [small, large]).workers == 1
+    with pytest.raises(UsageError, match="takes 16 CPUs and 0 GPUs, and no machine"):
+        _completed(Cluster("auto", cpus=16), [small, large])
+
+
+def test_workers_with_other_models_or_versions_are_refused() -> None:
+    def about(name: str, **changes: Any) -> About:
+        fields: dict[str, Any] = {"models": {"target": "1"}, "versions": {"torch": "2.13"}}
+        return About(Node(name=name, hardware={}), **(fields | changes))
+
+    _check_same(about("a"), about("b"))
+    with pytest.raises(UsageError, match=r"The versions on a and b differ \(torch 2.13 and 2.12\)"):
+        _check_same(about("a"), about("b", versions={"torch": "2.12"}))
+    with pytest.raises(UsageError, match="The models on a and b differ"):
+        _check_same(about("a"), about("b", models={"target": "2"}))
+
+
+def test_times_are_compared_on_the_same_machine_only() -> None:
+    problems = {problem.id: problem for problem in make_problems(2)}
+    run = make_run(list(problems.values()))
+
+    def row(problem: str, policy: str, node: str, wall_s: float) -> ResultRow:
+        made = make_row(run, Job(problems[problem], policy, 0), make_result("1", wall_s), Grade("correct"))
+        return made.model_copy(update={"node": node})
+
+    rows = [row("p1", "target", "a", 2.0), row("p1", "token", "a", 1.0), row("p1", "stepspec", "a", 1.0)]
+    apart = [row("p2", "target", "a", 2.0), row("p2", "token", "a", 2.0), row("p2", "stepspec", "b", 20.0)]
+    summary = summarise(run, [*rows, *apart])
+    assert summary.policies["stepspec"].speedup_vs_target == 2.0
+    assert (summary.num_apart, summary.n, summary.policies["stepspec"].n) == (1, 2, 2)
+    same = summarise(run, [*rows, *(each.model_copy(update={"node": "b"}) for each in apart)])
+    assert (same.policies["stepspec"].speedup_vs_target or 9) < 1

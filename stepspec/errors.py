@@ -49,8 +49,11 @@ class TargetError(EngineError):
     """The target failed during a request. `committed` is the text committed before the failure."""
 
     def __init__(self, message: str, committed: str) -> None:
-        super().__init__(message)
+        super().__init__(message, committed)
         self.committed = committed
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 MOST_SHOWN = 60

@@ -10,6 +10,7 @@ dies go to another one.
 import asyncio
 import logging
 import math
+import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +41,8 @@ MAX_DEATHS = 5
 START_S = 600.0
 """Seconds to wait for a place for a worker."""
 CLOSE_S = 10.0
+REACH_S = 5.0
+"""Seconds for a connection to a cluster."""
 
 T = TypeVar("T")
 
@@ -69,8 +72,9 @@ def connected(cluster: Cluster) -> Generator[Cluster]:
         UsageError: there is no such cluster, or none of its machines is large enough.
     """
     try:
+        _check_reachable(cluster.address)
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"Cannot use a Ray cluster at {cluster.address!r}: {reason_of(error)}. Give the HOST:PORT that 'ray start' "
             "shows, auto on a machine of the cluster, or local to start one here."
@@ -80,6 +84,17 @@ def connected(cluster: Cluster) -> Generator[Cluster]:
         yield _completed(cluster, [each["Resources"] for each in nodes if each["Alive"]])
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Check that something listens at the address of a cluster. Ray itself tries for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if separator and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
 
 
 def _completed(cluster: Cluster, nodes: Sequence[Mapping[str, float]]) -> Cluster:

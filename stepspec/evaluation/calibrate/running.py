@@ -220,7 +220,7 @@ class Calibration:
         seconds = sum(row.wall_s for row in rows) / num_problems
         if self._task.agreement:
             seconds += sum(row.wall_s for row in rows if row.policy == BASELINE) / num_problems
-        return seconds / min(self._task.identity.concurrency, MOST_GAIN)
+        return seconds / min(self._task.identity.concurrency, MOST_GAIN) / self._executor.num_workers
 
     async def _test(self, plan: Planned) -> list[Tested]:
         """Test the settings in their order, each until it is decided, the problems or the budget end."""

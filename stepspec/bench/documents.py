@@ -29,6 +29,7 @@ from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.bench.service import concurrency, records
+from stepspec.bench.service.affinity import Affinity
 from stepspec.bench.service.faults import Faults
 from stepspec.bench.service.instant import Instant
 from stepspec.bench.service.overload import Overload
@@ -91,6 +92,7 @@ MEASURED: Mapping[str, Measured] = {
 }
 """By the folder under `evals/results`."""
 SCENARIOS: Mapping[str, type[records.Scenario]] = {
+    "affinity": Affinity,
     "concurrency": concurrency.Concurrency,
     "faults": Faults,
     "instant": Instant,
@@ -99,6 +101,8 @@ SCENARIOS: Mapping[str, type[records.Scenario]] = {
     "streams": Streams,
 }
 """By the file under `evals/results/service`."""
+ON_MANY_MACHINES = frozenset({"affinity", "distance", "replicas", "sizing"})
+"""Scenarios that `docs/many-machines.md` shows. The others are in `docs/service.md`."""
 LEARNED = ("embedded-t0", "smol-t06")
 """Calibrations whose recorded steps compare a learned judge with its signals."""
 
@@ -140,7 +144,7 @@ def generated(root: Path) -> dict[Path, str]:
             for file in sorted((results / name).glob("*.json"))
         ),
         *(
-            ("docs/service.md", "load", file.stem, scenario_block(file))
+            (scenario_page(file), "load", file.stem, scenario_block(file))
             for file in sorted((results / "service").glob("*.json"))
         ),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
@@ -175,12 +179,18 @@ def measured_block(name: str, file: Path) -> str:
     return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
 
 
+def scenario_page(file: Path) -> str:
+    """Return the page that shows a file of `stepspec bench service`."""
+    return "docs/many-machines.md" if file.stem in ON_MANY_MACHINES else "docs/service.md"
+
+
 def scenario_block(file: Path) -> str:
     """Return Markdown tables of a file of `stepspec bench service`, and where it was measured."""
     found = SCENARIOS[file.stem].model_validate_json(file.read_text("utf-8"))
     tables, about = [markdown_table(records.HEADS, records.rows_of(found))], found.title
+    if found.details is not None:
+        tables.insert(0, markdown_table(*found.details))
     if isinstance(found, concurrency.Concurrency):
-        tables.insert(0, markdown_table(concurrency.HEADS, concurrency.rows_of(found)))
         about = f"{concurrency.in_words(found)}. Intervals are 95%"
     return "\n\n".join([*tables, f"{about}; {machine_in_words(found)}."])
 

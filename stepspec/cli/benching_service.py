@@ -190,6 +190,33 @@ def bench_replicas(
     _finish([scenario_table(found)], found, json_file)
 
 
+@app.command("affinity")
+def bench_affinity(
+    conversations: Annotated[int, typer.Option(min=2, help="Conversations under each policy.")] = 8,
+    turns: Annotated[int, typer.Option(min=2, max=16, help="Turns of a conversation.")] = 6,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Python with vLLM and vllm-router. Default: that of .venv-vllm."),
+    ] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the prefix caches of two vLLM servers behind a router with that of one, with affinity and without."""
+    from stepspec.bench.service.affinity import SETTINGS, Affinity, affinity_table, conversations_of, reuse
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.vllm_servers import PYTHON, vllm_versions
+
+    python, conditions, results = vllm or PYTHON, _conditions(), list[Any]()
+    conditions["versions"] = {**conditions["versions"], **vllm_versions(python)}
+    talks = conversations_of(conversations, turns)
+    with make_meter() as meter:
+        for setting in SETTINGS:
+            meter.begin(setting.name)
+            results += asyncio.run(reuse(setting, python, talks, meter.show))
+    about = {"conversations": conversations, "turns": turns}
+    found = Affinity.model_validate({**conditions, **about, "results": results})
+    _finish([affinity_table(found), scenario_table(found)], found, json_file)
+
+
 def _conditions() -> dict[str, Any]:
     """Return hardware, versions, commit and start time. Call it before measuring, as files can change meanwhile."""
     from stepspec.evaluation.machine import commit, hardware, versions

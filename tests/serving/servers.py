@@ -24,6 +24,11 @@ needs_vllm = pytest.mark.skipif(
     not VLLM_PYTHON.exists(), reason="there is no .venv-vllm; `make test` creates it if vLLM has a CPU build"
 )
 
+needs_router = pytest.mark.skipif(
+    not any(VLLM_PYTHON.parents[1].glob("lib/python*/site-packages/vllm_router")),
+    reason="there is no vllm-router in .venv-vllm; `make test` installs it if it has a build for this machine",
+)
+
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 
 

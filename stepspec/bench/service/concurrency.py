@@ -87,6 +87,11 @@ class Concurrency(Scenario):
             checks.append(Check(name=f"{name}, target alone", value=target))
         return checks
 
+    @property
+    def details(self) -> tuple[Sequence[str], list[list[str]]]:
+        """See `Scenario.details`."""
+        return HEADS, rows_of(self)
+
 
 async def models_of(service: Service) -> tuple[str, str, str]:
     """Return the default policy of a service, and the names of its model under that policy and under the target.
@@ -196,4 +201,4 @@ def in_words(found: Concurrency) -> str:
 
 def concurrency_table(found: Concurrency) -> Table:
     """Return a terminal table by concurrent requests."""
-    return cells_table(f"throughput of {found.policy} over that of the target alone", HEADS, rows_of(found))
+    return cells_table(f"throughput of {found.policy} over that of the target alone", *found.details)

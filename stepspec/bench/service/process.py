@@ -1,16 +1,19 @@
-"""The process of a service that a measurement starts, and what it uses."""
+"""The processes of services and servers that a measurement starts, and what they use."""
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from typing import IO, TypeVar
 
 from stepspec.base.extras import from_extra
 from stepspec.bench.service.client import Address, Client
@@ -20,11 +23,16 @@ from stepspec.errors import EngineError
 with from_extra("dev", "stepspec bench service"):
     import psutil
 
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
 SERVING = re.compile(r"Serving at http://([\w.]+):(\d+)")
 START_S = 300.0
-"""Seconds that a service may take to load its models."""
+"""Seconds that a service or a server may take to load its models."""
 STOP_S = 60.0
 POLL_S = 0.1
+HEALTH_S = 5.0
+"""Seconds that a server may take to answer `GET /health`."""
 MIB = 2**20
 
 
@@ -99,29 +107,97 @@ def started(command: Sequence[str]) -> Generator[StartedService]:
     Raises:
         EngineError: it does not start.
     """
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log)
+    with _running(command, {}) as (process, log):
+        yield StartedService(_when(process, log, _address), process.pid, process)
+
+
+@contextmanager
+def healthy(commands: Sequence[Sequence[str]], variables: Mapping[str, str]) -> Generator[list[Address]]:
+    """Start servers beside each other on free ports, wait until each answers `GET /health`, and end them.
+
+    Args:
+        commands: the command of each server, which gets `--host` and `--port`.
+        variables: environment variables that they get besides those of this process.
+
+    Raises:
+        EngineError: one of them does not start.
+    """
+    with ExitStack() as stack:
+        addresses = [Address(HOST, free_port()) for _ in commands]
+        whole = [
+            [*command, "--host", HOST, "--port", str(address.port)]
+            for command, address in zip(commands, addresses, strict=True)
+        ]
+        running = [stack.enter_context(_running(each, variables)) for each in whole]
+        for (process, log), address in zip(running, addresses, strict=True):
+            _when(process, log, lambda _, address=address: _is_healthy(address) or None)
+        yield addresses
+
+
+def free_port() -> int:
+    """Return a port of the loopback address on which no process listens."""
+    with socket.create_server((HOST, 0)) as free:
+        return free.getsockname()[1]
+
+
+def _is_healthy(address: Address) -> bool:
+    with closing(HTTPConnection(*address, timeout=HEALTH_S)) as connection:
         try:
-            yield StartedService(_address(process, log), process.pid, process)
+            connection.request("GET", "/health")
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], variables: Mapping[str, str]
+) -> Generator[tuple["subprocess.Popen[bytes]", IO[str]]]:
+    """Start a process and yield it with its log. At the end, end it and what it has started."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env={**os.environ, **variables})
+        try:
+            yield process, log
         finally:
+            left = _descendants(process.pid)
             process.terminate()
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            for each in left:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
 
 
-def _address(process: "subprocess.Popen[bytes]", log: IO[str]) -> Address:
-    """Wait until the service serves, and return its address."""
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _when(process: "subprocess.Popen[bytes]", log: IO[str], find: Callable[[str], T | None]) -> T:
+    """Wait until something is found, in the log or elsewhere, and return it.
+
+    Raises:
+        EngineError: the process ends before, or it takes too long.
+    """
     end = time.monotonic() + START_S
     while True:
         exited = process.poll() is not None
-        # The service writes through the same file offset, so read without moving it.
+        # The process writes through the same file offset, so read without moving it.
         text = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
-        if match := SERVING.search(text):
-            return Address(match[1], int(match[2]))
+        if not exited and (found := find(text)) is not None:
+            return found
         if exited or time.monotonic() > end:
             why = f"ended with exit code {process.returncode}" if exited else f"did not start within {START_S:.0f} s"
-            raise EngineError(f"The service {why}. Its log ends with: {text.strip()[-500:]}")
+            raise EngineError(f"The server {why}. Its log ends with: {text.strip()[-500:]}")
         time.sleep(POLL_S)
+
+
+def _address(text: str) -> Address | None:
+    """Return where a service serves, by its log; None if it does not serve yet."""
+    match = SERVING.search(text)
+    return Address(match[1], int(match[2])) if match else None

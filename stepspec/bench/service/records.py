@@ -1,6 +1,7 @@
 """What the measurements of the service have in common: checks of figures against limits, and their tables."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 from rich.table import Table
@@ -45,6 +46,11 @@ class Scenario(Conditions, ABC):
     @abstractmethod
     def checks(self) -> list[Check]:
         """The figures with their limits."""
+
+    @property
+    def details(self) -> tuple[Sequence[str], list[list[str]]] | None:
+        """Heads and rows of a table of what the figures come from; None if there is none."""
+        return None
 
     @property
     def holds(self) -> bool:

@@ -6,7 +6,8 @@ the draft in each service, so the counters of the servers are those of the targe
 
 Two policies run, each on its own conversations. `target` makes one call in each turn, so a cache can only have the
 earlier turns. `specreason` also asks the target for one token after each step of the draft, so most of what a cache has
-was read in the same turn, and affinity is worth less. Neither policy depends on measured times, so all settings get the same calls.
+was read in the same turn, and affinity is worth less. Neither policy depends on measured times, so all settings get the
+same calls.
 
 The replies of earlier turns are the reference answers, so that prompts do not depend on what the models write.
 """
@@ -101,6 +102,11 @@ class Reuse(Record):
         """Tokens of prompts that the servers computed for a request."""
         return (sum(self.queried_tokens) - sum(self.hit_tokens)) / self.requests
 
+    @property
+    def least_share(self) -> float | None:
+        """Share of the tokens of all calls that went to the server with the fewest; None for one server."""
+        return min(self.queried_tokens) / sum(self.queried_tokens) if len(self.queried_tokens) > 1 else None
+
 
 class Affinity(Scenario):
     """The file that `stepspec bench service affinity --json` writes."""
@@ -148,7 +154,7 @@ class Affinity(Scenario):
                 f"{share:.3f}",
                 f"{each.tokens_read:,.0f}",
                 percent(each.reported_tokens / each.prompt_tokens) if each.reported_tokens else UNKNOWN,
-                percent(min(each.queried_tokens) / sum(each.queried_tokens)),
+                percent(each.least_share),
             ]
             for each, share in self._over_one()
         ]

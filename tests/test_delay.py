@@ -1,0 +1,114 @@
+"""The relay that puts a server at a distance: how exact its delay is, and what it leaves as it was."""
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from stepspec.bench.delay import far
+from stepspec.errors import UsageError
+
+pytestmark = pytest.mark.anyio
+GAP_S, CHUNKS = 0.01, 6
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@dataclass
+class Server:
+    """Answers every request, `/stream` in chunks with pauses."""
+
+    port: int = 0
+    num_connections: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whether a client has left."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if b"/stream" not in head:
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                    continue
+                writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+                for _ in range(CHUNKS):
+                    writer.write(b"2\r\nok\r\n")
+                    await asyncio.sleep(GAP_S)
+                writer.write(b"0\r\n\r\n")
+        self.left.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[Server]:
+    server = Server()
+    async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listening:
+        server.port = listening.sockets[0].getsockname()[1]
+        yield server
+
+
+async def seconds(client: httpx.AsyncClient, url: str) -> float:
+    since = time.perf_counter()
+    assert (await client.get(url)).text == "ok"
+    return time.perf_counter() - since
+
+
+@pytest.mark.parametrize("round_trip_s", [0.0, 0.001, 0.005, 0.02])
+async def test_a_request_takes_the_round_trip_longer_and_the_connection_stays(round_trip_s: float) -> None:
+    async with serving() as server, httpx.AsyncClient() as client:
+        with far(server.url, round_trip_s) as relay:
+            first = await seconds(client, relay)
+            own, delayed = [
+                statistics.median([await seconds(client, url) for _ in range(30)]) for url in (server.url, relay)
+            ]
+            assert server.num_connections == 2
+    assert round_trip_s <= delayed - own <= round_trip_s + 0.002
+    assert first >= 2 * round_trip_s, "a new connection takes a round trip of its own"
+
+
+async def test_requests_do_not_wait_for_each_other() -> None:
+    async with serving() as server, httpx.AsyncClient() as client:
+        with far(server.url, 0.1) as relay:
+            since = time.perf_counter()
+            await asyncio.gather(*(seconds(client, relay) for _ in range(20)))
+            assert time.perf_counter() - since < 1.0
+
+
+async def test_a_stream_is_shifted_and_not_slowed() -> None:
+    async with serving() as server, httpx.AsyncClient() as client:
+        with far(server.url, 0.05) as relay:
+            await seconds(client, relay)  # opens the connection
+            since, came = time.perf_counter(), list[float]()
+            async with client.stream("GET", f"{relay}/stream") as response:
+                async for _ in response.aiter_raw():
+                    came.append(time.perf_counter() - since)
+    assert len(came) == CHUNKS
+    assert came[0] >= 0.05
+    assert came[-1] - came[0] == pytest.approx((CHUNKS - 1) * GAP_S, abs=0.03)
+
+
+async def test_a_client_that_leaves_is_gone_at_the_server_too() -> None:
+    async with serving() as server:
+        with far(server.url, 0.01) as relay:
+            async with httpx.AsyncClient() as client:
+                await seconds(client, relay)
+            await asyncio.wait_for(server.left.wait(), 1)
+
+
+async def test_an_address_without_a_port_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be put at a distance"), far("https://host/v1", 0.01):
+        pass

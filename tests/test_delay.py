@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import statistics
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -72,11 +71,9 @@ async def test_a_request_takes_the_round_trip_longer_and_the_connection_stays(ro
     async with serving() as server, httpx.AsyncClient() as client:
         with far(server.url, round_trip_s) as relay:
             first = await seconds(client, relay)
-            own, delayed = [
-                statistics.median([await seconds(client, url) for _ in range(30)]) for url in (server.url, relay)
-            ]
+            own, delayed = [min([await seconds(client, url) for _ in range(30)]) for url in (server.url, relay)]
             assert server.num_connections == 2
-    assert round_trip_s <= delayed - own <= round_trip_s + 0.002
+    assert round_trip_s - 1e-4 <= delayed - own <= round_trip_s + 1e-3
     assert first >= 2 * round_trip_s, "a new connection takes a round trip of its own"
 
 

@@ -383,6 +383,13 @@ class ScriptedEngine:
         return text
 
 
+class FarEngine(ScriptedEngine):
+    """A scripted engine on a server, as far away as the delays of its script."""
+
+    async def round_trip_s(self) -> float:
+        return 0.02
+
+
 PROMPT = "<|user|>How many?<|end|><|assistant|><think>"
 
 
@@ -419,10 +426,11 @@ class Stage:
     target_context: int = 100_000
     draft_context: int = 100_000
     tags: bool = True
+    draft_kind: type[ScriptedEngine] = ScriptedEngine
 
     def __post_init__(self) -> None:
         self.tokenizer = WordTokenizer(tags=self.tags)
-        self.draft = ScriptedEngine(self.tokenizer, self.draft_replies, name="draft", max_context=self.draft_context)
+        self.draft = self.draft_kind(self.tokenizer, self.draft_replies, name="draft", max_context=self.draft_context)
         self.target = ScriptedEngine(
             self.tokenizer,
             self.target_replies,

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.thinking import ThinkingTags
@@ -561,6 +561,19 @@ class Engine(Protocol):
 
     async def aclose(self) -> None:
         """Cancel all calls and free the model."""
+        ...
+
+
+@runtime_checkable
+class Distant(Protocol):
+    """An engine whose model runs elsewhere, so that its calls take nothing from the engines of this process."""
+
+    async def round_trip_s(self) -> float:
+        """Return the seconds that its smallest request takes: the way there and back, and hardly any work.
+
+        Raises:
+            EngineError: the server does not answer.
+        """
         ...
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from types import TracebackType
+from typing import Literal
 
 from stepspec.engines.protocol import Probe, Stop, Verification
 from stepspec.errors import ContextError, EngineError
@@ -131,21 +132,26 @@ class Proposing:
     Attributes:
         depth: most steps of a chain.
         answer: whether the draft goes on with the answer after a step that ends the thinking.
-        ahead: whether it writes the next chain while the target judges one.
+        ahead: whether it writes the next chain while the target judges one; "auto" if that is decided for each chain.
         rereads: whether the target reads the whole text again to check an answer of the draft.
     """
 
     depth: Depth = 1
     answer: bool = False
-    ahead: bool = False
+    ahead: bool | Literal["auto"] = False
     rereads: bool = False
 
+    def now(self, request: Request) -> "Proposing":
+        """Return what the draft may propose next, by the times that were measured."""
+        return self if self.ahead != "auto" else replace(self, ahead=request.pace.depth.looks_ahead())
+
     @classmethod
-    def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: bool) -> "Proposing":
+    def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: bool | Literal["auto"]) -> "Proposing":
         """Return what is possible for a request. A recording wants the costs of every step, and a target that would
         read the whole text again for its choices alone is asked for them only to check an answer."""
         if request.judged_steps is not None:
             return cls()
+        ahead = ahead if ahead != "auto" or request.is_apart else False  # else both would take the same processor
         abilities, scores = request.target.abilities, request.policy.needs_scores
         if "choices" not in abilities:
             return cls(ahead=ahead)
@@ -203,7 +209,7 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
     """
     started = time.perf_counter()
     request.pace.tries(request)
-    most = request.pace.depth.best(ahead=table.ahead) if table.depth == "auto" else table.depth
+    most = request.pace.depth.best(ahead=table.ahead is True) if table.depth == "auto" else table.depth
     most = 1 if request.transcript.open_ids else most  # the rest of a step has less room than a whole one
     chain, answer, goes_on, answer_s = list[Proposal](), list[int](), True, None
     try:
@@ -219,13 +225,15 @@ async def propose_chain(request: Request, table: Proposing, front: Front) -> Cha
             goes_on = proposal.end == "delimiter" and not request.is_hopeless(proposal, front.text)
             chain.append(proposal)
             front.add(proposal)
-        if table.answer and chain and goes_on and not (table.ahead or table.rereads):
+        asks = not (table.ahead or table.rereads) and (not request.draft_is_far or request.pace.depth.asks_for_end())
+        if table.answer and chain and goes_on and asks:
             tag = await _draft_tag(request, front.uncommitted)
             if tag is not None:
                 goes_on = False
                 chain.append(tag)
                 front.add(tag)
         ends = bool(chain) and request.tags is not None and chain[-1].tag == request.tags.end
+        request.pace.depth.proposed(ends=ends)
         if table.answer and ends and _may_answer(request, front.uncommitted):
             num_before, since = len(request.transcript.buffer) + len(front.uncommitted), time.perf_counter()
             if not table.rereads or request.pace.rereads(num_before + MAX_ANSWER):
@@ -314,7 +322,8 @@ class Chains:
 
     async def judged(self) -> AsyncGenerator[Judged, None]:
         """Let the draft propose a chain, and yield its steps as they are judged; see `judge_chain`."""
-        chain, table = await self._take(), self._table
+        table = self._table.now(self._request)
+        chain = await self._take(table)
         goes_on = chain.goes_on and not self._request.transcript.open_ids  # else the rest of a step has its own limits
         if table.ahead and goes_on and self._request.room_after(chain.ids):
             self._next = NextChain(self._request, table, chain)
@@ -327,14 +336,14 @@ class Chains:
         if num_accepted < len(chain.steps):
             await self.drop_ahead()
 
-    async def _take(self) -> Chain:
+    async def _take(self, table: Proposing) -> Chain:
         following, self._next = self._next, None
         chain = None if following is None else await following.take()
         if chain is not None:
             return chain
-        if self._table.ahead:
+        if table.ahead:
             self._request.read_ahead()
-        return await propose_chain(self._request, self._table, Front(self._request))
+        return await propose_chain(self._request, table, Front(self._request))
 
     async def drop_ahead(self) -> None:
         """Stop what the draft writes ahead, and count it."""

@@ -11,8 +11,8 @@ MEMORY = 0.98
 """What an observation counts after the next one of its kind. The memory is of about 50 observations."""
 FIRST_PASSES = 2
 """Passes over single steps before a chain is longer than one."""
-MARGIN = 1.02
-"""How much faster a longer chain must be expected to be."""
+MARGIN, AHEAD_MARGIN = 1.02, 1.05
+"""How much faster a longer chain must be expected to be, and one that is written while the target judges."""
 
 
 class Mean:
@@ -31,8 +31,43 @@ class Mean:
         return self._sum / self.weight if self.weight else 0.0
 
 
+class Line:
+    """A line through the latest pairs of a number of tokens and the seconds that they took."""
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
+
+    def note(self, num_tokens: float, seconds: float) -> None:
+        """Add a pair."""
+        values = num_tokens, seconds, num_tokens**2, num_tokens * seconds
+        for mean, value in zip((self._tokens, self._seconds, self._squares, self._products), values, strict=True):
+            mean.note(value)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a pair."""
+        return self._tokens.weight > 0
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the seconds; 0 without pairs."""
+        return self._seconds.value
+
+    def at(self, num_tokens: float) -> float:
+        """Return the seconds that some tokens take. Only after a first pair.
+
+        As long as all pairs have equally many tokens, half of the seconds are taken to be independent of them.
+        """
+        tokens, seconds = self._tokens.value, self._seconds.value
+        variance = self._squares.value - tokens**2
+        covariance = self._products.value - tokens * seconds
+        slope = covariance / variance if variance > tokens**2 / 100 else seconds / tokens / 2
+        slope = min(max(slope, 0.0), seconds / tokens)
+        return seconds + slope * (num_tokens - tokens)
+
+
 class ChainDepth:
-    """Chooses the length of chains.
+    """Chooses the length of chains, and what else the draft does before the target has judged.
 
     One pass over many steps costs less than one for each, but the steps after a rejected one are written in vain. With
     p the share of accepted steps, a chain of k steps commits p + .. + p^k of them and, if one was rejected, the
@@ -44,30 +79,32 @@ class ChainDepth:
 
     def __init__(self) -> None:
         self.step_tokens = Mean()
-        self._draft_s, self._write_s = Mean(), Mean()
-        self._read, self._seconds, self._squares, self._products = Mean(), Mean(), Mean(), Mean()
+        self._drafting, self._reading, self._write_s = Line(), Line(), Mean()
         self._num_passes = 0
         self.forget()
 
     def forget(self) -> None:
         """Drop what was learned from texts, the share of accepted steps. The costs are preserved."""
         self._accepted = Mean(PRIOR_ACCEPTED, PRIOR_WEIGHT)
+        self._ends = Mean()
 
     def drafted(self, num_tokens: int, seconds: float) -> None:
         """Note that the draft has written a step."""
-        self._draft_s.note(seconds)
+        self._drafting.note(max(1, num_tokens), seconds)
         self.step_tokens.note(num_tokens)
 
     def read(self, num_tokens: int, seconds: float) -> None:
         """Note that the target has read tokens in one pass to judge steps."""
         self._num_passes += 1
-        values = num_tokens, seconds, num_tokens**2, num_tokens * seconds
-        for mean, value in zip((self._read, self._seconds, self._squares, self._products), values, strict=True):
-            mean.note(value)
+        self._reading.note(num_tokens, seconds)
 
     def decided(self, *, accepted: bool) -> None:
         """Note the verdict on a step."""
         self._accepted.note(accepted)
+
+    def proposed(self, *, ends: bool) -> None:
+        """Note that the draft has written a chain, and whether it ends the thinking."""
+        self._ends.note(ends)
 
     def replaced(self, seconds: float) -> None:
         """Note that the target has written a rejected step again."""
@@ -84,29 +121,47 @@ class ChainDepth:
                 best = depth
         return best
 
+    def looks_ahead(self) -> bool:
+        """Return whether the draft should write on while the target judges, if neither takes anything from the other.
+
+        What it writes after a rejected step is dropped, and the call of a distant draft with it.
+        """
+        if self._num_passes < FIRST_PASSES:
+            return False
+        alone, ahead = (self._speed(self.best(ahead=each), ahead=each) for each in (False, True))
+        return ahead > AHEAD_MARGIN * alone
+
+    def asks_for_end(self) -> bool:
+        """Return whether to ask the draft after a chain if it ends the thinking there.
+
+        Where it does, that saves a pass of the target; elsewhere the call was in vain.
+        """
+        if not (self._drafting.is_known and self._reading.is_known):
+            return True
+        share = self._ends.value
+        return share * self.pass_s(1) > (1 - share) * self._drafting.at(1)
+
+    def continues(self, num_tokens: int, token_s: float) -> bool:
+        """Return whether the draft and a pass of the target take less than the target for the rest of a step.
+
+        Args:
+            num_tokens: tokens of the rest.
+            token_s: seconds that the target takes for one.
+        """
+        if not (self._drafting.is_known and self._reading.is_known):
+            return True
+        return self._drafting.at(num_tokens) + self.pass_s(num_tokens) < num_tokens * token_s
+
     def _speed(self, depth: int, *, ahead: bool) -> float:
         """Return the expected steps a second of chains."""
         share = self._accepted.value
         all_stand = share**depth
         committed = sum(share**number for number in range(1, depth + 1)) + 1 - all_stand
-        draft_s, pass_s = depth * self._draft_s.value, self.pass_s(depth * self.step_tokens.value)
+        draft_s, pass_s = depth * self._drafting.mean_s, self.pass_s(depth * self.step_tokens.value)
         waited_s = draft_s - all_stand * min(draft_s, pass_s) if ahead else draft_s
         seconds = waited_s + pass_s + (1 - all_stand) * self._write_s.value
         return committed / seconds if seconds else 0.0
 
     def pass_s(self, num_tokens: float) -> float:
         """Return the seconds of a pass that reads some tokens. Only after a first pass."""
-        base_s, token_s = self._pass_s()
-        return base_s + num_tokens * token_s
-
-    def _pass_s(self) -> tuple[float, float]:
-        """Return the seconds of a pass and those of each token that it reads, from a line through the observations.
-
-        As long as all passes were equally long, half of the seconds are taken for the pass's own.
-        """
-        tokens, seconds = self._read.value, self._seconds.value
-        variance = self._squares.value - tokens**2
-        covariance = self._products.value - tokens * seconds
-        slope = covariance / variance if variance > tokens**2 / 100 else seconds / tokens / 2
-        slope = min(max(slope, 0.0), seconds / tokens)
-        return seconds - slope * tokens, slope
+        return self._reading.at(num_tokens)

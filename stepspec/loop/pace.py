@@ -311,6 +311,11 @@ class StepPace:
         self._num_rested = (self._num_rested + 1) % self._rest
         return not self._num_rested
 
+    def continues(self, num_tokens: int) -> bool:
+        """Return whether the draft should go on with a step of which the target has rejected the last `num_tokens`, by
+        the times of both models."""
+        return not self._target.is_known or self.depth.continues(max(1, num_tokens), self._target.token_s)
+
     def patience_s(self, num_unread: int) -> float | None:
         """Return the seconds after which a draft that is still writing a step is too slow to be of use; None for no
         limit.

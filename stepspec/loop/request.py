@@ -17,6 +17,7 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import (
     Chunk,
+    Distant,
     Drafting,
     Engine,
     Generate,
@@ -140,6 +141,10 @@ class Request:
             session=self.session,
         )
         self.limits = Limits(self.demands, self.ledger, self.transcript)
+        self.draft_is_far = isinstance(self.draft, Distant)
+        """Whether the draft is on a server, so that each call of it takes a round trip."""
+        self.is_apart = self.draft_is_far or isinstance(self.target, Distant)
+        """Whether one model is on a server, so that both can work at the same time."""
         self.events: asyncio.Queue[Event | None] = asyncio.Queue()
         self._origin: Origin = "target"  # of the open step
         self._num_from_draft = 0
@@ -704,6 +709,7 @@ class Request:
         hint, since = self._salvage(judged), time.perf_counter()
         num_salvaged = self._num_from_draft - num_before
         redrafts = self.policy.salvage is not None and self.policy.salvage.redraft and not judged.proposal.aborted
+        redrafts = redrafts and (not self.draft_is_far or self.pace.continues(len(hint)))
         if redrafts and len(self.transcript.open_ids) > num_open and not self.step_is_over and self.limits.room > 0:
             self._record(judged, num_salvaged)
             return

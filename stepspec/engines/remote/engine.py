@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from statistics import median
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -78,6 +79,9 @@ FURTHER = ("top_k", "min_p", "repetition_penalty")
 
 MAX_TAG = 64
 """Maximum length of an incomplete tag that is held back from encoding, in characters."""
+
+ROUND_TRIPS = 9
+"""Number of requests that measure the round trip."""
 
 ENDED = {"stop", "length"}
 """Known values of `finish_reason`."""
@@ -463,6 +467,16 @@ class RemoteEngine:
             EngineError: it does not.
         """
         await self._wire.check(f"{self.address.base}/models")
+
+    async def round_trip_s(self) -> float:
+        """See `Distant.round_trip_s`. The median of a few requests for the list of models, over an open connection."""
+        await self.check_health()  # opens the connection
+        found = list[float]()
+        for _ in range(ROUND_TRIPS):
+            since = time.perf_counter()
+            await self.check_health()
+            found.append(time.perf_counter() - since)
+        return median(found)
 
     async def forget(self) -> None:
         """See `Engine.forget`. Later requests have a new cache salt, if the server supports one."""

@@ -293,6 +293,11 @@ class Replicas:
         logger.warning("%s answers again.", replica.address.base)
         return True
 
+    async def round_trip_s(self) -> float:
+        """See `Distant.round_trip_s`. Of several servers, that of the farthest one that works."""
+        working = [replica.engine for replica in self._replicas if replica.works and replica.engine is not None]
+        return max([await engine.round_trip_s() for engine in working or [self._first]])
+
     async def forget(self) -> None:
         """See `Engine.forget`."""
         for replica in self._replicas:

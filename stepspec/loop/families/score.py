@@ -1,6 +1,6 @@
 """The draft proposes steps, and judges decide about each of them."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,9 +23,9 @@ class ScoreTable(FamilyTable):
     draft_answer: bool = False
     """Whether the draft goes on with the answer after it has ended the thinking. The target keeps what it would have
     written itself."""
-    look_ahead: bool = False
+    look_ahead: bool | Literal["auto"] = False
     """Whether the draft writes the next steps while the target judges, and the target reads the prompt while the draft
-    writes the first ones."""
+    writes the first ones. `auto` does so where a model is on a server and that is faster by measured times."""
     max_overhead: float | None = Field(default=None, ge=0)
     """Largest share of the target's own time that speculation on steps may cost, over the requests of a session. Beyond
     it, the target writes until the draft may try again; so it does under load, where speculation was measured to give
@@ -51,7 +51,7 @@ class ScoreTable(FamilyTable):
     @property
     def waste_rate(self) -> int:
         """See `FamilyTable.waste_rate`."""
-        return max(self.candidates, (1 + self.look_ahead) * (MAX_DEPTH if self.depth == "auto" else self.depth))
+        return max(self.candidates, (1 + bool(self.look_ahead)) * (MAX_DEPTH if self.depth == "auto" else self.depth))
 
 
 async def score(request: Request, table: ScoreTable) -> None:

@@ -1,13 +1,17 @@
 """A model that is far away: what chains, look-ahead, salvage and the end of the thinking make of measured times."""
 
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scripted import FarEngine, Opinion, Reply, ScriptedEngine, Stage
 
+from stepspec.bench.distance import AtDistance, Distances, by_times, has_chains
+from stepspec.bench.documents import measured_block
 from stepspec.loop.depth import MAX_DEPTH, ChainDepth
-from stepspec.loop.policy import Policy
+from stepspec.loop.policy import Policy, load_policy
 
 pytestmark = pytest.mark.anyio
 
@@ -159,3 +163,44 @@ async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_
 def test_a_look_ahead_that_is_neither_a_switch_nor_auto_is_a_sentence() -> None:
     with pytest.raises(ValueError, match="look_ahead"):
         chains(look_ahead="often")
+
+
+def row(policy: str, round_trip_ms: float | None, **changes: Any) -> AtDistance:
+    fields: dict[str, Any] = {"measured_ms": round_trip_ms, "problems": 12, "seconds": 0.5, "speedup": 1.5}
+    fields |= {"speedup_ci": (1.25, 1.75), "correct": 1.0, "steps_accepted": 0.9, "from_draft": 0.8}
+    return AtDistance(policy=policy, round_trip_ms=round_trip_ms, **fields | {"depth": None, "ahead": None} | changes)
+
+
+def test_the_table_has_each_policy_with_its_distances(tmp_path: Path) -> None:
+    results = [row("target", None), row("stepspec", None), row("lookahead", 5.0), row("stepspec", 5.0, depth=2.5)]
+    found = Distances(
+        versions={},
+        commit=None,
+        hardware={},
+        started="",
+        benchmark="gsm-mini",
+        temperature=0.0,
+        seed=0,
+        engines={},
+        results=results,
+    )
+    (tmp_path / "embedded.json").write_text(found.model_dump_json(), "utf-8")
+    lines = measured_block("distance", tmp_path / "embedded.json").splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:6]] == [
+        ["| target", "in this process"],
+        ["| stepspec", "in this process"],
+        ["| stepspec", "5 ms"],
+        ["| lookahead", "5 ms"],
+    ]
+    assert "1.50× [1.25, 1.75]" in lines[4]
+    assert lines[4].endswith("| 2.5 | – |")
+    assert "12 problems, one request at a time" in lines[-1]
+
+
+def test_the_benchmark_changes_only_how_fast_a_policy_is() -> None:
+    policy, text = by_times(load_policy("stepspec")[1])
+    own, given = load_policy("stepspec")[0], Policy.model_validate(tomllib.loads(text))
+    assert policy == given
+    assert policy.score == own.score.model_copy(update={"depth": "auto", "look_ahead": "auto"})
+    assert policy.model_copy(update={"score": own.score}) == own
+    assert [has_chains(load_policy(name)[0]) for name in ("stepspec", "lookahead", "target")] == [True, False, False]

@@ -160,6 +160,11 @@ class StepSpec:
     ) -> None:
         await self.aclose()
 
+    @property
+    def pace(self) -> StepPace:
+        """What the requests of the session have measured, and what follows from it."""
+        return self._pace
+
     async def forget(self) -> None:
         """Clear the caches of both models, see `Engine.forget`, and what was learned about their steps."""
         self._pace.forget()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from stepspec.api.pairs import PAIRS
 from stepspec.base.file_model import FileModel
 from stepspec.base.files import package_folder
-from stepspec.bench import agent, conversation, exactness, overhead, servers
+from stepspec.bench import agent, conversation, distance, exactness, overhead, servers
 from stepspec.bench.ablation import ablation_block
 from stepspec.bench.certification import certification_block
 from stepspec.bench.ideal import ideals_block
@@ -85,12 +85,15 @@ MEASURED: Mapping[str, Measured] = {
     "conversation": Measured(
         conversation.Conversations, conversation.HEADS, conversation.rows_of, conversation.in_words
     ),
+    "distance": Measured(distance.Distances, distance.HEADS, distance.rows_of, distance.in_words),
     "exact": Measured(exactness.Exactnesses, exactness.HEADS, exactness.rows_of, exactness.in_words),
     "overhead": Measured(overhead.Overheads, overhead.HEADS, overhead.rows_of, overhead.in_words),
     "servers": Measured(servers.Servers, servers.HEADS, servers.rows_of, servers.in_words, has_intervals=False),
     "wire": Measured(WireCosts, WIRE_HEADS, wire_rows, _wire_in_words),
 }
 """By the folder under `evals/results`."""
+PAGES = {"distance": "docs/many-machines.md", "servers": "docs/servers.md"}
+"""Pages of files of `MEASURED` that are not on the page of the results."""
 SCENARIOS: Mapping[str, type[records.Scenario]] = {
     "affinity": Affinity,
     "concurrency": concurrency.Concurrency,
@@ -139,7 +142,7 @@ def generated(root: Path) -> dict[Path, str]:
             for file in sorted((results / name).glob("*.json"))
         ),
         *(
-            ("docs/servers.md" if name == "servers" else "docs/results.md", name, file.stem, measured_block(name, file))
+            (PAGES.get(name, "docs/results.md"), name, file.stem, measured_block(name, file))
             for name in MEASURED
             for file in sorted((results / name).glob("*.json"))
         ),

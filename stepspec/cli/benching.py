@@ -37,9 +37,9 @@ from stepspec.bench.speed import (
 )
 from stepspec.cli import benching_service
 from stepspec.cli.benching_agent import bench_agent
-from stepspec.cli.completing import one_of
+from stepspec.cli.completing import names_of, one_of
 from stepspec.cli.help import WholeHelp
-from stepspec.cli.options import DraftOption, PairOption, TargetOption
+from stepspec.cli.options import DraftOption, PairOption, SeedOption, TargetOption
 from stepspec.cli.progress import make_meter
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import CALL_DRAFTERS
@@ -524,6 +524,54 @@ def bench_wire(
     found = {**conditions, **described, "problems": len(problems), "engines": used, "results": results}
     costs = WireCosts.model_validate(found)
     _finish([wire_table(costs)], costs, json_file)
+
+
+@app.command("distance")
+def bench_distance(
+    draft: Annotated[str, typer.Option(help="A server with the pair's draft, as http://HOST:PORT/v1#NAME.")],
+    pair: PairOption = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy; repeat it for several. Default: token, specreason, stepspec and lookahead. The target is "
+            "always included."
+        ),
+    ] = None,
+    round_trip: Annotated[
+        list[float] | None,
+        typer.Option(min=0, metavar="MS", help="Milliseconds to the draft and back. Default: 0, 1, 5 and 20."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems; an interval needs 10.")] = 40,
+    benchmark: Annotated[str, typer.Option(help="A benchmark.", autocompletion=names_of("evals"))] = "gsm-mini",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what a round trip to the draft costs each policy, with the draft's server behind a delaying relay."""
+    from stepspec.bench.distance import (
+        POLICIES,
+        ROUND_TRIPS_MS,
+        Distances,
+        distances,
+        distances_table,
+        engines_of,
+        places,
+    )
+    from stepspec.evaluation.records import BASELINE
+    from stepspec.evaluation.running import Settings, load_benchmark, load_problems
+
+    name, loaded = load_benchmark(benchmark)
+    problems, conditions = load_problems(loaded, None, limit), _conditions()
+    names = list(dict.fromkeys([BASELINE, *(policy or POLICIES)]))
+    trips = list(dict.fromkeys(round_trip or ROUND_TRIPS_MS))
+    settings = Settings(seed, temperature=temperature)
+    with places(pair, draft, trips) as found, asyncio.Runner() as runner, make_meter() as meter:
+        meter.begin("requests")
+        run = distances(found, names, (name, loaded), problems, settings, meter.show)
+        results, engines = runner.run(run), engines_of(found)
+    about = {"benchmark": name, "temperature": temperature, "seed": seed, "engines": engines}
+    measured = Distances.model_validate({**conditions, **about, "results": results})
+    _finish([distances_table(measured)], measured, json_file)
 
 
 def _wire_costs(contenders: Sequence[Any], judges: Sequence[list[str]], answers: Sequence[str]) -> list[WireCost]:

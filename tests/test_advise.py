@@ -1,6 +1,7 @@
 """Advice on the user's own prompts: the rule on synthetic findings, the formula, and the command on real models."""
 
 import asyncio
+import itertools
 import json
 import shutil
 import tomllib
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import typer
-from scripted import ScriptedEngine, WordTokenizer
+from scripted import FarEngine, ScriptedEngine, WordTokenizer
 from typer.core import TyperGroup
 
 from stepspec.api.loading import Pair, load_pair
@@ -23,6 +24,7 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, StepSpecError, UsageError
 from stepspec.evaluation.advise import Findings, Prompts, choose_prompts, read_prompts
 from stepspec.evaluation.advise.candidates import make_candidates, token_policy
+from stepspec.evaluation.advise.distance import step_costs
 from stepspec.evaluation.advise.findings import (
     Advice,
     Asked,
@@ -37,6 +39,7 @@ from stepspec.evaluation.advise.findings import (
 )
 from stepspec.evaluation.advise.formula import Costs, best_num_tokens, ideal_speedup, needed_acceptance, speedup
 from stepspec.evaluation.advise.loads import make_load
+from stepspec.evaluation.advise.measuring import load_costs
 from stepspec.evaluation.advise.references import NO_ANSWER, Agreement, texts_of
 from stepspec.evaluation.advise.rule import Choice, choose, pays, reasons
 from stepspec.evaluation.advise.words import sentences
@@ -624,6 +627,67 @@ def advice_text(found: Advice, *loads: Load, trials: Iterable[Trial] = (), rerea
 def advice(policy: str, **changes: Any) -> Advice:
     fields = dict.fromkeys(("speedup", "speedup_ci", "unproven", "pays_up_to"))
     return Advice(**{**fields, "policy": policy, "policy_text": "", "reasons": [], "sentences": []} | changes)
+
+
+def distant(way_s: float, acceptance: float = 0.9, *, draft_s: float = 1e-3) -> Load:
+    """Return a load whose steps have 10 tokens: the target writes one in 100 ms and reads it in 10 ms."""
+    near = load(steps(step_acceptance=acceptance, step_tokens=10.0))
+    draft = ModelCosts(read_s=None, write_s=draft_s, round_trip_s=way_s)
+    return near.model_copy(update={"costs": near.costs.model_copy(update={"draft": draft})})
+
+
+def test_a_distant_draft_pays_up_to_a_way_that_follows_from_the_costs() -> None:
+    text = advice_text(advice("stepspec"), distant(0.02))
+    assert "The draft is 20.0 ms away. A step of 10 tokens takes it 30.0 ms with the way" in text
+    assert "the target takes 10.0 ms to read the step and 100 ms to write it itself" in text
+    assert "As 90% of the steps are accepted under stepspec, steps pay by these costs up to about 70.0 ms." in text
+    assert "distant draft" not in kinds(at=distant(0.02))
+
+
+def test_a_draft_that_is_too_far_away_is_warned_of_and_is_a_reason() -> None:
+    at = distant(0.08)
+    text = advice_text(advice("target"), at)
+    assert "steps do not pay by these costs. Put the draft nearer than about 70.0 ms, or use a policy" in text
+    assert reasons(at, [], UNKNOWN) == [
+        Reason(
+            kind="distant draft",
+            sentence="The draft is too far away: its server takes 80.0 ms for the smallest request, and steps pay up "
+            "to about 70.0 ms.",
+        )
+    ]
+
+
+def test_a_draft_whose_steps_never_pay_is_not_said_to_be_too_far_away() -> None:
+    at = distant(0.02, acceptance=0.1)
+    assert "steps would not pay by these costs without the way either" in advice_text(advice("target"), at)
+    assert "distant draft" not in kinds(at=at)
+
+
+def test_the_way_to_a_distant_target_is_a_part_of_each_pass() -> None:
+    at = distant(0.02)
+    target = at.costs.target.model_copy(update={"round_trip_s": 0.015})
+    far = at.model_copy(update={"costs": at.costs.model_copy(update={"target": target})})
+    near, way = step_costs(at), step_costs(far)
+    assert near is not None
+    assert way is not None
+    assert way.max_way_s == pytest.approx(near.max_way_s - 0.015)
+
+
+def test_nothing_is_said_of_a_way_where_both_models_are_in_this_process() -> None:
+    assert step_costs(load(steps(step_acceptance=0.9, step_tokens=10.0))) is None
+    assert " away. " not in advice_text(advice("token"), load(candidate()))
+
+
+def test_the_round_trip_of_a_server_is_measured_with_its_costs() -> None:
+    def engine(kind: type[ScriptedEngine]) -> ScriptedEngine:
+        return kind(WordTokenizer(), itertools.repeat("One two three.<|end|>"), itertools.repeat("One"))
+
+    pair = Pair(engine(ScriptedEngine), engine(FarEngine))
+    found = asyncio.run(load_costs(pair, ["How many apples?", "How many pears?"], 1))
+    assert found.draft is not None
+    assert (found.target.round_trip_s, found.draft.round_trip_s) == (None, 0.02)
+    stored = found.model_dump(exclude={"target": {"round_trip_s"}, "draft": {"round_trip_s"}})
+    assert LoadCosts.model_validate(stored).draft is not None, "files from before the round trip was measured"
 
 
 def test_advice_for_several_loads_says_up_to_which_it_pays() -> None:

@@ -20,6 +20,8 @@ class ModelCosts(Record):
     """Seconds per generated token of a request."""
     pass_over_one: dict[int, float] = Field(default_factory=dict[int, float])
     """Cost of a pass by the number of tokens it verifies per request, relative to a pass over one. Target only."""
+    round_trip_s: float | None = None
+    """Seconds of the smallest request to the model's server, which each call takes too; None in this process."""
 
 
 class LoadCosts(Record):
@@ -75,6 +77,8 @@ class Candidate(Record):
     token_acceptance: float | None
     """Share of drafted tokens that were accepted; tokens after a rejected one count too."""
     step_acceptance: float | None
+    step_tokens: float | None = None
+    """Mean tokens of the committed steps that the draft wrote alone; None if there is none."""
     length_ratio: float | None
     num_cut_short: int
     """Number of answers that the token limit cut off."""
@@ -155,7 +159,7 @@ class Measured(Record):
 
 
 ReasonKind = Literal[
-    "slow draft", "low acceptance", "few drafts", "short answers", "full passes", "memory", "not shown"
+    "slow draft", "distant draft", "low acceptance", "few drafts", "short answers", "full passes", "memory", "not shown"
 ]
 
 

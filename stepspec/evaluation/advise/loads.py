@@ -1,6 +1,7 @@
 """Computes the results at one load from the rows and the summary of a run."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from stepspec.errors import StepSpecError
 from stepspec.evaluation.advise.findings import Candidate, Load, LoadCosts
@@ -22,7 +23,9 @@ def make_load(
         StepSpecError: the target finished no prompt, so there is no baseline.
     """
     by_policy: dict[str, dict[str, ResultRow]] = {name: {} for name in run.policies}
+    lengths: dict[str, list[int]] = {name: [] for name in run.policies}
     for row in rows:
+        lengths[row.policy] += [step.num_tokens for step in row.steps if step.origin == "draft"]
         by_policy[row.policy][row.problem] = row.model_copy(update={"steps": []})
     target = list(by_policy[BASELINE].values())
     if not target:
@@ -40,12 +43,15 @@ def make_load(
         output_tokens=percentiles_of([row.tokens.committed for row in target]),
         reading_share=_reading_share(costs, target),
         candidates=[
-            _candidate(name, run, policies[name], each, losses.get(name)) for name, each in summary.policies.items()
+            _candidate(name, run, policies[name], each, losses.get(name), lengths[name])
+            for name, each in summary.policies.items()
         ],
     )
 
 
-def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary, loss: float | None) -> Candidate:
+def _candidate(
+    name: str, run: RunRecord, policy: Policy, summary: PolicySummary, loss: float | None, lengths: Sequence[int]
+) -> Candidate:
     record = run.policies[name]
     assert record.kind is not None
     return Candidate(
@@ -65,6 +71,7 @@ def _candidate(name: str, run: RunRecord, policy: Policy, summary: PolicySummary
         num_to_know=summary.n_for_one_point,
         token_acceptance=summary.token_acceptance,
         step_acceptance=summary.step_acceptance,
+        step_tokens=fmean(lengths) if lengths else None,
         length_ratio=summary.length_ratio,
         num_cut_short=summary.truncated,
         no_speed=summary.no_speed,

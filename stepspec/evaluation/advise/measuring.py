@@ -14,6 +14,7 @@ from stepspec.api.loading import Pair
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import (
     Chunk,
+    Distant,
     DrafterName,
     Drafting,
     Engine,
@@ -65,6 +66,7 @@ async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int,
     turns = [await _turn(engine, _some(texts, 1 + turn, concurrency), widths) for turn in range(TURNS)]
     reads = [turn.read_s for turn in turns if turn.read_s is not None]
     write_s = statistics.median(turn.write_s for turn in turns)
+    round_trip_s = await engine.round_trip_s() if isinstance(engine, Distant) else None
     return ModelCosts(
         read_s=statistics.median(reads) if reads else None,
         write_s=write_s,
@@ -72,6 +74,7 @@ async def _model_costs(engine: Engine, prompts: Sequence[str], concurrency: int,
             width: statistics.median(turn.pass_over_one[width] for turn in turns)
             for width in (turns[0].pass_over_one if widths else ())
         },
+        round_trip_s=round_trip_s,
     )
 
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepspec.evaluation.advise import formula
+from stepspec.evaluation.advise.distance import step_costs
 from stepspec.evaluation.advise.findings import Candidate, Load, Memory, Reason, Trial
 from stepspec.evaluation.records import BASELINE
-from stepspec.evaluation.report.cells import joined, percent, times
+from stepspec.evaluation.report.cells import joined, percent, seconds, times
 from stepspec.evaluation.stats import Candidate as Claim
 from stepspec.evaluation.stats import fastest
 
@@ -90,12 +91,24 @@ def _prefer_auto(best: Candidate | None, paying: Sequence[Candidate]) -> Candida
 def reasons(load: Load, trials: Sequence[Trial], memory: Memory) -> list[Reason]:
     """Return the reasons why the target alone is advised, the clearest first."""
     known = [
+        *_about_distance(load),
         *_about_drafting(load, trials),
         *_about_length(load),
         *_about_passes(load),
         *_about_memory(memory),
     ]
     return known or [_not_shown(load)]
+
+
+def _about_distance(load: Load) -> list[Reason]:
+    costs = step_costs(load)
+    if costs is None or not 0 < costs.max_way_s < costs.way_s:
+        return []
+    sentence = (
+        f"The draft is too far away: its server takes {seconds(costs.way_s)} for the smallest request, and steps pay "
+        f"up to about {seconds(costs.max_way_s)}."
+    )
+    return [Reason(kind="distant draft", sentence=sentence)]
 
 
 def _about_drafting(load: Load, trials: Sequence[Trial]) -> list[Reason]:

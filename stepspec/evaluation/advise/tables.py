@@ -44,19 +44,27 @@ def costs_table(findings: Findings) -> Table:
     """Return a table of the time per token of both models, by load."""
     widths = sorted({width for load in findings.loads for width in load.costs.target.pass_over_one if width > 1})
     table = _table("what a token takes")
-    for title in ("", "to write", "to read", *(f"a pass over {width}" for width in widths)):
+    models = [costs for load in findings.loads for costs in (load.costs.target, load.costs.draft) if costs is not None]
+    distant = ["round trip"] if any(costs.round_trip_s is not None for costs in models) else []
+    for title in ("", "to write", "to read", *distant, *(f"a pass over {width}" for width in widths)):
         table.add_column(title, justify="right" if title else "left")
     for load in findings.loads:
         suffix = f", {load.costs.concurrency} concurrent" if len(findings.loads) > 1 else ""
         for role, costs in (("target", load.costs.target), ("draft", load.costs.draft)):
             if costs is not None:
-                table.add_row(role + suffix, *_costs_row(costs, widths))
+                table.add_row(role + suffix, *_costs_row(costs, widths, distant=bool(distant)))
     return table
 
 
-def _costs_row(costs: ModelCosts, widths: Sequence[int]) -> list[str]:
+def _costs_row(costs: ModelCosts, widths: Sequence[int], *, distant: bool) -> list[str]:
     passes = [costs.pass_over_one.get(width) for width in widths]
-    return [seconds(costs.write_s), seconds(costs.read_s), *("" if each is None else f"{each:.1f}" for each in passes)]
+    trips = [seconds(costs.round_trip_s)] if distant else []
+    return [
+        seconds(costs.write_s),
+        seconds(costs.read_s),
+        *trips,
+        *("" if each is None else f"{each:.1f}" for each in passes),
+    ]
 
 
 def _table(title: str) -> Table:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from stepspec.evaluation.advise.distance import step_costs
 from stepspec.evaluation.advise.findings import Advice, Asked, Candidate, Load, Memory, Trial
 from stepspec.evaluation.advise.rule import MOSTLY, choose, keeps_answers
 from stepspec.evaluation.records import BASELINE
@@ -34,6 +35,7 @@ def sentences(
         *_unproven(advice, first, asked),
         *_drafting(trials, first),
         *_steps(first, advice, asked),
+        *_distance(first),
         *_lengths(first),
         *(_rereading(first) if rereads else ()),
         *_memory(memory, first),
@@ -131,6 +133,28 @@ def _steps(load: Load, advice: Advice, asked: Asked) -> Iterable[str]:
             f"With {each.name} {each.step_acceptance:.0%} of the draft's steps are accepted, for "
             f"{joined(times(each.speedup, each.speedup_ci))} the target's speed{differs}."
         )
+
+
+def _distance(load: Load) -> Iterable[str]:
+    """Yield what the way to a distant draft costs, and up to which one its steps pay."""
+    costs = step_costs(load)
+    if costs is None:
+        return
+    yield (
+        f"The draft is {seconds(costs.way_s)} away. A step of {costs.num_tokens:.0f} tokens takes it "
+        f"{seconds(costs.way_s + costs.draft_s)} with the way; the target takes {seconds(costs.pass_s)} to read the "
+        f"step and {seconds(costs.write_s)} to write it itself."
+    )
+    share = f"As {costs.accepted:.0%} of the steps are accepted under {costs.policy}, "
+    if costs.max_way_s <= 0:
+        yield f"{share}steps would not pay by these costs without the way either."
+    elif costs.max_way_s < costs.way_s:
+        yield (
+            f"{share}steps do not pay by these costs. Put the draft nearer than about {seconds(costs.max_way_s)}, or "
+            "use a policy without one."
+        )
+    else:
+        yield f"{share}steps pay by these costs up to about {seconds(costs.max_way_s)}."
 
 
 def _lengths(load: Load) -> Iterable[str]:

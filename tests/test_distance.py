@@ -62,6 +62,18 @@ def test_the_draft_looks_ahead_where_both_models_take_long_enough() -> None:
     assert not measured(draft_s=1.0, pass_s=0.01).looks_ahead(), "the pass hides too little of the way"
 
 
+@pytest.mark.parametrize(("ahead_s", "expected"), [(0.08, True), (0.12, False)])
+def test_what_overlaps_is_timed_as_both_models_may_share_a_processor(ahead_s: float, expected: bool) -> None:
+    """The costs promise a gain."""
+    depth, tries = measured(draft_s=0.02, pass_s=0.05), list[bool]()
+    for _ in range(500):
+        tries.append(depth.tries_ahead())
+        depth.took(10, ahead_s if tries[-1] else 0.1, ahead=tries[-1])
+    assert depth.looks_ahead() == expected
+    assert sum(each == expected for each in tries) > 450
+    assert {*tries[20:]} == {True, False}, "the slower way is tried now and then"
+
+
 class Steps:
     """The script of a request of `NUM_STEPS` steps, of which the target rejects every eighth.
 
@@ -110,7 +122,8 @@ async def test_a_far_draft_writes_on_while_the_target_judges_and_one_in_process_
 ) -> None:
     steps = Steps(0.01, 0.01, kind, look_ahead="auto")
     await steps.depth()
-    assert (steps.num_ahead > NUM_STEPS // 3) == expected
+    assert (steps.num_ahead > 3) == expected
+    assert expected or not steps.num_ahead
 
 
 async def test_without_a_way_nothing_changes() -> None:

@@ -541,7 +541,7 @@ def bench_distance(
         list[float] | None,
         typer.Option(min=0, metavar="MS", help="Milliseconds to the draft and back. Default: 0, 1, 5 and 20."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Number of problems; an interval needs 10.")] = 40,
+    limit: Annotated[int, typer.Option(min=1, help="Number of problems; an interval needs 10.")] = 50,
     benchmark: Annotated[str, typer.Option(help="A benchmark.", autocompletion=names_of("evals"))] = "gsm-mini",
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
     seed: SeedOption = 0,

@@ -143,7 +143,7 @@ class Proposing:
 
     def now(self, request: Request) -> "Proposing":
         """Return what the draft may propose next, by the times that were measured."""
-        return self if self.ahead != "auto" else replace(self, ahead=request.pace.depth.looks_ahead())
+        return self if self.ahead != "auto" else replace(self, ahead=request.pace.depth.tries_ahead())
 
     @classmethod
     def fitted(cls, request: Request, depth: Depth, *, answer: bool, ahead: bool | Literal["auto"]) -> "Proposing":
@@ -311,6 +311,7 @@ class Chains:
     def __init__(self, request: Request, table: Proposing) -> None:
         self._request, self._table = request, table
         self._next: NextChain | None = None
+        self._ahead: bool | None = None  # whether the last chain looked ahead
 
     async def __aenter__(self) -> "Chains":
         return self
@@ -328,7 +329,10 @@ class Chains:
         if table.ahead and goes_on and self._request.room_after(chain.ids):
             self._next = NextChain(self._request, table, chain)
         num_accepted = 0
-        async for judged in judge_chain(self._request, chain):
+        before, self._ahead = self._ahead, table.ahead is True
+        # After a change, the draft has written this chain the other way.
+        timed = self._ahead if before == self._ahead else None
+        async for judged in judge_chain(self._request, chain, timed):
             num_accepted += judged.accepted
             if not judged.accepted:
                 await self.drop_ahead()
@@ -352,11 +356,13 @@ class Chains:
             self._next = None  # only now, as this may be cancelled
 
 
-async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, None]:
+async def judge_chain(request: Request, chain: Chain, ahead: bool | None) -> AsyncGenerator[Judged, None]:
     """Yield the steps of a chain as they are judged. The caller commits each of them before it takes the next one.
 
     It ends after a rejected step, at the end of the thinking, and at a step that the target cannot read before the
     deadline; see `judge`. Of an answer after the thinking, the target's own beginning is committed.
+
+    `ahead`: whether its time is that of chains with or without look-ahead; None if it is of neither kind.
     """
     shared = SharedPass(chain, request.read) if len(chain.steps) > 1 or chain.answer else None
     seconds, accepted, number, judged = chain.seconds, request.ledger.num_accepted, 0, None
@@ -384,7 +390,10 @@ async def judge_chain(request: Request, chain: Chain) -> AsyncGenerator[Judged, 
     if chain.answer_s is not None and judged is not None:
         read_s = judged.seconds if shared and shared.was_made else 0.0
         request.pace.reread(num_kept, chain.answer_s + read_s)
-    request.pace.ended(request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s), request)
+    num_committed, chain_s = request.ledger.num_accepted - accepted, max(0.0, seconds - request.prompt_s)
+    request.pace.ended(num_committed, chain_s, request)
+    if ahead is not None:
+        request.pace.depth.took(num_committed, chain_s, ahead=ahead)
     request.prompt_s = 0.0  # the target alone would have read the prompt too
 
 

@@ -14,6 +14,10 @@ FIRST_PASSES = 2
 MARGIN, AHEAD_MARGIN = 1.02, 1.05
 """How much faster a longer chain must be expected to be, and one that is written while the target judges."""
 
+KNOWN_CHAINS, TURN, TRIAL_EVERY = 4.0, 3, 64
+"""Chains with and without look-ahead after which their times decide, chains in a row of one kind, and chains between
+two trials of the slower one."""
+
 
 class Mean:
     """A mean of the latest values, each with a weight."""
@@ -66,6 +70,41 @@ class Line:
         return seconds + slope * (num_tokens - tokens)
 
 
+class WayOfChains:
+    """Compares chains that the draft writes while the target judges with others, by what they took for a token.
+
+    What overlaps may also be slower, where both models share a processor or a wire.
+    """
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds = ({ahead: Mean() for ahead in (False, True)} for _ in range(2))
+        self._num_chains = 0
+
+    def note(self, num_committed: int, seconds: float, *, ahead: bool) -> None:
+        """Add a chain."""
+        self._tokens[ahead].note(num_committed)
+        self._seconds[ahead].note(seconds)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there were enough chains of both kinds."""
+        return min(mean.weight for mean in self._seconds.values()) >= KNOWN_CHAINS
+
+    @property
+    def best(self) -> bool:
+        """Whether looking ahead is faster. Only once both are known."""
+        return self._tokens[True].value * self._seconds[False].value > (
+            self._tokens[False].value * self._seconds[True].value
+        )
+
+    def next(self) -> bool:
+        """Return whether to look ahead in the next chain: in turns until both are known, then mostly as is best."""
+        self._num_chains += 1
+        if not self.is_known:
+            return bool(self._num_chains // TURN % 2)
+        return self.best != (self._num_chains % TRIAL_EVERY < TURN)
+
+
 class ChainDepth:
     """Chooses the length of chains, and what else the draft does before the target has judged.
 
@@ -81,6 +120,7 @@ class ChainDepth:
         self.step_tokens = Mean()
         self._drafting, self._reading, self._write_s = Line(), Line(), Mean()
         self._num_passes = 0
+        self._ways = WayOfChains()
         self.forget()
 
     def forget(self) -> None:
@@ -121,10 +161,22 @@ class ChainDepth:
                 best = depth
         return best
 
-    def looks_ahead(self) -> bool:
-        """Return whether the draft should write on while the target judges, if neither takes anything from the other.
+    def took(self, num_committed: int, seconds: float, *, ahead: bool) -> None:
+        """Note what a chain has committed, in tokens, and what it took. `ahead`: whether the draft looked ahead."""
+        self._ways.note(num_committed, seconds, ahead=ahead)
 
-        What it writes after a rejected step is dropped, and the call of a distant draft with it.
+    def tries_ahead(self) -> bool:
+        """Return whether the draft should write the next chain while the target judges. Sometimes that is a trial."""
+        return self._may_pay_ahead() and self._ways.next()
+
+    def looks_ahead(self) -> bool:
+        """Return whether it is faster if the draft writes on while the target judges."""
+        return self._may_pay_ahead() and (self._ways.best or not self._ways.is_known)
+
+    def _may_pay_ahead(self) -> bool:
+        """Whether looking ahead would be faster if neither model took anything from the other.
+
+        What the draft writes after a rejected step is dropped.
         """
         if self._num_passes < FIRST_PASSES:
             return False

@@ -91,13 +91,13 @@ def _prefer_auto(best: Candidate | None, paying: Sequence[Candidate]) -> Candida
 def reasons(load: Load, trials: Sequence[Trial], memory: Memory) -> list[Reason]:
     """Return the reasons why the target alone is advised, the clearest first."""
     known = [
-        *_about_distance(load),
         *_about_drafting(load, trials),
         *_about_length(load),
         *_about_passes(load),
         *_about_memory(memory),
     ]
-    return known or [_not_shown(load)]
+    # The way to the draft says nothing about policies without one.
+    return [*_about_distance(load), *(known or [_not_shown(load)])]
 
 
 def _about_distance(load: Load) -> list[Reason]:

@@ -174,7 +174,7 @@ async def test_a_far_draft_goes_on_behind_a_salvaged_part_only_where_the_target_
 
 
 def test_a_look_ahead_that_is_neither_a_switch_nor_auto_is_a_sentence() -> None:
-    with pytest.raises(ValueError, match="look_ahead"):
+    with pytest.raises(ValueError, match='it must be true, false or "auto"'):
         chains(look_ahead="often")
 
 

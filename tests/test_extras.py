@@ -34,6 +34,7 @@ COMMANDS = {
     "bench engine": "torch",
     "bench controller": "torch",
     "bench langchain": "langchain",
+    "bench distance --draft http://127.0.0.1:9": "eval",
     "bench wire --target http://127.0.0.1:9 --draft http://127.0.0.1:9": "remote",
 }
 PROGRAM = """

@@ -548,17 +548,19 @@ def bench_distance(
     json_file: JsonOption = None,
 ) -> None:
     """Measure what a round trip to the draft costs each policy, with the draft's server behind a delaying relay."""
-    from stepspec.bench.distance import (
-        POLICIES,
-        ROUND_TRIPS_MS,
-        Distances,
-        distances,
-        distances_table,
-        engines_of,
-        places,
-    )
     from stepspec.evaluation.records import BASELINE
-    from stepspec.evaluation.running import Settings, load_benchmark, load_problems
+
+    with from_extra("eval", "stepspec bench distance"):
+        from stepspec.bench.distance import (
+            POLICIES,
+            ROUND_TRIPS_MS,
+            Distances,
+            distances,
+            distances_table,
+            engines_of,
+            places,
+        )
+        from stepspec.evaluation.running import Settings, load_benchmark, load_problems
 
     name, loaded = load_benchmark(benchmark)
     problems, conditions = load_problems(loaded, None, limit), _conditions()

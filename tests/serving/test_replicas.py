@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class Script:
         self.is_on = True
         self.fault: Fault = response({"error": "on fire"}, 500)
         self.model = model
+        self.models_delay_s = 0.0
 
     def __call__(self, call: Call) -> Fault:
         if not self.is_on:
@@ -37,6 +39,8 @@ class Script:
         if self.model != "target" and call.path.endswith("/models"):
             found = healthy(call)
             return Fault(status=200, body=found.body.replace(b'"target"', f'"{self.model}"'.encode()))
+        if call.path.endswith("/models"):
+            return replace(healthy(call), delay_s=self.models_delay_s)
         if call.fields.get("stream"):
             return events(completion(8, finish_reason="length"))
         return healthy(call)
@@ -218,3 +222,13 @@ async def test_a_text_whose_server_dies_goes_on_at_another_one(policy: str, targ
         assert len(moved) == proxies[0].met["cut"] == 1
         assert "went on at another one" in moved[0]
         await engine.aclose()
+
+
+async def test_the_round_trip_of_several_servers_is_that_of_the_farthest_that_works(two: Any) -> None:
+    scripts, _, engine = two
+    far_s = 0.05
+    scripts[1].models_delay_s = far_s
+    assert far_s <= await engine.round_trip_s() < far_s + 0.5
+    scripts[1].is_on = False
+    with pytest.raises(EngineError):
+        await engine.round_trip_s()

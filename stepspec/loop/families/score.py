@@ -39,6 +39,13 @@ class ScoreTable(FamilyTable):
     def _number_or_auto(cls, value: object) -> object:
         return number_or_auto(value, MAX_DEPTH)
 
+    @field_validator("look_ahead", mode="before")
+    @classmethod
+    def _switch_or_auto(cls, value: object) -> object:
+        if isinstance(value, bool) or value == "auto":
+            return value
+        raise ValueError('it must be true, false or "auto"')
+
     @model_validator(mode="after")
     def _chains_of_one_candidate(self) -> "ScoreTable":
         if self.depth != 1 and self.candidates > 1:

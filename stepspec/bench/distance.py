@@ -23,7 +23,7 @@ from stepspec.api.session import StepSpec
 from stepspec.base.extras import from_extra
 from stepspec.bench.delay import far
 from stepspec.bench.speed import UNKNOWN, cells_table, with_interval
-from stepspec.engines.protocol import Distant, Engine, Sampling
+from stepspec.engines.protocol import Distant, Sampling
 from stepspec.evaluation.benchmark import Benchmark, asked
 from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
@@ -31,7 +31,9 @@ from stepspec.evaluation.report.conditions import models_in_words
 from stepspec.evaluation.running.conditions import Settings, conditions, engine_record
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve
 from stepspec.evaluation.running.problems import ProblemSet
-from stepspec.evaluation.running.running import Keeping, OnRow, System, evaluate
+from stepspec.evaluation.running.results import OnRow
+from stepspec.evaluation.running.runner import System
+from stepspec.evaluation.running.running import Keeping, evaluate
 from stepspec.evaluation.runs import iter_rows
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy, load_policy
@@ -212,8 +214,7 @@ async def _rows(
     settings: Settings,
     on_row: OnRow | None,
 ) -> Mapping[str, Collection[ResultRow]]:
-    engines: Mapping[str, Engine | None] = {"target": pair.target, "draft": pair.draft}
-    run = conditions(benchmark[0], benchmark[1], problems, policies, engines, pair.hash, settings)
+    run = conditions(benchmark[0], benchmark[1], problems, policies, settings, pair)
     rows: dict[str, list[ResultRow]] = {key: [] for key in policies}
     with tempfile.TemporaryDirectory() as folder, Grading(benchmark[1].grader) as grading:
         await evaluate(

@@ -3,7 +3,8 @@
 Each direction takes half of the round trip, and a new connection takes a whole one before its first bytes leave. Chunks
 of a stream are shifted, not slowed: each waits for its own time alone. Connections stay open, in any number.
 
-The relay runs in a process of its own, because the event loop of a measurement is busy for longer than the delay.
+The relay runs in a process of its own, because the event loop of a measurement is busy for longer than the delay. Its
+timers are late by some tenths of a millisecond, so measure the round trip too.
 """
 
 import argparse

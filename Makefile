@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := torch,smol,remote,eval,serve,ray,langchain,tracing,dev
+EXTRAS := torch,smol,remote,eval,serve,ray,size,langchain,tracing,dev
 INSTALLED := $(VENV)/.installed
 SMOL_INSTALLED := $(VENV)/.smol
 VLLM_VENV := .venv-vllm

@@ -20,6 +20,7 @@ MODULES = {
     "stepspec.evaluation.running": "eval",
     "stepspec.evaluation.advise": "eval",
     "stepspec.evaluation.compare": "eval",
+    "stepspec.sizing.simulation": "size",
 }
 COMMANDS = {
     "run What? --target torch:x --policy target": "torch",
@@ -31,6 +32,7 @@ COMMANDS = {
     "merge x --output y": "eval",
     "grade x.jsonl": "eval",
     "serve": "serve",
+    "size --agents 10 --costs x.json": "size",
     "bench engine": "torch",
     "bench controller": "torch",
     "bench langchain": "langchain",
@@ -62,7 +64,7 @@ for command in COMMANDS:
 print(json.dumps(messages))
 """
 BLOCKED = ["torch", "transformers", "vllm", "httpx", "fastapi", "uvicorn", "langchain_core", "numpy", "scipy", "jinja2"]
-BLOCKED += ["matplotlib", "pyarrow"]
+BLOCKED += ["matplotlib", "pyarrow", "simpy"]
 
 
 @pytest.fixture(scope="module")

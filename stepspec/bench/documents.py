@@ -28,7 +28,7 @@ from stepspec.bench.presets import methods_block
 from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
-from stepspec.bench.service import concurrency, records
+from stepspec.bench.service import concurrency, records, sizing
 from stepspec.bench.service.affinity import Affinity
 from stepspec.bench.service.faults import Faults
 from stepspec.bench.service.instant import Instant
@@ -101,6 +101,7 @@ SCENARIOS: Mapping[str, type[records.Scenario]] = {
     "instant": Instant,
     "overload": Overload,
     "replicas": Replicas,
+    "sizing": sizing.SizingCheck,
     "streams": Streams,
 }
 """By the file under `evals/results/service`."""

@@ -28,6 +28,7 @@ from stepspec.cli.replaying import replay_run
 from stepspec.cli.reporting import report_runs
 from stepspec.cli.running import answer_question
 from stepspec.cli.serving import serve_models
+from stepspec.cli.sizing import size_service
 from stepspec.errors import StepSpecError, UsageError
 
 __all__ = ["app", "main"]
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.command("run")(answer_question)
 app.command("serve")(serve_models)
 app.command("key")(create_key)
+app.command("size")(size_service)
 app.command("advise")(advise)
 app.command("calibrate")(calibrate_policy)
 app.command("replay")(replay_run)

@@ -1,8 +1,8 @@
-"""`stepspec bench service`: throughput, streams, overload and faults of the service."""
+"""`stepspec bench service`: throughput, streams, overload, faults and costs of the service."""
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -15,11 +15,13 @@ from rich.table import Table
 
 from stepspec.base.files import write_text
 from stepspec.cli.help import WholeHelp
-from stepspec.cli.options import PairOption, SeedOption
+from stepspec.cli.options import DraftOption, PairOption, PolicyOption, SeedOption, TargetOption, numbers
 from stepspec.cli.progress import make_meter
+from stepspec.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from stepspec.bench.service.records import Scenario
+    from stepspec.evaluation.records import Conditions
 
 TABLE_WIDTH = 140
 NUM_FILES = 16_384
@@ -217,6 +219,105 @@ def bench_affinity(
     _finish([affinity_table(found), scenario_table(found)], found, json_file)
 
 
+@app.command("costs")
+def bench_costs(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    pair: PairOption = None,
+    policy: PolicyOption = "stepspec",
+    concurrency: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="Concurrent requests, 1 among them.")
+    ] = "1,2,4,8",
+    requests: Annotated[int, typer.Option(min=10, help="Requests at each; at least 4 for each concurrent one.")] = 200,
+    benchmark: Annotated[str, typer.Option(help="gsm-mini or gsm-plain.")] = "gsm-mini",
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.0,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure what requests to one service cost, for `stepspec size`."""
+    from stepspec.api.loading import load_pair
+    from stepspec.bench.same_texts import PROBLEMS
+    from stepspec.bench.service.client import Client, chat_request
+    from stepspec.bench.service.concurrency import MAX_TOKENS
+    from stepspec.bench.service.costs import MIN_ROUNDS, TIMEOUT_S, costs_table, load_costs, memory_of
+    from stepspec.bench.service.process import StartedService, started
+    from stepspec.evaluation.running.conditions import engine_record
+    from stepspec.sizing.costs import Costs, LoadCosts
+
+    loads = _loads(concurrency, requests, MIN_ROUNDS)
+    if benchmark not in PROBLEMS:
+        raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
+    questions = [each.question for each in islice(PROBLEMS[benchmark]("test"), requests)]
+    sampling: dict[str, Any] = {"temperature": temperature, "max_tokens": MAX_TOKENS}
+    asked = [chat_request(question, seed=number, **sampling) for number, question in enumerate(questions)]
+    conditions, models = _conditions(), {"--target": target, "--draft": draft, "--pair": pair}
+    given = [word for name, value in models.items() if value is not None for word in (name, value)]
+    limits = ["--max-running", str(max(loads)), "--policy", policy, "--port", "0"]
+
+    async def measure(service: StartedService, show: Callable[[None, int, int], None]) -> list[LoadCosts]:
+        found: list[LoadCosts] = []
+        async with Client(service.address, TIMEOUT_S) as client:
+            for number in loads:
+                found.append(await load_costs(client, asked, number, lambda: {"service": service.cpu_s}))
+                show(None, len(found), len(loads))
+        return found
+
+    with started([sys.executable, "-m", "stepspec", "serve", *limits, *given]) as service, make_meter() as meter:
+        meter.begin("numbers of concurrent requests")
+        results = asyncio.run(measure(service, meter.show))
+    loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
+    about = {
+        "policy": policy,
+        "benchmark": benchmark,
+        "temperature": temperature,
+        "max_running": max(loads),
+        "engines": {"target": engine_record(loaded.target), "draft": loaded.draft and engine_record(loaded.draft)},
+        "memory": memory_of(loaded),
+        "loads": results,
+    }
+    asyncio.run(loaded.aclose())
+    found = Costs.model_validate({**conditions, **about})
+    _write([costs_table(found)], found, json_file)
+
+
+@app.command("sizing")
+def bench_sizing(
+    requests: Annotated[int, typer.Option(min=20, help="Measured requests of each run.")] = 400,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Compare the simulation of `stepspec size` with real replicas on a local Ray."""
+    from stepspec.bench.service.records import scenario_table
+    from stepspec.bench.service.sizing import (
+        LOADS,
+        REPLICAS,
+        THINK_S,
+        SizingCheck,
+        compared,
+        measured_costs,
+        sizing_table,
+    )
+
+    conditions = _conditions()
+    costs = measured_costs(conditions, requests)
+    results = [compared(costs, load, replicas, requests, seed) for replicas in REPLICAS for load in LOADS]
+    found = SizingCheck.model_validate({**conditions, "costs": costs, "think_s": THINK_S, "results": results})
+    _finish([sizing_table(found), scenario_table(found)], found, json_file)
+
+
+def _loads(text: str, requests: int, rounds: int) -> list[int]:
+    """Return the numbers of concurrent requests.
+
+    Raises:
+        UsageError: 1 is not among them, one is below it, or there are too few requests for the largest.
+    """
+    loads = sorted(numbers("--concurrency", text, int))
+    if loads[0] != 1:
+        raise UsageError(f"--concurrency must have 1 as its least number, got {text}.")
+    if requests < rounds * loads[-1]:
+        raise UsageError(f"--concurrency {loads[-1]} needs at least {rounds * loads[-1]} --requests, got {requests}.")
+    return loads
+
+
 def _conditions() -> dict[str, Any]:
     """Return hardware, versions, commit and start time. Call it before measuring, as files can change meanwhile."""
     from stepspec.evaluation.machine import commit, hardware, versions
@@ -231,11 +332,15 @@ def _finish(tables: Sequence[Table], found: "Scenario", json_file: Path | None) 
     Raises:
         typer.Exit: a figure is past its limit.
     """
+    _write(tables, found, json_file)
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _write(tables: Sequence[Table], found: "Conditions", json_file: Path | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for table in tables:
         console.print(table)
     if json_file is not None:
         write_text(json_file, found.model_dump_json(indent=2) + "\n")
         print(f"Wrote {json_file}.")
-    if not found.holds:
-        raise typer.Exit(1)

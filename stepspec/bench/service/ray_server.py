@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most-replicas", type=int, help="by default as many as --replicas")
     parser.add_argument("--delay", type=float, default=0.2, help="seconds of a request")
     parser.add_argument("--steps", type=int, default=1, help="steps of a request, each with this delay")
+    parser.add_argument("--varies", action="store_true", help="sample delays, with these means")
+    parser.add_argument("--slowdown", type=float, default=0.0, help="share by which a further request slows the others")
     parser.add_argument("--max-running", type=int, default=4)
     parser.add_argument("--requests-per-replica", type=float, default=4.0)
     given = parser.parse_args(arguments)
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         downscale_delay=1.0,
         cpus=0.1,
     )
-    script = Script(given.steps, given.delay, given.delay)
+    script = Script(given.steps, given.delay, given.delay, given.varies, given.slowdown)
     serve.run(application(wanted, partial(scripted, script)))
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"Serving at http://127.0.0.1:{port}/v1", file=sys.stderr, flush=True)

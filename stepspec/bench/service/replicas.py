@@ -105,7 +105,8 @@ def processes(service: StartedService, part: str) -> list[psutil.Process]:
     return found
 
 
-def _cpu_s(service: StartedService) -> dict[str, float]:
+def cpu_s(service: StartedService) -> dict[str, float]:
+    """Return the processor seconds so far of each part of the application."""
     spent = dict.fromkeys(PARTS, 0.0)
     for part in PARTS:
         for process in processes(service, part):
@@ -124,9 +125,9 @@ async def _throughput(service: StartedService, replicas: int, requests: int) -> 
     asked = chat_request(QUESTION)
     async with Client(service.address) as client:
         await closed_loop(client, [asked] * CONCURRENCY * 2, CONCURRENCY)
-        before, since = _cpu_s(service), time.perf_counter()
+        before, since = cpu_s(service), time.perf_counter()
         found = await closed_loop(client, [asked] * requests, CONCURRENCY)
-        seconds, after = time.perf_counter() - since, _cpu_s(service)
+        seconds, after = time.perf_counter() - since, cpu_s(service)
     answered = [each for each in found if each.answered]
     return OfReplicas(
         replicas=replicas,

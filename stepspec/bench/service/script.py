@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import random
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,16 +26,25 @@ class Script:
         num_steps: number of steps before the answer.
         first_s: seconds before the first step.
         step_s: seconds before each further step.
+        varies: whether these seconds are means of exponential distributions, each delay sampled anew.
+        slowdown: share by which each further running request makes a delay longer, as a batch does on a GPU.
     """
 
     num_steps: int = 2
     first_s: float = 0.0
     step_s: float = 0.0
+    varies: bool = False
+    slowdown: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Seconds of a whole request."""
+        """Seconds of a whole request that runs alone, on average."""
         return self.first_s + (self.num_steps - 1) * self.step_s
+
+    def delay_s(self, part: int, running: int) -> float:
+        """Return the seconds before a step, with so many running requests."""
+        mean_s = (self.step_s if part else self.first_s) * (1 + self.slowdown * (running - 1))
+        return random.expovariate(1 / mean_s) if self.varies and mean_s else mean_s
 
 
 @dataclass
@@ -48,6 +58,7 @@ class ScriptedEngine(InstantEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._running = 0
         self._answer = (*self.tokenizer.encode_text(ANSWER), min(self.tokenizer.end_ids))
 
     async def generate(self, call: Generate) -> AsyncGenerator[Chunk, None]:
@@ -56,7 +67,11 @@ class ScriptedEngine(InstantEngine):
         while part < last:
             ids = (self._end,)
             if part < self.script.num_steps:
-                await asyncio.sleep(self.script.step_s if part else self.script.first_s)
+                self._running += 1
+                try:
+                    await asyncio.sleep(self.script.delay_s(part, self._running))
+                finally:
+                    self._running -= 1
                 ids = self.steps[part]
             self.num_steps[call.prompt] = part = part + 1
             if call.stop.delimiters or ids[-1] in call.stop.token_ids:

@@ -1,0 +1,95 @@
+"""`stepspec size`: how many replicas a number of agents needs, from measured costs."""
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepspec.base.files import write_text
+from stepspec.cli.options import SeedOption, numbers
+from stepspec.cli.progress import make_meter
+from stepspec.errors import UsageError
+
+TABLE_WIDTH = 140
+
+
+def size_service(
+    costs: Annotated[Path, typer.Option(metavar="FILE", help="Costs, as `stepspec bench service costs` writes them.")],
+    agents: Annotated[
+        str | None, typer.Option(metavar="N[,N...]", help="Concurrent agents. Optional with --gpus.")
+    ] = None,
+    think: Annotated[float, typer.Option(min=0, help="Mean seconds between an answer and the next request.")] = 10.0,
+    p95: Annotated[
+        float | None,
+        typer.Option(help="95th percentile of the latency, at most, in seconds. Default: twice that of one request."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Also find the most agents that so many GPUs carry.")] = None,
+    gpus_per_replica: Annotated[int, typer.Option(min=1, help="GPUs of a replica.")] = 1,
+    max_running: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Answers that a replica generates concurrently. Default: the most that were measured."
+        ),
+    ] = None,
+    seed: SeedOption = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write all figures to this file.")
+    ] = None,
+) -> None:
+    """Say what to put where for a number of concurrent agents, from measured costs and a simulation."""
+    from stepspec.sizing.costs import read_costs
+    from stepspec.sizing.planning import Plan, Sizing, Wanted, alone_p95_s, check_wanted, plan_agents, plan_gpus
+    from stepspec.sizing.tables import assumptions, placement, plans_table
+
+    counts = _agents(agents, gpus)
+    found = read_costs(costs)
+    most = max_running or min(found.busiest.concurrency, found.max_running)
+    wanted = Wanted(think, 2 * alone_p95_s(found) if p95 is None else p95, most, gpus_per_replica, seed)
+    check_wanted(found, wanted)
+    plans: list[Plan] = []
+    with make_meter() as meter:
+        meter.begin("numbers of agents")
+        for number, count in enumerate(counts, 1):
+            plans.append(plan_agents(found, wanted, count))
+            meter.show(None, number, len(counts))
+    carried = None if gpus is None else plan_gpus(found, wanted, gpus)
+    sizing = Sizing(
+        costs=found,
+        think_s=think,
+        p95_s=wanted.p95_s,
+        max_running=most,
+        gpus_per_replica=gpus_per_replica,
+        seed=seed,
+        plans=plans,
+        carried=carried,
+    )
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False).print(plans_table(sizing))
+    _print_list("What to put where", placement(sizing))
+    _print_list("Assumptions", assumptions(sizing))
+    if json_file is not None:
+        write_text(json_file, sizing.model_dump_json(indent=2) + "\n")
+        print(f"Wrote {json_file}.")
+
+
+def _agents(text: str | None, gpus: int | None) -> list[int]:
+    from stepspec.sizing.planning import MAX_AGENTS
+
+    if text is None:
+        if gpus is None:
+            raise UsageError("Give --agents N, or --gpus to find the most agents that they carry.")
+        return []
+    counts = numbers("--agents", text, int)
+    for count in counts:
+        if not 1 <= count <= MAX_AGENTS:
+            raise UsageError(f"--agents must be between 1 and {MAX_AGENTS:,}, got {count:,}.")
+    return counts
+
+
+def _print_list(title: str, sentences: Sequence[str]) -> None:
+    print(f"\n{title}:")
+    for number, sentence in enumerate(sentences, 1):
+        print(textwrap.fill(f"{number}. {sentence}", TABLE_WIDTH, subsequent_indent="   "))

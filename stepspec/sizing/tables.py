@@ -80,14 +80,17 @@ def placement(sizing: Sizing) -> list[str]:
         sentences.append(f"A request takes {each} of processor time. Run a proxy on each machine that takes requests.")
     else:
         sentences.append("The costs are those of one service without a front. A router before several is not included.")
-    sentences += [_carried(sizing.carried)] if sizing.carried is not None else []
+    if sizing.carried is not None:
+        sentences.append(_carried(sizing.carried))
+        too_many = [each.simulated.agents for each in sizing.plans if each.gpus > sizing.carried.gpus]
+        sentences += [f"{agents:,} agents need more GPUs than there are, or a larger --p95." for agents in too_many]
     return sentences
 
 
 def _carried(plan: Plan) -> str:
     found = plan.simulated
     return (
-        f"The {count(plan.gpus, 'GPU')} carry at most {found.agents:,} agents within the p95, with "
+        f"{count(plan.gpus, 'GPU')} carry at most {found.agents:,} agents within the p95, with "
         f"{count(found.replicas, 'replica')} and {found.requests_per_s:,.1f} requests/s."
     )
 

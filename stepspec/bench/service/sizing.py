@@ -70,8 +70,8 @@ class SizingCheck(Scenario):
     def title(self) -> str:
         """See `Scenario.title`."""
         return (
-            f"Simulated replicas against real ones on a local Ray, which run {self.costs.max_running} requests each, for "
-            f"agents that think {self.think_s:g} s"
+            f"Simulated replicas against real ones on a local Ray, which run {self.costs.max_running} requests each; "
+            f"agents think {self.think_s:g} s"
         )
 
     @property

@@ -1,0 +1,253 @@
+"""`stepspec size`: the simulation against exact results, the search for replicas, and the costs of a service."""
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepspec.bench.service.client import Client, chat_request
+from stepspec.bench.service.costs import load_costs, thinned
+from stepspec.bench.service.process import scripted_command, started
+from stepspec.bench.service.script import Script
+from stepspec.bench.service.sizing import Compared, SizingCheck, use
+from stepspec.cli import app
+from stepspec.errors import UsageError
+from stepspec.sizing.costs import Costs, LoadCosts, read_costs
+from stepspec.sizing.planning import Wanted, plan_agents, plan_gpus
+from stepspec.sizing.simulation import Replica, Setting, Speed, Station, replica_of, simulate
+
+CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}
+EXPONENTIAL = [-math.log(1 - (number + 0.5) / 1000) for number in range(1000)]
+"""Seconds with mean 1."""
+ALONE, SHARED = ((1.0, 1.0),), ((1.0, 1.0), (2.0, 1.5), (4.0, 2.0))
+
+
+SLACK_S = 0.5
+"""What a busy machine may add to a request."""
+
+
+@pytest.fixture(autouse=True)
+def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.sizing.simulation.MIN_REQUESTS", 3000)
+
+
+def exact_requests_per_s(agents: int, think_s: float, servers: int) -> float:
+    """Return the throughput of agents that share servers, each for a mean of 1 s: the machine repair model."""
+    weights = [1.0]
+    for number in range(1, agents + 1):
+        weights.append(weights[-1] * (agents - number + 1) / think_s / min(number, servers))
+    return sum(weight * min(number, servers) for number, weight in enumerate(weights)) / sum(weights)
+
+
+def load(concurrency: int, requests_per_s: float, durations_s: Sequence[float], **changes: Any) -> LoadCosts:
+    about = {
+        "concurrency": concurrency, "requests": 100, "failed": 0, "requests_per_s": requests_per_s,
+        "durations_s": sorted(durations_s), "step_acceptance": 0.5, "committed_tokens": 100.0, "rejected_tokens": 10.0,
+        "prompt_tokens": 90.0, "cached_share": 0.5, "cpu_ms": {"service": 5.0}, "request_bytes": 400.0,
+        "response_bytes": 1600.0,
+        "seconds_per_1000": {"controller": 0.1, "busy_target": 3.0, "busy_judge": 1.0, "busy_draft": 1.0},
+    }  # fmt: skip
+    return LoadCosts.model_validate({**about, **changes})
+
+
+def costs(**changes: Any) -> Costs:
+    loads = [load(1, 1.0, EXPONENTIAL), load(2, 1.5, EXPONENTIAL), load(4, 2.0, EXPONENTIAL)]
+    memory = {role: {"weights_bytes": 2**30, "cache_bytes_per_token": 1000.0} for role in ("target", "draft")}
+    about = {"policy": "stepspec", "benchmark": "gsm-mini", "temperature": 0.0, "max_running": 4, "engines": {}}
+    return Costs.model_validate({**CONDITIONS, **about, "memory": memory, "loads": loads, **changes})
+
+
+@pytest.mark.parametrize(("agents", "servers"), [(5, 1), (12, 1), (30, 1), (30, 4)])
+def test_throughput_is_that_of_the_exact_model(agents: int, servers: int) -> None:
+    speed = Speed([(float(number), float(number)) for number in range(1, servers + 1)])
+    replica = Replica(EXPONENTIAL, speed, max_running=servers if servers > 1 else agents)
+    found = simulate(Setting(agents, 10.0, 1, replica), seed=1, requests=30_000)
+    assert found.requests_per_s == pytest.approx(exact_requests_per_s(agents, 10.0, servers), rel=0.02)
+    assert found.mean_s == pytest.approx(agents / found.requests_per_s - 10.0, rel=0.1)  # Little's formula
+
+
+def test_replicas_split_the_requests_and_a_station_bounds_them() -> None:
+    replica = Replica([1.0], Speed(ALONE), 1)
+    alone, many = (simulate(Setting(8 * count, 1.0, count, replica)) for count in (1, 8))
+    assert alone.requests_per_s == pytest.approx(1.0, rel=0.01)
+    assert many.requests_per_s == pytest.approx(8.0, rel=0.02)
+    slow = simulate(Setting(64, 1.0, 8, replica, [Station(0.25, 1)]))
+    assert slow.requests_per_s == pytest.approx(4.0, rel=0.01)
+
+
+def test_more_agents_wait_longer_and_more_replicas_shorter() -> None:
+    replica = Replica(EXPONENTIAL, Speed(SHARED), 4)
+    p95s = [simulate(Setting(agents, 10.0, 2, replica)).p95_s for agents in (5, 15, 30, 60)]
+    assert p95s == sorted(p95s)
+    p95s = [simulate(Setting(60, 10.0, replicas, replica)).p95_s for replicas in (2, 4, 8)]
+    assert p95s == sorted(p95s, reverse=True)
+
+
+def test_a_seed_gives_one_result() -> None:
+    setting = Setting(20, 5.0, 2, Replica(EXPONENTIAL, Speed(SHARED), 4))
+    assert simulate(setting, 1) == simulate(setting, 1)
+    assert simulate(setting, 1) != simulate(setting, 2)
+
+
+def test_speed_is_interpolated_and_then_constant() -> None:
+    speed = Speed(SHARED)
+    assert [speed.at(number) for number in (1, 2, 3, 4, 9)] == [1.0, 1.5, 1.75, 2.0, 2.0]
+
+
+def test_the_simulation_of_the_measurement_gives_what_was_measured() -> None:
+    cpu_ms = {"proxy": 10.0, "front": 10.0, "models": 10.0}
+    loads = [load(number, speed, [1.0], cpu_ms=cpu_ms) for number, speed in ((1, 1.0), (2, 1.5), (4, 2.0))]
+    found = costs(loads=loads)
+    stations = [Station(found.passing_s(part), 1) for part in ("proxy", "front")]
+    for each in loads:
+        setting = Setting(each.concurrency, 0.0, 1, replica_of(found, 4), stations)
+        assert simulate(setting).requests_per_s == pytest.approx(each.requests_per_s, rel=0.02)
+
+
+def test_a_plan_is_the_smallest_that_keeps_the_latency() -> None:
+    found, wanted = costs(), Wanted(10.0, 6.0, 4, gpus_per_replica=2)
+    plan = plan_agents(found, wanted, 60)
+    assert plan.simulated.p95_s <= 6.0
+    fewer = Setting(60, 10.0, plan.simulated.replicas - 1, replica_of(found, 4))
+    assert simulate(fewer).p95_s > 6.0
+    assert plan.gpus == 2 * plan.simulated.replicas
+    assert plan.bottleneck == "models"
+    assert plan.cache_bytes == plan.simulated.replicas * 4 * 200 * 2000
+    carried = plan_gpus(found, wanted, plan.gpus)
+    assert carried.simulated.agents >= 60
+    more = Setting(carried.simulated.agents + 4, 10.0, carried.simulated.replicas, replica_of(found, 4))
+    assert simulate(more).p95_s > 6.0
+
+
+def test_many_replicas_are_found_with_their_share_of_the_agents() -> None:
+    wanted = Wanted(10.0, 6.0, 4)
+    small, large = (plan_agents(costs(), wanted, agents).simulated for agents in (400, 4000))
+    assert large.replicas / small.replicas == pytest.approx(10, rel=0.1)
+    assert large.p95_s <= 6.0
+
+
+def test_fronts_are_as_many_as_the_requests_need() -> None:
+    loads = [load(1, 1.0, EXPONENTIAL, cpu_ms={"proxy": 20.0, "front": 100.0, "models": 10.0})]
+    plan = plan_agents(costs(loads=loads), Wanted(10.0, 6.0, 4), 200)
+    assert plan.processes["proxy"] == 1
+    assert plan.processes["front"] >= 4
+    assert plan.loads["front"] <= 0.5
+    assert plan.cores >= 3
+
+
+@pytest.mark.parametrize(
+    ("engines", "seconds"),
+    [({}, 0.005), ({"target": {"name": "t", "weights": None, "dtype": None, "device": "cpu"}}, 0.01)],
+)
+def test_the_controller_is_the_process_unless_models_compute_in_it(engines: Any, seconds: float) -> None:
+    assert costs(engines=engines).replica_cpu_s == pytest.approx(seconds)
+
+
+def sized(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["size", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_path: Path) -> None:
+    file, output = tmp_path / "costs.json", tmp_path / "size.json"
+    file.write_text(costs().model_dump_json())
+    text = sized("--costs", str(file), "--agents", "10,40", "--gpus", "2", "--json", str(output))
+    for row in ("replicas", "p95 latency", "GPU memory for caches", "bottleneck", "at most"):
+        assert row in text
+    assert "the draft has 20.0% of the models' work: one GPU with drafts serves 4.0 GPUs with targets" in text
+    assert "constant beyond 4 concurrent requests" in text
+    found = json.loads(output.read_text())
+    assert [plan["simulated"]["agents"] for plan in found["plans"]] == [10, 40]
+    assert found["carried"]["gpus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--agents", "0"], "between 1 and 1,000,000, got 0"),
+        (["--agents", "1000000000"], "got 1,000,000,000"),
+        (["--agents", "many"], "takes one number"),
+        ([], "Give --agents N"),
+        (["--agents", "10", "--p95", "0.5"], "cannot be met by more replicas"),
+        (["--agents", "10", "--gpus", "1", "--gpus-per-replica", "2"], "A replica takes 2 GPUs"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(costs().model_dump_json())
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, ["size", "--costs", str(file), *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a JSON file"),
+        ("[]", "not a file of costs"),
+        ('{"kind": "replicas"}', "not a file of costs"),
+        ('{"kind": "costs"}', "Measure costs again"),
+        (costs(loads=[load(2, 1.5, [1.0])]).model_dump_json(), "no costs at concurrency 1"),
+    ],
+)
+def test_a_file_that_has_no_costs_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_costs(file)
+    with pytest.raises(UsageError, match="Cannot read"):
+        read_costs(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--concurrency", "2,4"], "1 as its least"), (["--concurrency", "1,8", "--requests", "20"], "at least 32")],
+)
+def test_costs_that_cannot_be_measured_are_refused_before_a_service_starts(options: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, ["bench", "service", "costs", *options], catch_exceptions=False)
+
+
+def test_costs_of_a_service_are_those_of_its_script() -> None:
+    asked = chat_request("How many?")
+
+    async def measure() -> tuple[list[LoadCosts], float]:
+        async with Client(service.address) as client:
+            loads = [
+                await load_costs(client, [asked] * 12, number, lambda: {"service": service.cpu_s}) for number in (1, 3)
+            ]
+            measured, requests_per_s = await use(client, repeat(asked), 4, 0.2, 30, seed=0)
+            assert all(each.answered for each in measured)
+            return loads, requests_per_s
+
+    with started(scripted_command(Script(2, 0.1, 0.1))) as service:
+        (one, three), used = asyncio.run(measure())
+    assert 0.2 <= one.durations_s[0] < 0.2 + SLACK_S
+    assert 1 / (0.2 + SLACK_S) < one.requests_per_s <= 5.0
+    assert 1.5 < three.requests_per_s / one.requests_per_s < 4.5
+    assert 0.19 < one.seconds_per_1000["target"] * one.committed_tokens / 1000 < 0.2 + SLACK_S
+    assert one.cpu_ms["service"] > 0
+    assert one.request_bytes == len(asked)
+    assert one.response_bytes > 500
+    assert 2 < used < 15
+
+
+def test_a_sample_of_durations_is_evenly_spread() -> None:
+    assert thinned(range(1000), 4) == [125, 375, 625, 875]
+    assert thinned([1.0, 2.0], 4) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("change", "holds"), [({}, True), ({"simulated_p95_s": 1.2}, False), ({"failed": 1}, False)])
+def test_a_simulation_that_differs_from_the_real_run_does_not_hold(change: Mapping[str, Any], holds: bool) -> None:
+    good = Compared(
+        load="near saturation", replicas=1, agents=8, requests=100, failed=0, requests_per_s=5.0,
+        simulated_requests_per_s=5.5, p50_s=0.5, simulated_p50_s=0.5, p95_s=1.0, simulated_p95_s=0.9,
+    )  # fmt: skip
+    found = SizingCheck(**CONDITIONS, costs=costs(), think_s=1.0, results=[good.model_copy(update=change)])
+    assert found.holds == holds

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from stepspec.bench.documents import sizing_block
 from stepspec.bench.service.client import Client, chat_request
 from stepspec.bench.service.costs import load_costs, thinned
 from stepspec.bench.service.process import scripted_command, started
@@ -166,6 +167,9 @@ def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_pa
     found = json.loads(output.read_text())
     assert [plan["simulated"]["agents"] for plan in found["plans"]] == [10, 40]
     assert found["carried"]["gpus"] == 2
+    block = sizing_block(output)
+    assert "| agents | 10 | 40 | at most" in block
+    assert "Assumptions:\n\n1. Requests are like those of the costs" in block
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,8 @@ from stepspec.evaluation.report.tables import markdown_table
 from stepspec.loop import policy
 from stepspec.loop.families import FAMILIES, FamilyTables
 from stepspec.loop.judging import find_judge, shipped_judges
+from stepspec.sizing.planning import Sizing
+from stepspec.sizing.tables import assumptions, placement, plan_rows, title_of
 
 TABLES: Mapping[str, type[FileModel]] = {
     "At the top of the file": policy.Policy,
@@ -151,6 +153,10 @@ def generated(root: Path) -> dict[Path, str]:
             (scenario_page(file), "load", file.stem, scenario_block(file))
             for file in sorted((results / "service").glob("*.json"))
         ),
+        *(
+            ("docs/many-machines.md", "size", file.stem, sizing_block(file))
+            for file in sorted((results / "sizing").glob("*.json"))
+        ),
         ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
@@ -197,6 +203,21 @@ def scenario_block(file: Path) -> str:
     if isinstance(found, concurrency.Concurrency):
         about = f"{concurrency.in_words(found)}. Intervals are 95%"
     return "\n\n".join([*tables, f"{about}; {machine_in_words(found)}."])
+
+
+def sizing_block(file: Path) -> str:
+    """Return what `stepspec size` printed, as a Markdown table and lists, from the file that it wrote."""
+    found = Sizing.model_validate_json(file.read_text("utf-8"))
+    heads, *rows = plan_rows(found)
+    lists = [
+        "\n".join([f"{title}:", "", *(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))])
+        for title, sentences in (
+            ("What to put where", placement(found)),
+            ("Assumptions", assumptions(found)),
+        )
+    ]
+    title = title_of(found)
+    return "\n\n".join([f"{title[0].upper()}{title[1:]}:", markdown_table(heads, rows), *lists])
 
 
 def keys_block() -> str:

@@ -53,18 +53,30 @@ def cells_of(plan: Plan) -> list[str]:
     ]
 
 
+def title_of(sizing: Sizing) -> str:
+    """Return what was looked for."""
+    return f"replicas for a p95 of at most {sizing.p95_s:.3g} s, agents that think {sizing.think_s:g} s"
+
+
+def plan_rows(sizing: Sizing) -> list[list[str]]:
+    """Return the cells of a table of all plans, whose first row has the numbers of agents."""
+    columns = [cells_of(plan) for plan in sizing.plans]
+    if sizing.carried is not None:
+        most, *rest = cells_of(sizing.carried)
+        columns.append([f"at most {most}", *rest])
+    return [[name, *cells] for name, *cells in zip(ROWS, *columns, strict=True)]
+
+
 def plans_table(sizing: Sizing) -> Table:
     """Return a terminal table of all plans."""
-    title = f"replicas for a p95 of at most {sizing.p95_s:.3g} s, agents that think {sizing.think_s:g} s"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    plans = [*sizing.plans, *([] if sizing.carried is None else [sizing.carried])]
-    table.add_column(ROWS[0])
-    columns = [cells_of(plan) for plan in plans]
-    for number, column in enumerate(columns):
-        carries = f"at most {column[0]}" if number == len(sizing.plans) else column[0]
-        table.add_column(carries, justify="right")
-    for name, *cells in list(zip(ROWS, *columns, strict=True))[1:]:
-        table.add_row(name, *cells)
+    table = Table(
+        title=title_of(sizing), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False
+    )
+    heads, *rows = plan_rows(sizing)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

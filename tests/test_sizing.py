@@ -126,6 +126,12 @@ def test_a_plan_is_the_smallest_that_keeps_the_latency() -> None:
     assert simulate(more).p95_s > 6.0
 
 
+def test_one_agent_may_be_too_many() -> None:
+    loads = [load(1, 1.0, [1.0], cpu_ms={"proxy": 2000.0})]
+    with pytest.raises(UsageError, match="not kept even for one agent"):
+        plan_gpus(costs(loads=loads), Wanted(10.0, 1.5, 4), 1)
+
+
 def test_many_replicas_are_found_with_their_share_of_the_agents() -> None:
     wanted = Wanted(10.0, 6.0, 4)
     small, large = (plan_agents(costs(), wanted, agents).simulated for agents in (400, 4000))

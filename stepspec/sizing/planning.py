@@ -141,7 +141,7 @@ def plan_gpus(costs: Costs, wanted: Wanted, gpus: int) -> Plan:
 
     replica = replica_of(costs, wanted.max_running)
     guess = int(replicas * replica.most_per_s * (wanted.think_s + wanted.p95_s))
-    agents = _smallest(fails, max(2, guess), MAX_AGENTS) - 1
+    agents = max(1, _smallest(fails, max(2, guess), MAX_AGENTS) - 1)
     while (found := _simulated(costs, wanted, agents, replicas)).p95_s > wanted.p95_s and agents > 1:
         agents -= max(1, int(RESOLUTION * agents))
     if found.p95_s > wanted.p95_s:

@@ -217,7 +217,7 @@ def test_a_file_that_has_no_costs_is_refused(tmp_path: Path, text: str, message:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--concurrency", "2,4"], "1 as its least"), (["--concurrency", "1,8", "--requests", "20"], "at least 32")],
+    [(["--concurrency", "2,4"], "must start with 1"), (["--concurrency", "1,8", "--requests", "20"], "at least 32")],
 )
 def test_costs_that_cannot_be_measured_are_refused_before_a_service_starts(options: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -246,6 +246,15 @@ def test_costs_of_a_service_are_those_of_its_script() -> None:
     assert one.request_bytes == len(asked)
     assert one.response_bytes > 500
     assert 2 < used < 15
+
+
+def test_a_script_slows_down_with_further_requests_and_varies_around_its_delay() -> None:
+    script = Script(2, 0.1, 0.2, slowdown=0.25)
+    assert [script.delay_s(part, running) for part, running in ((0, 1), (1, 1), (1, 5))] == [0.1, 0.2, 0.4]
+    varied = Script(2, 0.1, 0.2, varies=True, slowdown=0.25)
+    sampled = [varied.delay_s(1, 5) for _ in range(10_000)]
+    assert sum(sampled) / len(sampled) == pytest.approx(0.4, rel=0.06)  # six standard deviations
+    assert min(sampled) < 0.1 < 1.0 < max(sampled)
 
 
 def test_a_sample_of_durations_is_evenly_spread() -> None:

@@ -312,7 +312,7 @@ def _loads(text: str, requests: int, rounds: int) -> list[int]:
     """
     loads = sorted(numbers("--concurrency", text, int))
     if loads[0] != 1:
-        raise UsageError(f"--concurrency must have 1 as its least number, got {text}.")
+        raise UsageError(f"--concurrency must start with 1, got {text}.")
     if requests < rounds * loads[-1]:
         raise UsageError(f"--concurrency {loads[-1]} needs at least {rounds * loads[-1]} --requests, got {requests}.")
     return loads

@@ -217,7 +217,11 @@ def test_a_file_that_has_no_costs_is_refused(tmp_path: Path, text: str, message:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--concurrency", "2,4"], "must start with 1"), (["--concurrency", "1,8", "--requests", "20"], "at least 32")],
+    [
+        (["--concurrency", "2,4"], "must start with 1"),
+        (["--concurrency", "1,8", "--requests", "20"], "at least 32"),
+        (["--requests", "9000"], "Give fewer"),
+    ],
 )
 def test_costs_that_cannot_be_measured_are_refused_before_a_service_starts(options: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):

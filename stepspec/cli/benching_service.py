@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -226,7 +226,7 @@ def bench_costs(
     pair: PairOption = None,
     policy: PolicyOption = "stepspec",
     concurrency: Annotated[
-        str, typer.Option(metavar="N[,N...]", help="Concurrent requests, 1 among them.")
+        str, typer.Option(metavar="N[,N...]", help="Concurrent requests; the least is 1.")
     ] = "1,2,4,8",
     requests: Annotated[int, typer.Option(min=10, help="Requests at each; at least 4 for each concurrent one.")] = 200,
     benchmark: Annotated[str, typer.Option(help="gsm-mini or gsm-plain.")] = "gsm-mini",
@@ -236,34 +236,27 @@ def bench_costs(
     """Measure what requests to one service cost, for `stepspec size`."""
     from stepspec.api.loading import load_pair
     from stepspec.bench.same_texts import PROBLEMS
-    from stepspec.bench.service.client import Client, chat_request
-    from stepspec.bench.service.concurrency import MAX_TOKENS
-    from stepspec.bench.service.costs import MIN_ROUNDS, TIMEOUT_S, costs_table, load_costs, memory_of
-    from stepspec.bench.service.process import StartedService, started
+    from stepspec.bench.service.costs import MIN_ROUNDS, costs_table, memory_of, service_costs
+    from stepspec.bench.service.process import started
     from stepspec.evaluation.running.conditions import engine_record
-    from stepspec.sizing.costs import Costs, LoadCosts
+    from stepspec.sizing.costs import Costs
 
     loads = _loads(concurrency, requests, MIN_ROUNDS)
     if benchmark not in PROBLEMS:
         raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
-    questions = [each.question for each in islice(PROBLEMS[benchmark]("test"), requests)]
-    sampling: dict[str, Any] = {"temperature": temperature, "max_tokens": MAX_TOKENS}
-    asked = [chat_request(question, seed=number, **sampling) for number, question in enumerate(questions)]
+    count = len(loads) * requests + sum(loads)  # no question twice, which would be in the prefix cache
+    questions = [each.question for each in islice(PROBLEMS[benchmark]("test"), count)]
+    if len(questions) < count:
+        raise UsageError(
+            f"{benchmark} has {len(questions):,} questions, and these are {count:,}. Give fewer --requests."
+        )
     conditions, models = _conditions(), {"--target": target, "--draft": draft, "--pair": pair}
     given = [word for name, value in models.items() if value is not None for word in (name, value)]
     limits = ["--max-running", str(max(loads)), "--policy", policy, "--port", "0"]
 
-    async def measure(service: StartedService, show: Callable[[None, int, int], None]) -> list[LoadCosts]:
-        found: list[LoadCosts] = []
-        async with Client(service.address, TIMEOUT_S) as client:
-            for number in loads:
-                found.append(await load_costs(client, asked, number, lambda: {"service": service.cpu_s}))
-                show(None, len(found), len(loads))
-        return found
-
     with started([sys.executable, "-m", "stepspec", "serve", *limits, *given]) as service, make_meter() as meter:
         meter.begin("numbers of concurrent requests")
-        results = asyncio.run(measure(service, meter.show))
+        results = asyncio.run(service_costs(service, questions, loads, requests, temperature, meter.show))
     loaded = load_pair(target, draft, pair=pair, needs_draft=False, notes=False)
     about = {
         "policy": policy,

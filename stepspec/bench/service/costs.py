@@ -1,14 +1,17 @@
 """What requests to one replica cost, by the number of concurrent requests: the file that `stepspec size` reads."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from rich.table import Table
 
 from stepspec.api.loading import Pair
-from stepspec.bench.service.client import Client, Exchange
+from stepspec.bench.service.client import Client, Exchange, chat_request
+from stepspec.bench.service.concurrency import MAX_TOKENS, Progress
 from stepspec.bench.service.load import closed_loop
+from stepspec.bench.service.process import Service
 from stepspec.bench.speed import cells_table
 from stepspec.errors import EngineError
 from stepspec.evaluation.report.cells import percent, seconds
@@ -25,16 +28,49 @@ CpuSeconds = Callable[[], Mapping[str, float]]
 """Returns the processor seconds of the service so far, by process."""
 
 
-async def load_costs(client: Client, requests: Sequence[bytes], concurrency: int, cpu_s: CpuSeconds) -> LoadCosts:
-    """Send requests, a number of them concurrently, and return what they cost. As many others warm up.
+async def service_costs(
+    service: Service,
+    questions: Iterable[str],
+    loads: Sequence[int],
+    requests: int,
+    temperature: float,
+    progress: Progress,
+) -> list[LoadCosts]:
+    """Measure what requests to a service cost.
+
+    Args:
+        service: the service, in one process.
+        questions: the questions, enough for all requests and those that warm up.
+        loads: numbers of concurrent requests.
+        requests: measured requests at each of them.
+        temperature: sampling temperature.
+        progress: called with None, and how many of the loads are measured, and their number.
+
+    Raises:
+        EngineError: requests fail, so that too few remain to measure.
+    """
+    found, rest = list[LoadCosts](), iter(questions)
+    async with Client(service.address, TIMEOUT_S) as client:
+        for number in loads:
+            asked = [
+                chat_request(question, seed=seed, temperature=temperature, max_tokens=MAX_TOKENS)
+                for seed, question in enumerate(islice(rest, number + requests))
+            ]
+            found.append(await load_costs(client, asked, number, lambda: {"service": service.cpu_s}))
+            progress(None, len(found), len(loads))
+    return found
+
+
+async def load_costs(client: Client, asked: Sequence[bytes], concurrency: int, cpu_s: CpuSeconds) -> LoadCosts:
+    """Send requests, a number of them concurrently, and return what they cost. The first round warms up.
 
     Throughput counts from the first round of answers to the last, because fewer requests run at the end.
 
     Raises:
         EngineError: requests fail, so that too few remain to measure.
     """
-    await closed_loop(client, requests[:concurrency], concurrency)
-    before = cpu_s()
+    await closed_loop(client, asked[:concurrency], concurrency)
+    requests, before = asked[concurrency:], cpu_s()
     found = await closed_loop(client, requests, concurrency)
     after = cpu_s()
     answered = [each for each in found if each.answered]

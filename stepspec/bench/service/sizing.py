@@ -94,8 +94,10 @@ async def replica_costs(service: StartedService, requests: int) -> list[LoadCost
     """Measure what requests to a replica cost."""
     async with Client(service.address) as client:
         await load_costs(client, [_asked(0)] * 20, 2, lambda: cpu_s(service))  # warms up
-        asked = [_asked(number) for number in range(requests)]
-        return [await load_costs(client, asked, number, lambda: cpu_s(service)) for number in CONCURRENCIES]
+        return [
+            await load_costs(client, [*map(_asked, range(number + requests))], number, lambda: cpu_s(service))
+            for number in CONCURRENCIES
+        ]
 
 
 def measured_costs(conditions: dict[str, Any], requests: int) -> Costs:

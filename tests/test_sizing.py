@@ -220,7 +220,6 @@ def test_a_file_that_has_no_costs_is_refused(tmp_path: Path, text: str, message:
     [
         (["--concurrency", "2,4"], "must start with 1"),
         (["--concurrency", "1,8", "--requests", "20"], "at least 32"),
-        (["--requests", "9000"], "Give fewer"),
     ],
 )
 def test_costs_that_cannot_be_measured_are_refused_before_a_service_starts(options: list[str], message: str) -> None:
@@ -234,7 +233,7 @@ def test_costs_of_a_service_are_those_of_its_script() -> None:
     async def measure() -> tuple[list[LoadCosts], float]:
         async with Client(service.address) as client:
             loads = [
-                await load_costs(client, [asked] * 12, number, lambda: {"service": service.cpu_s}) for number in (1, 3)
+                await load_costs(client, [asked] * 15, number, lambda: {"service": service.cpu_s}) for number in (1, 3)
             ]
             measured, requests_per_s = await use(client, repeat(asked), 4, 0.2, 30, seed=0)
             assert all(each.answered for each in measured)

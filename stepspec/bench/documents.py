@@ -107,7 +107,7 @@ SCENARIOS: Mapping[str, type[records.Scenario]] = {
     "streams": Streams,
 }
 """By the file under `evals/results/service`."""
-ON_MANY_MACHINES = frozenset({"affinity", "distance", "replicas", "sizing"})
+ON_MANY_MACHINES = frozenset({"affinity", "replicas", "sizing"})
 """Scenarios that `docs/many-machines.md` shows. The others are in `docs/service.md`."""
 LEARNED = ("embedded-t0", "smol-t06")
 """Calibrations whose recorded steps compare a learned judge with its signals."""

@@ -53,7 +53,8 @@ def on_this_machine(command: str, target_port: int, draft_port: int) -> list[str
         if words[place - 1] == "--port":
             words[place] = "0"
         port = target_port if words[place - 1] == "--target" else draft_port
-        words[place] = re.sub(ADDRESS, f"http://127.0.0.1:{port}/v1", words[place])
+        words[place] = re.sub(ADDRESS, f"http://127.0.0.1:{port}/v1", words[place], count=1)
+        words[place] = re.sub(f" {ADDRESS}", f" http://localhost:{port}/v1", words[place])  # the same server again
     return [sys.executable, "-m", "stepspec", *words[1:]]
 
 
@@ -172,7 +173,26 @@ def test_evaluations_on_ray(place: int, tmp_path: Path) -> None:
     assert "Ran on 1 machine" in output
 
 
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with measured costs."""
+    folder = tmp_path_factory.mktemp("costs")
+    (command,) = shown("^stepspec bench service costs ")
+    words = [sys.executable, "-m", "stepspec", *shlex.split(command)[1:]]
+    run([*words, "--concurrency", "1,2", "--requests", "20"], folder)
+    return folder
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", range(len(shown("^stepspec size "))))
+def test_sizes(costs: Path, place: int) -> None:
+    words = shlex.split(shown("^stepspec size ")[place])
+    assert "replicas" in run([sys.executable, "-m", "stepspec", *words[1:]], costs)
+
+
 RUN_HERE = (
+    "^stepspec bench service costs (?!.*vllm:)",
+    "^stepspec size ",
     "^stepspec serve (?!.*vllm:)",
     "^vllm-router |^curl ",
     "^stepspec advise ",

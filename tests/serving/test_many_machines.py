@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import VLLM_PYTHON, environment, free_port, needs_router, needs_vllm, running_server
+from servers import VLLM_PYTHON, environment, needs_router, needs_vllm, running_server
 
 from stepspec.bench.service.process import started
 from stepspec.mini import WEIGHTS
@@ -136,13 +136,11 @@ def test_the_distances_of_a_draft(tmp_path: Path) -> None:
 
 @contextmanager
 def application(command: str) -> Generator[str]:
-    """Run an application with `serve run`, and yield its URL."""
-    port = free_port()
+    """Run an application with `serve run`, and yield its URL. It has no option for the port."""
     words = [str(Path(sys.executable).with_name("serve")), *shlex.split(command)[1:]]
-    variables = environment() | {"RAY_SERVE_DEFAULT_HTTP_PORT": str(port)}
-    process = subprocess.Popen(words, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        url, end = f"http://127.0.0.1:{port}", time.monotonic() + 240
+        url, end = "http://127.0.0.1:8000", time.monotonic() + 240
         while process.poll() is None and time.monotonic() < end:
             try:
                 if httpx.get(f"{url}/ready", timeout=5).status_code == 200:

@@ -6,6 +6,7 @@ Most are soak tests, because each starts several processes.
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -150,7 +151,7 @@ def application(command: str) -> Generator[str]:
             time.sleep(0.5)
         yield url
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         process.wait(60)
 
 

@@ -32,9 +32,17 @@ from stepspec.evaluation.running.schedule import JobBlock, Round
 
 with from_extra("ray", "An evaluation on a Ray cluster"):
     import ray
-    from ray.exceptions import ActorUnschedulableError, NodeDiedError, ObjectLostError, RayActorError, RayTaskError
+    from ray.exceptions import (
+        ActorUnschedulableError,
+        NodeDiedError,
+        ObjectLostError,
+        OutOfMemoryError,
+        RayActorError,
+        RayTaskError,
+        WorkerCrashedError,
+    )
 
-LOST = (RayActorError, NodeDiedError, ObjectLostError)
+LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
 """Errors of calls to a worker that died."""
 MAX_DEATHS = 5
 """A block during which so many workers died, or a worker that dies so often before it has done anything, ends a run."""
@@ -350,6 +358,8 @@ class OnRay:
         try:
             await asyncio.wait_for(_result(handle.ready.remote()), START_S)
             about: About = await _result(handle.load.remote(self._load))
+            self._first = self._first or about
+            _check_same(self._first, about)
         except (TimeoutError, ActorUnschedulableError):
             ray.kill(handle)
             raise NoRoomError(
@@ -359,8 +369,6 @@ class OnRay:
         except BaseException:
             ray.kill(handle)
             raise
-        self._first = self._first or about
-        _check_same(self._first, about)
         if self._say is not None and self._num_at(about.node.name):
             self._say(f"Several workers share {about.node.name} and slow each other, so times are longer than alone.")
             self._say = None
@@ -378,9 +386,12 @@ class OnRay:
         try:
             while True:
                 try:
-                    return await _result((await place.worker()).call.remote(function))
+                    found = await _result((await place.worker()).call.remote(function))
                 except LOST as error:
                     place.lose(error)
+                else:
+                    place.num_deaths = 0
+                    return found
         finally:
             place.num_calls -= 1
 

@@ -111,6 +111,19 @@ def test_the_simulation_of_the_measurement_gives_what_was_measured() -> None:
         assert simulate(setting).requests_per_s == pytest.approx(each.requests_per_s, rel=0.02)
 
 
+def test_costs_of_a_simulated_replica_give_its_speed() -> None:
+    """Also while all requests run in it, which they do not while costs are measured: some are in the front."""
+    works = [0.1 + 0.6 * (number + 0.5) / 500 for number in range(500)]
+    speed, front = Speed([(number, number / (1 + 0.25 * (number - 1))) for number in (1, 2, 3, 4)]), Station(0.02, 1)
+    loads: list[LoadCosts] = []
+    for concurrency in (1, 2, 4):
+        setting = Setting(concurrency, 0.0, 1, Replica(works, speed, 4), [front])
+        found = simulate(setting, requests=40_000)
+        loads.append(load(concurrency, found.requests_per_s, [0.02 + each for each in works], cpu_ms={"front": 20.0}))
+    measured = replica_of(costs(loads=loads), 4).speed
+    assert measured.at(4) == pytest.approx(speed.at(4), rel=0.006)
+
+
 def test_a_plan_is_the_smallest_that_keeps_the_latency() -> None:
     found, wanted = costs(), Wanted(10.0, 6.0, 4, gpus_per_replica=2)
     plan = plan_agents(found, wanted, 60)

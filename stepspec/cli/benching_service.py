@@ -274,7 +274,7 @@ def bench_costs(
 
 @app.command("sizing")
 def bench_sizing(
-    requests: Annotated[int, typer.Option(min=20, help="Measured requests of each run.")] = 400,
+    requests: Annotated[int, typer.Option(min=20, help="Measured requests of each run.")] = 1000,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:

@@ -143,6 +143,10 @@ def replica_of(costs: Costs, max_running: int) -> Replica:
         number = each.concurrency - each.requests_per_s * passing_s
         if each.concurrency > 1 and number > points[-1][0]:
             points.append((number, each.requests_per_s * mean_s))
+    largest = costs.busiest.concurrency
+    if len(points) > 1 and points[-1][0] < largest:  # a replica with a queue runs as many all the time
+        (low, slow), (high, fast) = points[-2:]
+        points.append((largest, fast + (fast - slow) * (largest - high) / (high - low)))
     return Replica(works, Speed(points), max_running)
 
 

@@ -116,7 +116,7 @@ def test_advice_for_a_draft_on_a_server(target_port: int, draft_port: int, tmp_p
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (command,) = shown("^stepspec advise ")
     words = on_this_machine(command, target_port, draft_port)
-    assert "ms away" in run([*words, "--max-tokens", "16"], tmp_path)
+    assert "round trip" in run([*words, "--max-tokens", "16"], tmp_path)
 
 
 @needs_vllm

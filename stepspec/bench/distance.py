@@ -4,7 +4,6 @@ Every policy runs with both models in this process, and those that use the draft
 All of them take turns problem by problem, so that they share what the machine does.
 """
 
-import tempfile
 import tomllib
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,19 +21,16 @@ from stepspec.api.loading import Pair, choose_models, close_now, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.extras import from_extra
 from stepspec.bench.delay import far
+from stepspec.bench.rows import unkept_rows
 from stepspec.bench.speed import UNKNOWN, cells_table, with_interval
 from stepspec.engines.protocol import Distant, Sampling
-from stepspec.evaluation.benchmark import Benchmark, asked
-from stepspec.evaluation.grade import Grading
+from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
 from stepspec.evaluation.report.conditions import models_in_words
-from stepspec.evaluation.running.conditions import Settings, conditions, engine_record
+from stepspec.evaluation.running.conditions import Settings, engine_record
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve
 from stepspec.evaluation.running.problems import ProblemSet
 from stepspec.evaluation.running.results import OnRow
-from stepspec.evaluation.running.runner import System
-from stepspec.evaluation.running.running import Keeping, evaluate
-from stepspec.evaluation.runs import iter_rows
 from stepspec.evaluation.stats.ratios import ratio_of_sums
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.step import Result
@@ -200,35 +196,11 @@ async def distances(
             key = name if place.round_trip_ms is None else f"{name}, {place.round_trip_ms:g} ms"
             at[key], policies[key] = (name, place), loaded
     systems = {key: Watched(StepSpec(policy=policies[key][0], pair=place.pair)) for key, (_, place) in at.items()}
-    rows = await _rows(found[0].pair, policies, systems, benchmark, problems, settings, on_row)
+    rows: dict[str, list[ResultRow]] = {key: [] for key in policies}
+    for row in await unkept_rows(benchmark, problems, policies, systems, settings, found[0].pair, on_row):
+        rows[row.policy].append(row)
     baseline = {row.problem: row for row in rows[BASELINE]}
     return [_compared(name, place, systems[key], rows[key], baseline) for key, (name, place) in at.items()]
-
-
-async def _rows(
-    pair: Pair,
-    policies: Mapping[str, LoadedPolicy],
-    systems: Mapping[str, System],
-    benchmark: tuple[str, Benchmark],
-    problems: ProblemSet,
-    settings: Settings,
-    on_row: OnRow | None,
-) -> Mapping[str, Collection[ResultRow]]:
-    run = conditions(benchmark[0], benchmark[1], problems, policies, settings, pair)
-    rows: dict[str, list[ResultRow]] = {key: [] for key in policies}
-    with tempfile.TemporaryDirectory() as folder, Grading(benchmark[1].grader) as grading:
-        await evaluate(
-            run,
-            problems.problems,
-            systems,
-            Keeping(Path(folder)),
-            grading=grading,
-            ask=lambda question: asked(benchmark[1], question),
-            on_row=on_row,
-        )
-        for row in iter_rows(Path(folder)):
-            rows[row.policy].append(row)
-    return rows
 
 
 def _compared(

@@ -6,10 +6,8 @@ if the balanced order hides this from `copy`. Above temperature 0 the two texts 
 committed token.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,17 +15,14 @@ from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
 from stepspec.api.session import StepSpec
 from stepspec.base.files import list_data_files
+from stepspec.bench.rows import unkept_rows
 from stepspec.engines.protocol import DrafterName
-from stepspec.evaluation.benchmark import asked
-from stepspec.evaluation.grade import Grading
 from stepspec.evaluation.records import Record, ResultRow
-from stepspec.evaluation.running.conditions import Settings, conditions
+from stepspec.evaluation.running.conditions import Settings
 from stepspec.evaluation.running.policies import LoadedPolicy, can_serve, token_policy
-from stepspec.evaluation.running.problems import ProblemSet, load_benchmark, load_problems
+from stepspec.evaluation.running.problems import load_benchmark, load_problems
 from stepspec.evaluation.running.results import OnRow
 from stepspec.evaluation.running.runner import System
-from stepspec.evaluation.running.running import Keeping, evaluate
-from stepspec.evaluation.runs import iter_rows
 from stepspec.evaluation.stats import Interval, products_of_sums
 from stepspec.loop.policy import Policy, load_policy
 
@@ -151,22 +146,11 @@ class TwinTest:
 
     async def rows(self, systems: Mapping[str, System], on_row: OnRow | None = None) -> list[ResultRow]:
         """Run one request at a time and return all rows in this order."""
-        name, benchmark = load_benchmark("gsm-mini")
-        problems: ProblemSet = load_problems(benchmark, None, self.num_problems)
+        benchmark = load_benchmark("gsm-mini")
+        problems = load_problems(benchmark[1], None, self.num_problems)
         texts = {f"{policy}{end}": loaded for end in ("", COPY) for policy, loaded in self.policies.items()}
         settings = Settings(self.seed, temperature=self.temperature)
-        run = conditions(name, benchmark, problems, texts, settings, self.pair)
-        with tempfile.TemporaryDirectory() as folder, Grading(benchmark.grader) as grading:
-            await evaluate(
-                run,
-                problems.problems,
-                systems,
-                Keeping(Path(folder)),
-                grading=grading,
-                ask=lambda question: asked(benchmark, question),
-                on_row=on_row,
-            )
-            return list(iter_rows(Path(folder)))
+        return await unkept_rows(benchmark, problems, texts, systems, settings, self.pair, on_row)
 
     def _compared(self, name: str, rows: Sequence[ResultRow], confidence: float, rng: np.random.Generator) -> Twins:
         by_problem: dict[str, list[ResultRow]] = {}

@@ -189,7 +189,7 @@ class ResultRow(Record):
     reached: list[tuple[int, float]] = []
     """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
     node: str | None = None
-    """The machine that it ran on; None in a run on one. Times of two machines are not compared."""
+    """The machine that it ran on; None in a run on one. A run's speeds compare times of the same machine."""
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -8,7 +8,6 @@ The engines play a script. SIGTERM ends the cluster.
 
 import argparse
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ import ray
 from ray import serve
 
 from stepspec.api.loading import Pair
+from stepspec.bench.service.process import free_port
 from stepspec.bench.service.script import POLICY, Script, scripted_pair
 from stepspec.serve.ray import Arguments, application
 
@@ -41,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-running", type=int, default=4)
     parser.add_argument("--requests-per-replica", type=float, default=4.0)
     given = parser.parse_args(arguments)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     wanted = Arguments(

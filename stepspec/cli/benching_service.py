@@ -284,15 +284,22 @@ def bench_sizing(
         LOADS,
         REPLICAS,
         THINK_S,
+        Compared,
         SizingCheck,
         compared,
         measured_costs,
         sizing_table,
     )
 
-    conditions = _conditions()
-    costs = measured_costs(conditions, requests)
-    results = [compared(costs, load, replicas, requests, seed) for replicas in REPLICAS for load in LOADS]
+    conditions, runs = _conditions(), [(load, replicas) for replicas in REPLICAS for load in LOADS]
+    with make_meter() as meter:
+        meter.begin("costs and runs")
+        meter.show(None, 0, 1 + len(runs))
+        costs, results = measured_costs(conditions, requests), list[Compared]()
+        for done, (load, replicas) in enumerate(runs, 1):
+            meter.show(None, done, 1 + len(runs))
+            results.append(compared(costs, load, replicas, requests, seed))
+        meter.show(None, 1 + len(runs), 1 + len(runs))
     found = SizingCheck.model_validate({**conditions, "costs": costs, "think_s": THINK_S, "results": results})
     _finish([sizing_table(found), scenario_table(found)], found, json_file)
 

@@ -97,7 +97,7 @@ class _Lines:
         if now >= self._next or done == total:
             self._next = now + SECONDS_BETWEEN_LINES
             standing = f" · {self._standing}" if str(self._standing) else ""
-            print(f"{self._title}{done:,} of {total:,} rows{standing}", file=sys.stderr, flush=True)
+            print(f"{self._title}{done:,} of {total:,}{standing}", file=sys.stderr, flush=True)
 
 
 @contextmanager

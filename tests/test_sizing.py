@@ -200,6 +200,8 @@ def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_pa
         ([], "Give --agents N"),
         (["--agents", "10", "--p95", "0.5"], "cannot be met by more replicas"),
         (["--agents", "10", "--gpus", "1", "--gpus-per-replica", "2"], "A replica takes 2 GPUs"),
+        (["--agents", "10", "--json", "."], "is a folder"),
+        (["--agents", "10", "--json", f"{__file__}/size.json"], "test_sizing.py is not a folder"),
     ],
 )
 def test_what_cannot_be_sized_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -30,6 +30,7 @@ from stepspec.cli.options import (
     WorkersOption,
     numbers,
 )
+from stepspec.cli.output import JsonOption
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling
@@ -67,9 +68,7 @@ def advise(
     ] = None,
     policy_file: Annotated[Path, typer.Option(help="File for the advised policy.")] = Path("advised.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write all findings to this file.")
-    ] = None,
+    json_file: JsonOption = None,
     ray: RayOption = None,
     workers: WorkersOption = None,
     worker_cpus: WorkerCpusOption = None,

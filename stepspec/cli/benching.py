@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import importlib
 import random
-import sys
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
@@ -14,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from stepspec.api.loading import Pair, choose_models, load_pair
 from stepspec.api.pairs import EMBEDDED_NAME, find_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.extras import from_extra
-from stepspec.base.files import write_text
 from stepspec.bench.speed import (
     ChatCosts,
     ContextCosts,
@@ -40,11 +37,11 @@ from stepspec.cli.benching_agent import bench_agent
 from stepspec.cli.completing import names_of, one_of
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, SeedOption, TargetOption
+from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.engines.metrics import Metrics
 from stepspec.engines.protocol import CALL_DRAFTERS
 from stepspec.errors import UsageError, unknown_name
-from stepspec.evaluation.records import Record
 
 if TYPE_CHECKING:
     from stepspec.bench.engine import Subject
@@ -56,8 +53,6 @@ COSTS_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 DTYPES = ("float32", "bfloat16", "float16")
 RANDOM_CONTEXT = 8192
 """Context of random models on a GPU, where every text reserves its whole length, in tokens."""
-
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
 app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure how fast engines are.", rich_markup_mode=None)
 
@@ -132,7 +127,7 @@ def bench_engine(
             "results": results,
         }
     )
-    _finish([*(speeds_table(each, synthetic) for each in speeds.results), speeds.memory()], speeds, json_file)
+    finish([*(speeds_table(each, synthetic) for each in speeds.results), speeds.memory()], speeds, json_file)
 
 
 @app.command("context")
@@ -156,7 +151,7 @@ def bench_context(
     results, _ = asyncio.run(_measured(subject.engine, measurement))
     described = {"engine": subject.engine.describe(), "synthetic": subject.synthetic, "turns": turns}
     costs = ContextCosts.model_validate({**conditions, **described, "results": results})
-    _finish([costs_table(costs)], costs, json_file)
+    finish([costs_table(costs)], costs, json_file)
 
 
 @app.command("costs")
@@ -192,7 +187,7 @@ def bench_costs(
     table.add_row("token of the draft", f"{1000 * costs.draft_token_s:.3f}")
     for width, seconds in costs.pass_s.items():
         table.add_row(f"pass of the target over {width}", f"{1000 * seconds:.3f}")
-    _finish([table], costs, json_file)
+    finish([table], costs, json_file)
 
 
 @app.command("controller")
@@ -216,7 +211,7 @@ def bench_controller(
         for count in concurrent or (1, 16, 256)
     ]
     costs = ControllerCosts.model_validate({**conditions, "policy": POLICY, "results": found})
-    _finish([controller_table(costs)], costs, json_file)
+    finish([controller_table(costs)], costs, json_file)
 
 
 @app.command("ideal")
@@ -227,7 +222,7 @@ def bench_ideal(
     from stepspec.bench.ideal import ideals, ideals_table
 
     found = ideals(run)
-    _finish([ideals_table(found.policies)], found, json_file)
+    finish([ideals_table(found.policies)], found, json_file)
 
 
 @app.command("langchain")
@@ -252,7 +247,7 @@ def bench_langchain(
         runner.run(models.aclose())
     about = {**conditions, **names, "policy": overhead.POLICY}
     costs = ChatCosts.model_validate({**about, "overhead": added, "many": many})
-    _finish(chat_lines(costs), costs, json_file)
+    finish(chat_lines(costs), costs, json_file)
 
 
 @app.command("aa")
@@ -292,7 +287,7 @@ def bench_aa(
     verdict = (
         "Every policy is as fast as its copy." if found.holds else "Some policies are not as fast as their copies."
     )
-    _finish([_twins_table(found), verdict], found, json_file)
+    finish([_twins_table(found), verdict], found, json_file)
     if not found.holds:
         raise typer.Exit(1)
 
@@ -352,7 +347,7 @@ def bench_overhead(
         runner.run(models.aclose())
     about = {"policy": policy, "benchmark": benchmark, "temperature": temperature, "engines": engines}
     found = Overheads.model_validate({**conditions, **about, "results": results})
-    _finish([overheads_table(found)], found, json_file)
+    finish([overheads_table(found)], found, json_file)
     if not found.holds:
         raise typer.Exit(1)
 
@@ -403,7 +398,7 @@ def bench_conversation(
             "results": results,
         }
     )
-    _finish([conversations_table(found)], found, json_file)
+    finish([conversations_table(found)], found, json_file)
 
 
 @app.command("exact")
@@ -437,7 +432,7 @@ def bench_exact(
         for each in results
         for parted in each.parted
     ]
-    _finish([exactness_table(found), *lines], found, json_file)
+    finish([exactness_table(found), *lines], found, json_file)
     if not all(each.holds for each in results):
         raise typer.Exit(1)
 
@@ -466,7 +461,7 @@ def bench_servers(
             finally:
                 runner.run(pair.aclose())
     found = Servers.model_validate({**conditions, "results": rows})
-    _finish([servers_table(found)], found, json_file)
+    finish([servers_table(found)], found, json_file)
 
 
 @app.command("wire")
@@ -523,7 +518,7 @@ def bench_wire(
     described = {"target": servers[0].base, "draft": servers[1].base, "benchmark": benchmark}
     found = {**conditions, **described, "problems": len(problems), "engines": used, "results": results}
     costs = WireCosts.model_validate(found)
-    _finish([wire_table(costs)], costs, json_file)
+    finish([wire_table(costs)], costs, json_file)
 
 
 @app.command("distance")
@@ -573,7 +568,7 @@ def bench_distance(
         results, engines = runner.run(run), engines_of(found)
     about = {"benchmark": name, "temperature": temperature, "seed": seed, "engines": engines}
     measured = Distances.model_validate({**conditions, **about, "results": results})
-    _finish([distances_table(measured)], measured, json_file)
+    finish([distances_table(measured)], measured, json_file)
 
 
 def _wire_costs(contenders: Sequence[Any], judges: Sequence[list[str]], answers: Sequence[str]) -> list[WireCost]:
@@ -716,12 +711,3 @@ def _prompts(subject: "Subject", count: int) -> list[list[int]]:
         return [[rng.randrange(1000) for _ in range(128)] for _ in range(count)]
     tokenizer = subject.engine.tokenizer
     return [encode_request(tokenizer, each.question) for each in islice(load_split("test"), count)]
-
-
-def _finish(outputs: Iterable[Table | str], record: Record, json_file: Path | None) -> None:
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for each in outputs:
-        console.print(each)
-    if json_file is not None:
-        write_text(json_file, record.model_dump_json(indent=2) + "\n")
-        print(f"Wrote {json_file}.")

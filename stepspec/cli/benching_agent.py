@@ -16,6 +16,7 @@ from stepspec.base.extras import from_extra
 from stepspec.base.files import list_data_files, write_text
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import SeedOption
+from stepspec.cli.output import check_writable
 from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError, UsageError, unknown_name
 
@@ -61,6 +62,7 @@ def bench_agent(
             "--json",
             metavar="FILE",
             help="Write all runs to this file after each task. Of a file that exists, the run goes on.",
+            callback=check_writable,
         ),
     ] = None,
 ) -> None:

@@ -10,24 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from stepspec.base.files import write_text
 from stepspec.cli.help import WholeHelp
 from stepspec.cli.options import DraftOption, PairOption, PolicyOption, SeedOption, TargetOption, numbers
+from stepspec.cli.output import JsonOption, finish
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from stepspec.bench.service.records import Scenario
-    from stepspec.evaluation.records import Conditions
 
-TABLE_WIDTH = 140
 NUM_FILES = 16_384
 """Open files that a process may have, for a connection of each stream."""
-
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures to this file.")]
 
 app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Measure the service.", rich_markup_mode=None)
 
@@ -269,7 +264,7 @@ def bench_costs(
     }
     asyncio.run(loaded.aclose())
     found = Costs.model_validate({**conditions, **about})
-    _write([costs_table(found)], found, json_file)
+    finish([costs_table(found)], found, json_file)
 
 
 @app.command("sizing")
@@ -332,15 +327,6 @@ def _finish(tables: Sequence[Table], found: "Scenario", json_file: Path | None) 
     Raises:
         typer.Exit: a figure is past its limit.
     """
-    _write(tables, found, json_file)
+    finish(tables, found, json_file)
     if not found.holds:
         raise typer.Exit(1)
-
-
-def _write(tables: Sequence[Table], found: "Conditions", json_file: Path | None) -> None:
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    for table in tables:
-        console.print(table)
-    if json_file is not None:
-        write_text(json_file, found.model_dump_json(indent=2) + "\n")
-        print(f"Wrote {json_file}.")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepspec.base.files import write_text
+from stepspec.cli.output import JsonOption
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def compare_runs(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Compare even if the data differ.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the comparison to this file.")
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Compare two runs problem by problem: accuracy, speed, and the conditions that differ."""
     from stepspec.evaluation.compare import compare

@@ -4,13 +4,13 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stepspec.base.files import write_text
 from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
+from stepspec.cli.output import JsonOption
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ def describe_models(
     ] = None,
     draft: DraftOption = None,
     pair: PairOption = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the facts to this file.")
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Print how models think, what their engines support, whether a draft fits, and which policies run with them.
 

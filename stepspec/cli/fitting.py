@@ -13,6 +13,7 @@ from rich.table import Table
 from stepspec.base.files import write_text
 from stepspec.cli.advising import check_policy_file
 from stepspec.cli.evaluating import require_extras
+from stepspec.cli.output import JsonOption
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def fit_a_judge(
     ] = False,
     policy_file: Annotated[Path, typer.Option(help="File for the policy with the judge.")] = Path("fitted.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite the policy file.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write the weights and areas to this file.")
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Fit a judge of cheap signals from the recorded steps of a run."""
     require_extras()

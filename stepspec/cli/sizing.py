@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from stepspec.base.files import write_text
 from stepspec.cli.options import SeedOption, numbers
+from stepspec.cli.output import TABLE_WIDTH, JsonOption, write_results
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
-
-TABLE_WIDTH = 140
 
 
 def size_service(
@@ -36,9 +34,7 @@ def size_service(
         ),
     ] = None,
     seed: SeedOption = 0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Also write all figures to this file.")
-    ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Say what to put where for a number of concurrent agents, from measured costs and a simulation."""
     from stepspec.sizing.costs import read_costs
@@ -70,9 +66,7 @@ def size_service(
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False).print(plans_table(sizing))
     _print_list("What to put where", placement(sizing))
     _print_list("Assumptions", assumptions(sizing))
-    if json_file is not None:
-        write_text(json_file, sizing.model_dump_json(indent=2) + "\n")
-        print(f"Wrote {json_file}.")
+    write_results(sizing, json_file)
 
 
 def _agents(text: str | None, gpus: int | None) -> list[int]:

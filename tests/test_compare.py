@@ -272,6 +272,17 @@ def test_the_conclusions_say_what_cannot_be_concluded(changed: dict[str, object]
     assert phrase not in " ".join(compare(make_run(), make_rows(), make_run(), make_rows()).conclusions)
 
 
+def test_rows_that_ran_on_different_machines_of_a_cluster_are_counted() -> None:
+    near, far = (
+        [row.model_copy(update={"node": node}) for row in make_rows(4, ["target"])] for node in ("10.0.0.1", "10.0.0.2")
+    )
+    comparison = compare(make_run(), near, make_run(), [*near[:1], *far[1:]], ["target"])
+    assert comparison.policies[0].num_apart == 3
+    assert "3 of 4 pairs of rows ran on different machines" in " ".join(comparison.conclusions)
+    same = compare(make_run(), near, make_run(), near, ["target"])
+    assert "machines" not in " ".join(same.conclusions)
+
+
 def test_a_seed_changes_nothing_at_temperature_0() -> None:
     comparison = compare(make_run(), make_rows(), make_run(seed=1), make_rows())
     assert [each.name for each in comparison.differences] == ["seed"]

@@ -75,7 +75,7 @@ def compare(
         b=b,
         policies=comparable,
         differences=differing,
-        conclusions=conclusions(a, b, differing),
+        conclusions=conclusions(a, b, differing, comparable),
         warning=data_warning(a, b, comparable),
     )
 

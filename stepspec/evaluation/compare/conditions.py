@@ -6,6 +6,7 @@ from typing import Any
 from stepspec.errors import UsageError
 from stepspec.evaluation.compare.figures import PolicyComparison
 from stepspec.evaluation.records import Record, RunRecord
+from stepspec.evaluation.report.cells import count
 
 HASH_LENGTH = 12
 """Number of characters of a hash to show."""
@@ -104,7 +105,9 @@ def _shown(value: object) -> str | None:
     return f"{head[:HASH_LENGTH]}{dash}{rest}" if is_hash else str(value)
 
 
-def conclusions(a: RunRecord, b: RunRecord, differing: Sequence[Difference]) -> list[str]:
+def conclusions(
+    a: RunRecord, b: RunRecord, differing: Sequence[Difference], compared: Sequence[PolicyComparison]
+) -> list[str]:
     """Return sentences on what the figures allow to conclude and what they do not."""
     roots = {each.name.partition(".")[0] for each in differing}
     sampled = max(a.temperature, b.temperature) > 0
@@ -113,6 +116,9 @@ def conclusions(a: RunRecord, b: RunRecord, differing: Sequence[Difference]) -> 
         sentences.append("Seeds differ at a temperature above 0, so paired rows share the problem but not the seed.")
     if "hardware" in roots or any(each.name.endswith(".device") for each in differing):
         sentences.append("The hardware differs, so times cannot be compared: they also measure the machines.")
+    elif apart := sum(each.num_apart for each in compared):
+        rows = count(sum(each.num_rows for each in compared), "pair")
+        sentences.append(f"{apart:,} of {rows} of rows ran on different machines, so times also measure the machines.")
     if "concurrency" in roots:
         sentences.append("The concurrency differs, so times include how long requests waited for each other.")
     if "grader" in roots:

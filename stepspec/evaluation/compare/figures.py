@@ -24,6 +24,7 @@ class Figures(NamedTuple):
     """The figures of one row."""
 
     gold: str
+    node: str | None
     correct: float
     no_answer: bool
     truncated: bool
@@ -46,6 +47,7 @@ class Figures(NamedTuple):
         """Build from a row, without its texts and steps."""
         return cls(
             gold=row.gold,
+            node=row.node,
             correct=float(row.status == "correct"),
             no_answer=row.status == "no_answer",
             truncated=row.finish_reason == "length",
@@ -108,6 +110,8 @@ class PolicyComparison(Record):
     """Number of row pairs: problems times repeats."""
     num_other_answers: int
     """Number of problems left out because the runs have different right answers to them."""
+    num_apart: int = 0
+    """Number of row pairs that ran on different machines of a Ray cluster, or only one of them on Ray."""
     accuracy_delta: float
     """B's accuracy minus A's."""
     accuracy_delta_ci: tuple[float, float]
@@ -151,6 +155,7 @@ def compare_policies(
         num_problems=len(problems),
         num_rows=len(keys),
         num_other_answers=len(others),
+        num_apart=sum(table_a[key].node != table_b[key].node for key in keys),
         accuracy_delta=paired.difference,
         accuracy_delta_ci=paired.interval(),
         accuracy_p=paired.p_value(np.random.default_rng(SEED)),

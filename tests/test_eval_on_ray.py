@@ -4,9 +4,10 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ from scripted_runs import make_problems, make_result, make_run
 from typer.testing import CliRunner, Result
 
 pytest.importorskip("ray", reason="ray is not installed")
+from ray.exceptions import RayActorError
 
 from stepspec.api.loading import Pair, load_pair
 from stepspec.bench.service.script import Script, scripted_pair
@@ -22,7 +24,7 @@ from stepspec.cli import app
 from stepspec.errors import EngineError, ModelError, TargetError, UsageError
 from stepspec.evaluation.benchmark import asked
 from stepspec.evaluation.grade import Grade
-from stepspec.evaluation.records import Node, ResultRow
+from stepspec.evaluation.records import Node, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running import (
     Evaluation,
     Executor,
@@ -37,9 +39,18 @@ from stepspec.evaluation.running import (
     load_problems,
     summarise,
 )
-from stepspec.evaluation.running.on_ray import About, Cluster, OnRay, _check_same, _completed, connected
+from stepspec.evaluation.running.on_ray import (
+    About,
+    Cluster,
+    NoRoomError,
+    OnRay,
+    Place,
+    _check_same,
+    _completed,
+    connected,
+)
 from stepspec.evaluation.running.runner import make_row
-from stepspec.evaluation.running.schedule import Job
+from stepspec.evaluation.running.schedule import Job, JobBlock
 from stepspec.evaluation.runs import iter_blocks, iter_failures, iter_rows, iter_traces, says
 
 NUM_PROBLEMS = 4
@@ -130,8 +141,8 @@ def test_killed_workers_change_no_row(
     executor = OnRay(cluster, partial(load_pair, notes=False))
     summary = asyncio.run(evaluated(executor, tmp_path / "run", num_problems, killer))
     assert killer.num_left == 0
-    found = [row.key for row in iter_rows(tmp_path / "run")]
-    assert len(found) == len(set(found)) == 3 * num_problems
+    lines = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()
+    assert len(lines) == len(list(iter_rows(tmp_path / "run"))) == 3 * num_problems
     assert texts(tmp_path / "run") == texts(alone)
     traces = {trace.key: says(trace) for trace in iter_traces(tmp_path / "run")}
     assert all(traces[row.key] == row.output_sha256 for row in iter_rows(tmp_path / "run"))
@@ -186,6 +197,108 @@ def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
         assert "Cannot use a Ray cluster at '127.0.0.1:1': [Errno 111]" in str(found.exception)
         found = invoke(*command, *files, "--output", tmp_path / "run", "--workers", "2")
         assert "--workers is for a Ray cluster. Add --ray ADDRESS" in str(found.exception)
+
+
+# Faults that a real cluster does not make on demand, with scripted workers.
+
+
+class Call:
+    """A method of a scripted worker, called like one of an actor."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def remote(self, *arguments: Any) -> Any:
+        async def call() -> Any:
+            return self._function(*arguments)
+
+        return call()
+
+
+class ScriptedWorker:
+    """A worker that answers every job, and dies at a block if it is told so."""
+
+    def __init__(self, run: RunRecord, dies_at: int = 0) -> None:
+        self.run_record, self.dies_at = run, dies_at
+        self.warmed_up: set[str] = set()
+        self.ran: list[Job] = []
+        self.begin, self.run = Call(self._begin), Call(self._run)
+
+    def _begin(self, task: Evaluation, blocks: Sequence[JobBlock]) -> None:
+        self.warmed_up = {job.policy for block in blocks for job in block}
+
+    def _run(self, block: JobBlock) -> list[Any]:
+        self.dies_at -= 1
+        if self.dies_at == 0:
+            raise RayActorError
+        self.ran += block
+        rows = [make_row(self.run_record, job, make_result("1", 1.0), Grade("correct")) for job in block]
+        return [("add", (row, None)) for row in rows]
+
+
+async def evaluated_by(*workers: list[ScriptedWorker], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Summary:
+    """Evaluate two problems with a place for each list of workers, which start one after the other."""
+    problems = make_problems(2)
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ray.kill", lambda handle: None)
+    executor = OnRay(Cluster("local", len(workers), 1, 0), partial(load_pair, notes=False))
+
+    async def start(waiting: list[ScriptedWorker]) -> tuple[Any, About]:
+        if not waiting:
+            raise NoRoomError("The cluster had no room.")
+        return waiting.pop(0), About(Node(name="a", hardware={}), {}, {})
+
+    executor._places = [Place(partial(start, each)) for each in workers]
+    await executor._places[-1].worker()  # as an earlier evaluation leaves it
+    task: Any = SimpleNamespace(run=make_run(problems), keeping=Keeping(folder))
+    return await executor.evaluate(task, problems)
+
+
+def test_a_new_worker_warms_up_for_every_policy_and_repeats_no_finished_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(make_problems(2))
+    first, second = ScriptedWorker(run, dies_at=5), ScriptedWorker(run)
+    asyncio.run(evaluated_by([first, second], folder=tmp_path / "run", monkeypatch=monkeypatch))
+    assert len(first.ran) == 4
+    assert len(second.ran) == 2
+    assert first.warmed_up == second.warmed_up == set(run.policies)
+    assert len({job.key for job in first.ran + second.ran}) == 6
+
+
+def test_without_room_for_a_worker_the_others_go_on_and_the_last_one_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(make_problems(2))
+    summary = asyncio.run(evaluated_by([], [ScriptedWorker(run)], folder=tmp_path / "one", monkeypatch=monkeypatch))
+    assert summary.n == 2
+    # There are two rounds, so one of three places is idle.
+    dying = [ScriptedWorker(run, dies_at=2)], [], [ScriptedWorker(run, dies_at=3)]
+    with pytest.raises(NoRoomError):
+        asyncio.run(evaluated_by(*dying, folder=tmp_path / "two", monkeypatch=monkeypatch))
+    assert len(list(iter_rows(tmp_path / "two"))) == 3
+
+
+def test_calls_that_share_a_worker_note_its_death_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.ray.kill", lambda handle: None)
+    started: list[Any] = []
+
+    def answer(function: Any) -> int:
+        if len(started) == 1:
+            raise RayActorError
+        return 7
+
+    async def start() -> tuple[Any, About]:
+        await asyncio.sleep(0)
+        started.append(SimpleNamespace(call=Call(answer)))
+        return started[-1], About(Node(name="a", hardware={}), {}, {})
+
+    async def call_twice() -> list[int]:
+        executor = OnRay(Cluster("local", 1, 1, 0), partial(load_pair, notes=False))
+        executor._places = [Place(start)]
+        return await asyncio.gather(executor.call(len), executor.call(len))
+
+    assert asyncio.run(call_twice()) == [7, 7]
+    assert len(started) == 2
 
 
 def test_workers_take_what_the_machines_have() -> None:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from stepspec.api.loading import Pair
@@ -185,7 +186,7 @@ class Worker:
         return await called(function, self._pair)
 
     async def begin(self, task: Evaluation, blocks: Sequence[JobBlock]) -> None:
-        """Prepare for a run, of which some blocks are given."""
+        """Prepare for a run, of which some blocks under each policy are given."""
         traces = task.keeping.traces or task.keeping.record
         systems, gauges = task.systems(self._pair), task.gauges_of(self._pair)
         self._runner = Runner(task.run, systems, self._gradings.by(task.grader), task.ask, traces, gauges)
@@ -213,6 +214,7 @@ class Place:
     num_calls: int = 0
     num_deaths: int = 0
     """Since its last work."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def worker(self) -> Any:
         """Return the worker, and start one if there is none.
@@ -220,19 +222,22 @@ class Place:
         Raises:
             EngineError: workers die again and again.
         """
-        while self.handle is None:
-            try:
-                self.handle, self.about = await self.start()
-            except LOST as error:
-                self.lose(error)
-        return self.handle
+        async with self.starting:
+            while self.handle is None:
+                try:
+                    self.handle, self.about = await self.start()
+                except LOST as error:
+                    self.lose(None, error)
+            return self.handle
 
-    def lose(self, error: Exception) -> None:
-        """Note that the worker has died.
+    def lose(self, handle: Any, error: Exception) -> None:
+        """Note that a worker has died, unless another caller has noted it.
 
         Raises:
             EngineError: workers die again and again.
         """
+        if handle is not self.handle:
+            return
         self.kill()
         self.num_deaths += 1
         if self.num_deaths >= MAX_DEATHS:
@@ -254,6 +259,10 @@ class _Queue:
     """Rounds that wait for a worker, and those that run."""
 
     waiting: deque[Round]
+    num_places: int
+    """Places that run them."""
+    largest: Sequence[JobBlock] = ()
+    """The largest block of each policy, by which workers warm up."""
     num_running: int = 0
     deaths: Counter[tuple[str, str, int]] = field(default_factory=Counter[tuple[str, str, int]])
     """By the key of a block's first job, how many workers died during the block."""
@@ -385,10 +394,11 @@ class OnRay:
         place.num_calls += 1
         try:
             while True:
+                worker = await place.worker()
                 try:
-                    found = await _result((await place.worker()).call.remote(function))
+                    found = await _result(worker.call.remote(function))
                 except LOST as error:
-                    place.lose(error)
+                    place.lose(worker, error)
                 else:
                     place.num_deaths = 0
                     return found
@@ -406,8 +416,9 @@ class OnRay:
         """See `Executor.evaluate`. Every worker runs as many requests concurrently as the run says."""
 
         async def run_rounds(rounds: Sequence[Round], make_results: Callable[[], Results]) -> None:
-            queue = _Queue(deque(rounds))
-            places = self._places[: len(rounds)]
+            largest = {block[0].policy: block for block in sorted(chain.from_iterable(rounds), key=len)}
+            places = sorted(self._places, key=lambda each: each.handle is None)[: len(rounds)]
+            queue = _Queue(deque(rounds), len(places), [*largest.values()])
             await side_by_side(*(self._serve(place, task, queue, make_results()) for place in places))
 
         return await run_unfinished(task.run, problems, task.keeping, run_rounds, on_row=on_row, only=only)
@@ -419,7 +430,8 @@ class OnRay:
             try:
                 worker = await queue.unless_finished(place.worker())
             except NoRoomError:
-                if any(each.handle is not None for each in self._places):
+                queue.num_places -= 1
+                if queue.num_places:
                     return  # the others do what is left
                 raise
             blocks = await queue.take()
@@ -428,7 +440,7 @@ class OnRay:
             left = deque(blocks)
             try:
                 if worker is not begun:
-                    await _result(worker.begin.remote(task, blocks))
+                    await _result(worker.begin.remote(task, queue.largest))
                     begun = worker
                 while left:
                     for name, arguments in await _result(worker.run.remote(left[0])):
@@ -437,7 +449,7 @@ class OnRay:
                     place.num_deaths = 0
             except LOST as error:
                 await queue.give_back(left)
-                place.lose(error)
+                place.lose(worker, error)
             else:
                 await queue.finish()
 

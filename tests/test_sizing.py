@@ -20,8 +20,9 @@ from stepspec.bench.service.sizing import Compared, SizingCheck, use
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.sizing.costs import Costs, LoadCosts, read_costs
-from stepspec.sizing.planning import Wanted, plan_agents, plan_gpus
+from stepspec.sizing.planning import Sizing, Wanted, alone_p95_s, plan_agents, plan_gpus
 from stepspec.sizing.simulation import Replica, Setting, Speed, Station, replica_of, simulate
+from stepspec.sizing.tables import _split, placement
 
 CONDITIONS: Mapping[str, Any] = {"versions": {}, "commit": None, "hardware": {}, "started": ""}
 EXPONENTIAL = [-math.log(1 - (number + 0.5) / 1000) for number in range(1000)]
@@ -36,14 +37,20 @@ SLACK_S = 0.5
 @pytest.fixture(autouse=True)
 def _few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepspec.sizing.simulation.MIN_REQUESTS", 3000)
+    monkeypatch.setattr("stepspec.sizing.planning.LAST_REQUESTS", 6000)
 
 
-def exact_requests_per_s(agents: int, think_s: float, servers: int) -> float:
-    """Return the throughput of agents that share servers, each for a mean of 1 s: the machine repair model."""
+def exact_shares(agents: int, think_s: float, servers: int) -> list[float]:
+    """Return the shares of time with 0, 1, ... requests of a mean of 1 s: the machine repair model."""
     weights = [1.0]
     for number in range(1, agents + 1):
         weights.append(weights[-1] * (agents - number + 1) / think_s / min(number, servers))
-    return sum(weight * min(number, servers) for number, weight in enumerate(weights)) / sum(weights)
+    return [weight / sum(weights) for weight in weights]
+
+
+def exact_requests_per_s(agents: int, think_s: float, servers: int) -> float:
+    """Return the throughput of agents that share servers."""
+    return sum(share * min(number, servers) for number, share in enumerate(exact_shares(agents, think_s, servers)))
 
 
 def load(concurrency: int, requests_per_s: float, durations_s: Sequence[float], **changes: Any) -> LoadCosts:
@@ -64,6 +71,13 @@ def costs(**changes: Any) -> Costs:
     return Costs.model_validate({**CONDITIONS, **about, "memory": memory, "loads": loads, **changes})
 
 
+def changed(**fields: Any) -> str:
+    """Return a file of costs with other fields of its first load."""
+    found = json.loads(costs().model_dump_json())
+    found["loads"][0].update(fields)
+    return json.dumps(found)
+
+
 @pytest.mark.parametrize(("agents", "servers"), [(5, 1), (12, 1), (30, 1), (30, 4)])
 def test_throughput_is_that_of_the_exact_model(agents: int, servers: int) -> None:
     speed = Speed([(float(number), float(number)) for number in range(1, servers + 1)])
@@ -71,6 +85,81 @@ def test_throughput_is_that_of_the_exact_model(agents: int, servers: int) -> Non
     found = simulate(Setting(agents, 10.0, 1, replica), seed=1, requests=30_000)
     assert found.requests_per_s == pytest.approx(exact_requests_per_s(agents, 10.0, servers), rel=0.02)
     assert found.mean_s == pytest.approx(agents / found.requests_per_s - 10.0, rel=0.1)  # Little's formula
+
+
+def test_queue_and_percentiles_are_those_of_the_exact_model() -> None:
+    """One request at a time in the order of arrival: one that finds n others takes n + 1 exponential times."""
+    shares, found_by_arrivals = exact_shares(20, 20.0, 1), exact_shares(19, 20.0, 1)
+    found = simulate(Setting(20, 20.0, 1, Replica(EXPONENTIAL, Speed(ALONE), 1)), seed=1, requests=60_000)
+    assert found.busy == pytest.approx(1 - shares[0], rel=0.02)
+    assert found.running == pytest.approx(1 - shares[0], rel=0.02)
+    assert found.waiting == pytest.approx(sum((n - 1) * share for n, share in enumerate(shares) if n), rel=0.05)
+
+    def longer(seconds: float) -> float:
+        terms = [math.exp(-seconds) * seconds**k / math.factorial(k) for k in range(20)]
+        return sum(share * sum(terms[: n + 1]) for n, share in enumerate(found_by_arrivals))
+
+    for share, seconds in ((0.5, found.p50_s), (0.95, found.p95_s)):
+        assert longer(seconds) == pytest.approx(1 - share, rel=0.08)
+
+
+def test_figures_of_a_plan_follow_their_definitions() -> None:
+    loads = [load(number, speed, EXPONENTIAL, cpu_ms={"service": 200.0}) for number, speed in SHARED]
+    found, wanted = costs(loads=loads), Wanted(10.0, 6.0, 4)
+    plan = plan_agents(found, wanted, 100)
+    simulated = plan.simulated
+    replica = replica_of(found, 4)
+    assert simulated.busy < 1 < simulated.running  # means of one replica
+    assert plan.loads["models"] == pytest.approx(simulated.requests_per_s / simulated.replicas / replica.most_per_s)
+    assert plan.loads["controller"] == pytest.approx(simulated.requests_per_s * 0.2 / simulated.replicas)
+    assert plan.cores == math.ceil(simulated.requests_per_s * 0.2 / 0.7)
+    assert plan.network_bytes_per_s == pytest.approx(simulated.requests_per_s * 2000)
+    assert plan_agents(found, Wanted(10.0, 6.0, 4, seed=5), 100).simulated.p95_s != simulated.p95_s
+    unknown = costs(memory={"target": {"cache_bytes_per_token": 1000.0}, "draft": {}})
+    assert plan_agents(unknown, wanted, 4).cache_bytes is None
+
+
+def test_gpus_serve_more_agents_in_proportion_and_at_most_a_million(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (plan_gpus(costs(), Wanted(10.0, 6.0, 4), gpus).simulated for gpus in (8, 800))
+    assert many.agents / few.agents == pytest.approx(100, rel=0.1)
+    assert few.p95_s <= 6.0
+    assert many.p95_s <= 6.0
+    monkeypatch.setattr("stepspec.sizing.planning.MAX_AGENTS", 20)
+    monkeypatch.setattr("stepspec.sizing.tables.MAX_AGENTS", 20)
+    plan = plan_gpus(costs(), Wanted(10.0, 6.0, 4), 8)
+    assert plan.simulated.agents == 20
+    about = {"costs": costs(), "think_s": 10.0, "p95_s": 6.0, "max_running": 4, "gpus_per_replica": 1, "seed": 0}
+    (sentence,) = (each for each in placement(Sizing(**about, plans=[], gpus=8, for_gpus=plan)) if "can serve" in each)
+    assert "8 GPUs can serve at least 20 agents within the p95" in sentence
+
+
+def test_huge_numbers_take_no_longer() -> None:
+    found = costs()
+    plan = plan_agents(found, Wanted(10.0, 6.0, max_running=10**12), 30)
+    assert plan.simulated == plan_agents(found, Wanted(10.0, 6.0, max_running=30), 30).simulated
+    assert plan_gpus(found, Wanted(0.0, 6.0, 4), 10**9).simulated.agents == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({}, "one GPU with drafts is enough for 4.0 GPUs with targets, as the draft has 20.0%"),
+        ({"busy_draft": 8.0}, "a GPU with a target needs 2.0 GPUs with drafts"),
+        ({"busy_draft": 0.0}, "the draft does not work: each replica needs the target alone"),
+        ({"busy_target": 0.0, "busy_judge": 0.0}, "the target does not work: each replica needs the draft alone"),
+    ],
+)
+def test_the_split_says_where_the_models_work(changes: dict[str, float], sentence: str) -> None:
+    spent = {"controller": 0.1, "busy_target": 3.0, "busy_judge": 1.0, "busy_draft": 1.0} | changes
+    found = costs(loads=[load(1, 1.0, EXPONENTIAL, seconds_per_1000=spent)])
+    assert sentence in " ".join(_split(found))
+
+
+def test_costs_with_a_model_on_a_server_say_so() -> None:
+    engine = {"name": "draft", "weights": None, "dtype": None, "device": None}
+    target = engine | {"name": "target", "device": "cuda"}
+    assert "the draft was on a server" in " ".join(_split(costs(engines={"target": target, "draft": engine})))
+    assert "shared the hardware of one replica" in " ".join(_split(costs(engines={"target": target})))
 
 
 def test_replicas_split_the_requests_and_a_station_bounds_them() -> None:
@@ -133,15 +222,15 @@ def test_a_plan_is_the_smallest_that_keeps_the_latency() -> None:
     assert plan.gpus == 2 * plan.simulated.replicas
     assert plan.bottleneck == "models"
     assert plan.cache_bytes == plan.simulated.replicas * 4 * 200 * 2000
-    carried = plan_gpus(found, wanted, plan.gpus)
-    assert carried.simulated.agents >= 60
-    more = Setting(carried.simulated.agents + 4, 10.0, carried.simulated.replicas, replica_of(found, 4))
+    for_gpus = plan_gpus(found, wanted, plan.gpus)
+    assert for_gpus.simulated.agents >= 60
+    more = Setting(for_gpus.simulated.agents + 4, 10.0, for_gpus.simulated.replicas, replica_of(found, 4))
     assert simulate(more).p95_s > 6.0
 
 
 def test_one_agent_may_be_too_many() -> None:
     loads = [load(1, 1.0, [1.0], cpu_ms={"proxy": 2000.0})]
-    with pytest.raises(UsageError, match="not kept even for one agent"):
+    with pytest.raises(UsageError, match="not met even for one agent"):
         plan_gpus(costs(loads=loads), Wanted(10.0, 1.5, 4), 1)
 
 
@@ -179,15 +268,16 @@ def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_pa
     file, output = tmp_path / "costs.json", tmp_path / "size.json"
     file.write_text(costs().model_dump_json())
     text = sized("--costs", str(file), "--agents", "10,40", "--gpus", "2", "--json", str(output))
-    for row in ("replicas", "p95 latency", "GPU memory for caches", "bottleneck", "at most"):
+    for row in ("replicas", "p95 latency", "GPU memory for caches", "bottleneck", "about"):
         assert row in text
-    assert "the draft has 20.0% of the models' work: one GPU with drafts serves 4.0 GPUs with targets" in text
+    assert "one GPU with drafts is enough for 4.0 GPUs with targets, as the draft has 20.0% of the models' work" in text
     assert "constant beyond 4 concurrent requests" in text
     found = json.loads(output.read_text())
     assert [plan["simulated"]["agents"] for plan in found["plans"]] == [10, 40]
-    assert found["carried"]["gpus"] == 2
+    assert found["for_gpus"]["gpus"] == 2
+    assert (found["max_running"], found["p95_s"]) == (4, 2 * alone_p95_s(costs()))
     block = sizing_block(output)
-    assert "| agents | 10 | 40 | at most" in block
+    assert "| agents | 10 | 40 | about" in block
     assert "Assumptions:\n\n1. Requests are like those of the costs" in block
 
 
@@ -199,26 +289,44 @@ def test_the_command_prints_a_table_what_to_put_where_and_what_it_assumes(tmp_pa
         (["--agents", "many"], "takes one number"),
         ([], "Give --agents N"),
         (["--agents", "10", "--p95", "0.5"], "cannot be met by more replicas"),
+        (["--agents", "10", "--p95", "nan"], "--p95 must be a number of seconds above 0, got nan"),
+        (["--gpus", "10", "--p95", "inf"], "--p95 must be a number of seconds above 0, got inf"),
+        (["--agents", "10", "--think", "inf"], "--think must be between 0 and 3,600 seconds, got inf"),
+        (["--agents", "10", "--think", "-1"], "--think must be between 0 and 3,600 seconds, got -1"),
+        (["--agents", "10", "--json", "costs.json"], "--json must be another file than --costs"),
         (["--agents", "10", "--gpus", "1", "--gpus-per-replica", "2"], "A replica takes 2 GPUs"),
         (["--agents", "10", "--json", "."], "is a folder"),
         (["--agents", "10", "--json", f"{__file__}/size.json"], "test_sizing.py is not a folder"),
     ],
 )
-def test_what_cannot_be_sized_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
-    file = tmp_path / "costs.json"
-    file.write_text(costs().model_dump_json())
+def test_what_cannot_be_sized_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("costs.json").write_text(costs().model_dump_json())
     with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(app, ["size", "--costs", str(file), *arguments], catch_exceptions=False)
+        CliRunner().invoke(app, ["size", "--costs", "costs.json", *arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
         ("[]", "not a file of costs"),
         ('{"kind": "replicas"}', "not a file of costs"),
         ('{"kind": "costs"}', "Measure costs again"),
         (costs(loads=[load(2, 1.5, [1.0])]).model_dump_json(), "no costs at concurrency 1"),
+        (costs(loads=[load(1, 1.0, [1.0], failed=2)]).model_dump_json(), "2 of 100 requests failed at concurrency 1"),
+        (costs(loads=[load(1, 0.01, [1.0])]).model_dump_json(), "do not belong together"),
+        (changed(durations_s=[math.nan]), r"loads.0.durations_s.0: Input should be"),
+        (changed(durations_s=[0.0]), r"loads.0.durations_s.0: Input should be greater than 0"),
+        (changed(cpu_ms={"front": -5.0}), r"loads.0.cpu_ms.front: Input should be greater"),
+        (changed(requests_per_s=math.inf), r"loads.0.requests_per_s: Input should be a finite"),
+        (
+            json.dumps(json.loads(costs().model_dump_json()) | {"max_running": 0}),
+            "max_running: Input should be greater",
+        ),
     ],
 )
 def test_a_file_that_has_no_costs_is_refused(tmp_path: Path, text: str, message: str) -> None:

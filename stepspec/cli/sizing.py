@@ -20,12 +20,14 @@ def size_service(
     agents: Annotated[
         str | None, typer.Option(metavar="N[,N...]", help="Concurrent agents. Optional with --gpus.")
     ] = None,
-    think: Annotated[float, typer.Option(min=0, help="Mean seconds between an answer and the next request.")] = 10.0,
+    think: Annotated[float, typer.Option(help="Mean seconds between an answer and the next request.")] = 10.0,
     p95: Annotated[
         float | None,
         typer.Option(help="95th percentile of the latency, at most, in seconds. Default: twice that of one request."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Also find the most agents that so many GPUs carry.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Also find the most agents that this number of GPUs can serve.")
+    ] = None,
     gpus_per_replica: Annotated[int, typer.Option(min=1, help="GPUs of a replica.")] = 1,
     max_running: Annotated[
         int | None,
@@ -36,7 +38,7 @@ def size_service(
     seed: SeedOption = 0,
     json_file: JsonOption = None,
 ) -> None:
-    """Say what to put where for a number of concurrent agents, from measured costs and a simulation."""
+    """Find the number of replicas for a number of concurrent agents, from measured costs and simulations."""
     from stepspec.sizing.costs import read_costs
     from stepspec.sizing.planning import Plan, Sizing, Wanted, alone_p95_s, check_wanted, plan_agents, plan_gpus
     from stepspec.sizing.tables import assumptions, placement, plans_table
@@ -46,13 +48,19 @@ def size_service(
     most = max_running or min(found.busiest.concurrency, found.max_running)
     wanted = Wanted(think, 2 * alone_p95_s(found) if p95 is None else p95, most, gpus_per_replica, seed)
     check_wanted(found, wanted)
-    plans: list[Plan] = []
+    if json_file is not None and json_file.resolve() == costs.resolve():
+        raise UsageError("--json must be another file than --costs, which it would replace.")
+    plans, for_gpus = list[Plan](), None
+    total = len(counts) + (gpus is not None)
     with make_meter() as meter:
-        meter.begin("numbers of agents")
-        for number, count in enumerate(counts, 1):
+        meter.begin("simulated plans")
+        meter.show(None, 0, total)
+        for count in counts:
             plans.append(plan_agents(found, wanted, count))
-            meter.show(None, number, len(counts))
-    carried = None if gpus is None else plan_gpus(found, wanted, gpus)
+            meter.show(None, len(plans), total)
+        if gpus is not None:
+            for_gpus = plan_gpus(found, wanted, gpus)
+            meter.show(None, total, total)
     sizing = Sizing(
         costs=found,
         think_s=think,
@@ -61,7 +69,8 @@ def size_service(
         gpus_per_replica=gpus_per_replica,
         seed=seed,
         plans=plans,
-        carried=carried,
+        gpus=gpus,
+        for_gpus=for_gpus,
     )
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH, highlight=False).print(plans_table(sizing))
     _print_list("What to put where", placement(sizing))
@@ -74,7 +83,7 @@ def _agents(text: str | None, gpus: int | None) -> list[int]:
 
     if text is None:
         if gpus is None:
-            raise UsageError("Give --agents N, or --gpus to find the most agents that they carry.")
+            raise UsageError("Give --agents N, or --gpus to find the most agents that they can serve.")
         return []
     counts = numbers("--agents", text, int)
     for count in counts:

@@ -1,11 +1,12 @@
 """The file of measured costs: what requests to one replica take, by the number of concurrent requests."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import Conditions, EngineRecord, Record
@@ -14,41 +15,53 @@ KIND = "costs"
 PASSING: Sequence[str] = ("proxy", "front")
 """Processes that every request passes before it reaches a replica, in this order."""
 COMMAND = "stepspec bench service costs --json FILE"
+MAX_FAILED = 0.01
+"""Share of requests that may fail, at most. Failed requests take other times than answered ones."""
+MAX_MISFIT = 2.5
+"""By Little's law, requests a second times their mean duration is the concurrency, up to this factor."""
+
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class LoadCosts(Record):
     """What requests cost at a number of concurrent requests. Means are over the answered requests."""
 
     concurrency: int = Field(ge=1)
-    requests: int
-    failed: int
-    requests_per_s: float = Field(gt=0)
+    requests: int = Field(ge=1)
+    failed: int = Field(ge=0)
+    requests_per_s: Seconds
     """Answers a second while as many requests run as `concurrency` says."""
-    durations_s: list[float] = Field(min_length=1)
+    durations_s: Annotated[list[Seconds], Field(min_length=1), AfterValidator(sorted)]
     """Seconds of requests as the client saw them, sorted. An even sample of them if there are many."""
-    seconds_per_1000: dict[str, float]
+    seconds_per_1000: dict[str, Amount]
     """Seconds per 1,000 committed tokens: on the critical path of a request (`target`, `draft`, `judge`, `controller`)
     and of the models' work, which may overlap (`busy_target`, `busy_draft`, `busy_judge`)."""
-    step_acceptance: float | None
+    step_acceptance: Amount | None
     """Share of the judged steps that were accepted; None if none was judged."""
-    committed_tokens: float
+    committed_tokens: Amount
     """Of a request, like the next three."""
-    rejected_tokens: float
-    prompt_tokens: float
-    cached_share: float | None
+    rejected_tokens: Amount
+    prompt_tokens: Amount
+    cached_share: Amount | None
     """Share of the prompt's tokens that were in the prefix cache; None without a prompt."""
-    cpu_ms: dict[str, float]
+    cpu_ms: dict[str, Amount]
     """Processor time of a request in milliseconds, by process: `service`, or `proxy`, `front` and `models` on Ray."""
-    request_bytes: float
-    response_bytes: float
+    request_bytes: Amount
+    response_bytes: Amount
     """With their HTTP headers."""
+
+    @property
+    def concurrency_found(self) -> float:
+        """The mean number of concurrent requests, by Little's law."""
+        return self.requests_per_s * sum(self.durations_s) / len(self.durations_s)
 
 
 class ModelMemory(Record):
     """Memory of a model. None is what its engine does not report."""
 
-    weights_bytes: int | None = None
-    cache_bytes_per_token: float | None = None
+    weights_bytes: Amount | None = None
+    cache_bytes_per_token: Amount | None = None
 
 
 class Costs(Conditions):
@@ -59,7 +72,7 @@ class Costs(Conditions):
     policy: str
     benchmark: str
     temperature: float
-    max_running: int
+    max_running: int = Field(ge=1)
     """Answers that the replica generates concurrently."""
     engines: dict[str, EngineRecord | None]
     memory: dict[str, ModelMemory]
@@ -97,13 +110,14 @@ def read_costs(file: Path) -> Costs:
     """Read a file of measured costs.
 
     Raises:
-        UsageError: the file cannot be read, is of another kind, or has no costs of a request that runs alone.
+        UsageError: the file cannot be read or is of another kind, has no costs of a request that runs alone, or its
+            costs are not those of a service that works.
     """
     try:
         found: Any = json.loads(file.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"Cannot read {file}: {error.strerror}. Measure costs with: {COMMAND}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not a JSON file. Measure costs with: {COMMAND}") from error
     if not isinstance(found, dict) or found.get("kind") != KIND:  # pyright: ignore[reportUnknownMemberType]
         raise UsageError(f"{file} is not a file of costs. Measure costs with: {COMMAND}")
@@ -115,4 +129,20 @@ def read_costs(file: Path) -> Costs:
         raise UsageError(f"{file}: {where}: {first['msg']}. Measure costs again with: {COMMAND}") from error
     if all(each.concurrency != 1 for each in costs.loads):
         raise UsageError(f"{file} has no costs at concurrency 1. Measure them with: {COMMAND} --concurrency 1,4,16")
+    for each in costs.loads:
+        if each.failed > MAX_FAILED * each.requests:
+            raise UsageError(
+                f"{file}: {each.failed:,} of {each.requests:,} requests failed at concurrency {each.concurrency}, so "
+                f"their costs are unknown. Measure again with: {COMMAND}"
+            )
+        if not 1 / MAX_MISFIT < each.concurrency_found / each.concurrency < MAX_MISFIT:
+            raise UsageError(
+                f"{file}: the requests a second and the durations at concurrency {each.concurrency} do not belong "
+                f"together. Measure again with: {COMMAND}"
+            )
     return costs
+
+
+def nearest_rank(ordered: Sequence[float], share: float) -> float:
+    """Return a percentile of sorted values (nearest rank)."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

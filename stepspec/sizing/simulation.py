@@ -6,6 +6,7 @@ shares its speed equally between its running requests; further ones wait.
 """
 
 import heapq
+import math
 import random
 from bisect import bisect_left
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any
 
 from stepspec.base.extras import from_extra
 from stepspec.evaluation.records import Record
-from stepspec.sizing.costs import PASSING, Costs
+from stepspec.sizing.costs import PASSING, Costs, nearest_rank
 
 with from_extra("size", "stepspec size"):
     import simpy
@@ -23,7 +24,7 @@ with from_extra("size", "stepspec size"):
 CYCLES = 2
 """Requests of each agent before measuring begins, on average."""
 MIN_REQUESTS = 20_000
-"""Fewest requests that are measured. With 20,000, a p95 varies by about 1% between random seeds."""
+"""Fewest requests that are measured. With 20,000, a p95 varies by 1% to 3% (one standard deviation) between seeds."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,6 @@ class Speed:
     """
 
     points: Sequence[tuple[float, float]]
-
-    @property
-    def most(self) -> float:
-        """The highest speed."""
-        return max(speed for _, speed in self.points)
 
     def at(self, running: int) -> float:
         """Return the speed with so many running requests."""
@@ -88,7 +84,8 @@ class Replica:
     @property
     def most_per_s(self) -> float:
         """Requests a second that it answers at its highest speed."""
-        return max(self.speed.at(number) for number in range(1, self.max_running + 1)) / self.mean_s
+        most = min(self.max_running, math.ceil(self.speed.points[-1][0]))  # the speed is constant beyond
+        return max(self.speed.at(number) for number in range(1, most + 1)) / self.mean_s
 
 
 @dataclass(frozen=True)
@@ -150,11 +147,6 @@ def replica_of(costs: Costs, max_running: int) -> Replica:
     return Replica(works, Speed(points), max_running)
 
 
-def nearest(ordered: Sequence[float], share: float) -> float:
-    """Return a percentile of sorted values (nearest rank)."""
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def simulate(setting: Setting, seed: int = 0, requests: int | None = None) -> Simulated:
     """Simulate a setting until a number of requests is measured, by default `MIN_REQUESTS` or one of each agent.
 
@@ -170,10 +162,10 @@ class _Server:
     as its work, so only the first of them needs an event of the simulation.
     """
 
-    def __init__(self, environment: simpy.Environment, replica: Replica) -> None:
+    def __init__(self, environment: simpy.Environment, rates: Sequence[float]) -> None:
+        """`rates` are the speeds of each request by the number of running ones, from 0 to the most that run."""
         self._environment = environment
-        self._most = replica.max_running
-        self._rates = [0.0] + [replica.speed.at(number) / number for number in range(1, replica.max_running + 1)]
+        self._rates = rates
         self._running: list[tuple[float, int, simpy.Event]] = []
         """By the virtual time of their ends."""
         self._waiting: deque[tuple[float, simpy.Event]] = deque()
@@ -205,7 +197,7 @@ class _Server:
         self.waiting_s += passed * len(self._waiting)
 
     def _start(self) -> None:
-        while self._waiting and len(self._running) < self._most:
+        while self._waiting and len(self._running) < len(self._rates) - 1:
             work_s, answered = self._waiting.popleft()
             self._number += 1
             heapq.heappush(self._running, (self._virtual + work_s, self._number, answered))
@@ -244,7 +236,9 @@ class _Simulation:
     def __init__(self, setting: Setting, seed: int) -> None:
         self._setting, self._random = setting, random.Random(seed)
         self._environment = simpy.Environment()
-        self._servers = [_Server(self._environment, setting.replica) for _ in range(setting.replicas)]
+        replica, most = setting.replica, min(setting.replica.max_running, setting.agents)
+        rates = [0.0, *(replica.speed.at(number) / number for number in range(1, most + 1))]
+        self._servers = [_Server(self._environment, rates) for _ in range(setting.replicas)]
         self._queues = [_Queue(each) for each in setting.stations if each.seconds]
         self._durations: list[float] = []
         self._ended = 0
@@ -266,8 +260,8 @@ class _Simulation:
             requests=len(ordered),
             requests_per_s=len(ordered) / passed,
             mean_s=sum(ordered) / len(ordered),
-            p50_s=nearest(ordered, 0.5),
-            p95_s=nearest(ordered, 0.95),
+            p50_s=nearest_rank(ordered, 0.5),
+            p95_s=nearest_rank(ordered, 0.95),
             busy=busy,
             running=running,
             waiting=waiting,

@@ -1,6 +1,6 @@
 """What `stepspec size` prints: a table, what to put where, and the assumptions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
@@ -8,7 +8,7 @@ from rich.table import Table
 from stepspec.evaluation.report.cells import UNKNOWN, count, percent, significant
 from stepspec.evaluation.report.conditions import hardware_in_words, models_in_words
 from stepspec.sizing.costs import PASSING, Costs
-from stepspec.sizing.planning import CORE_LOAD, SCALED, STATION_LOAD, Plan, Sizing
+from stepspec.sizing.planning import CORE_LOAD, MAX_AGENTS, MOST_SIMULATED, SCALED, STATION_LOAD, Plan, Sizing
 from stepspec.sizing.simulation import replica_of
 
 GIB, MB = 2**30, 10**6
@@ -61,9 +61,9 @@ def title_of(sizing: Sizing) -> str:
 def plan_rows(sizing: Sizing) -> list[list[str]]:
     """Return the cells of a table of all plans, whose first row has the numbers of agents."""
     columns = [cells_of(plan) for plan in sizing.plans]
-    if sizing.carried is not None:
-        most, *rest = cells_of(sizing.carried)
-        columns.append([f"at most {most}", *rest])
+    if sizing.for_gpus is not None:
+        most, *rest = cells_of(sizing.for_gpus)
+        columns.append([f"{_bound(sizing.for_gpus)} {most}", *rest])
     return [[name, *cells] for name, *cells in zip(ROWS, *columns, strict=True)]
 
 
@@ -92,53 +92,73 @@ def placement(sizing: Sizing) -> list[str]:
         sentences.append(f"A request takes {each} of processor time. Run a proxy on each machine that takes requests.")
     else:
         sentences.append("The costs are those of one service without a front. A router before several is not included.")
-    if sizing.carried is not None:
-        sentences.append(_carried(sizing.carried))
-        too_many = [each.simulated.agents for each in sizing.plans if each.gpus > sizing.carried.gpus]
+    if sizing.gpus is not None and sizing.for_gpus is not None:
+        sentences.append(_for_gpus(sizing.for_gpus, sizing.gpus))
+        too_many = [each.simulated.agents for each in sizing.plans if each.gpus > sizing.gpus]
         sentences += [f"{agents:,} agents need more GPUs than there are, or a larger --p95." for agents in too_many]
     return sentences
 
 
-def _carried(plan: Plan) -> str:
-    found = plan.simulated
+def _bound(plan: Plan) -> str:
+    return "about" if plan.simulated.agents < MAX_AGENTS else "at least"
+
+
+def _for_gpus(plan: Plan, gpus: int) -> str:
+    found, left = plan.simulated, gpus - plan.gpus
+    over = f" {count(left, 'GPU')} {'is' if left == 1 else 'are'} too few for another replica." if left else ""
     return (
-        f"{count(plan.gpus, 'GPU')} carry at most {found.agents:,} agents within the p95, with "
-        f"{count(found.replicas, 'replica')} and {found.requests_per_s:,.1f} requests/s."
+        f"{count(gpus, 'GPU')} can serve {_bound(plan)} {found.agents:,} agents within the p95, with "
+        f"{count(found.replicas, 'replica')} and {found.requests_per_s:,.1f} requests/s.{over}"
     )
 
 
 def _split(costs: Costs) -> list[str]:
-    spent, busy = costs.busiest.seconds_per_1000, costs.busiest.seconds_per_1000
-    target_s = busy.get("busy_target", 0.0) + busy.get("busy_judge", 0.0)
-    draft_s = busy.get("busy_draft", 0.0)
-    controller_s = spent.get("controller", 0.0)
+    load = costs.busiest
+    spent = load.seconds_per_1000
+    target_s = spent.get("busy_target", 0.0) + spent.get("busy_judge", 0.0)
+    draft_s = spent.get("busy_draft", 0.0)
+    if not draft_s and not target_s:
+        return []
+    running = f"With {count(load.concurrency, 'concurrent request')}"
     if not draft_s or not target_s:
-        return ["The policy does not use the draft: each GPU needs the target alone."]
+        used, unused = ("target", "draft") if target_s else ("draft", "target")
+        return [f"{running}, the {unused} does not work: each replica needs the {used} alone."]
     share = draft_s / (draft_s + target_s)
+    return [
+        f"{running}, the target works {target_s:.2f} s for 1,000 committed tokens (judging included), the draft "
+        f"{draft_s:.2f} s and the controller {spent.get('controller', 0.0):.2f} s.",
+        _measured(costs),
+        f"On GPUs of their own, {_apart(target_s / draft_s)}, as the draft has {percent(share)} of the models' work. "
+        "The round trip of each draft step comes on top.",
+    ]
+
+
+def _measured(costs: Costs) -> str:
+    """Return where the models were while costs were measured."""
+    served = [role for role, each in costs.engines.items() if each is not None and each.device is None]
+    if served:
+        which = "both models were" if len(served) > 1 else f"the {served[0]} was"
+        return f"While costs were measured, {which} on a server. A replica stands for its share of that server, too."
     weights = [each.weights_bytes for each in costs.memory.values()]
     known = sum(size for size in weights if size is not None)
     memory = f" Their weights take {known / GIB:.2f} GiB." if known and None not in weights else ""
-    return [
-        f"For 1,000 committed tokens, the target works {target_s:.2f} s (judging included), the draft {draft_s:.2f} s "
-        f"and the controller {controller_s:.2f} s.",
-        f"Together on each GPU, both models share it, as the costs were measured.{memory}",
-        f"Apart, the draft has {percent(share)} of the models' work: {_apart(target_s / draft_s)}.",
-    ]
+    return f"While costs were measured, both models shared the hardware of one replica.{memory}"
 
 
 def _apart(targets: float) -> str:
     if targets >= 1:
-        return f"one GPU with drafts serves {targets:.1f} GPUs with targets"
-    return f"one GPU with a target needs {1 / targets:.1f} GPUs with drafts"
+        return f"one GPU with drafts is enough for {targets:.1f} GPUs with targets"
+    return f"a GPU with a target needs {1 / targets:.1f} GPUs with drafts"
 
 
 def assumptions(sizing: Sizing) -> list[str]:
     """Return what the figures assume."""
     costs = sizing.costs
     most = costs.busiest.concurrency
+    models, hardware = models_in_words(costs.engines), hardware_in_words(costs.hardware)
+    requests = f"{costs.benchmark}, policy {costs.policy}, temperature {costs.temperature:g}"
     stated = [
-        f"Requests are like those of the costs: {costs.benchmark}, policy {costs.policy}, temperature "
-        f"{costs.temperature:g}; {models_in_words(costs.engines)}; {hardware_in_words(costs.hardware)}.",
+        f"Requests are like those of the costs: {'; '.join(filter(None, (requests, models, hardware)))}.",
         f"Each replica is as fast as the measured one. {_curve(sizing)}",
         f"The speed is constant beyond {most} concurrent requests, the most that were measured.",
         "A replica shares its speed equally between its running requests; further ones wait in the order of arrival.",
@@ -147,21 +167,21 @@ def assumptions(sizing: Sizing) -> list[str]:
         "caches than the measured one, failures and restarts are not simulated.",
         f"A proxy or a front works on one request after the other, in at most {percent(STATION_LOAD)} of its time; "
         f"cores are used for at most {percent(CORE_LOAD)}. Network and machines have no further limits.",
-        "Cache memory is that of all running requests at their full length, without shared prefixes.",
+        "Cache memory is that of all running requests of all replicas at their full length, without shared prefixes.",
+        "By chance alone, a p95 of the table varies by about 1% between seeds (--seed), and those of the search by 1% "
+        "to 3%, so a number near its limit may be one replica higher or lower.",
     ]
-    if any(plan.simulated.replicas > SCALED for plan in _all(sizing)):
+    most = max(plan.simulated.replicas for plan in filter(None, (*sizing.plans, sizing.for_gpus)))
+    if most > SCALED:
+        shown = "all" if most <= MOST_SIMULATED else f"{MOST_SIMULATED:,}"
         stated.append(
-            f"Numbers above {SCALED} replicas were found, to within 1%, by simulations of {SCALED} of them with their "
-            "share of the agents. The figures are those of a simulation of all of them."
+            f"More than {SCALED} replicas are looked for with {SCALED} of them and their share of the agents, to "
+            f"within 1%. The figures are those of a simulation of {shown} of them."
         )
     return stated
 
 
-def _all(sizing: Sizing) -> Iterable[Plan]:
-    return [*sizing.plans, *([] if sizing.carried is None else [sizing.carried])]
-
-
 def _curve(sizing: Sizing) -> str:
     replica = replica_of(sizing.costs, sizing.max_running)
-    points = ", ".join(f"{speed:.2f}× with {number:.0f}" for number, speed in replica.speed.points[1:])
+    points = ", ".join(f"{speed:.2f}× with {number:.3g}" for number, speed in replica.speed.points[1:])
     return f"Its speed is 1× with one running request{', ' + points if points else ''}."

@@ -15,7 +15,7 @@ from stepspec.bench.service.process import Service
 from stepspec.bench.speed import cells_table
 from stepspec.errors import EngineError
 from stepspec.evaluation.report.cells import percent, seconds
-from stepspec.sizing.costs import Costs, LoadCosts, ModelMemory
+from stepspec.sizing.costs import MAX_FAILED, Costs, LoadCosts, ModelMemory, nearest_rank
 
 MAX_DURATIONS = 300
 MIN_ROUNDS = 4
@@ -47,7 +47,7 @@ async def service_costs(
         progress: called with None, and how many of the loads are measured, and their number.
 
     Raises:
-        EngineError: requests fail, so that too few remain to measure.
+        EngineError: more than 1% of the requests fail, or too few remain to measure.
     """
     found, rest = list[LoadCosts](), iter(questions)
     async with Client(service.address, TIMEOUT_S) as client:
@@ -67,24 +67,24 @@ async def load_costs(client: Client, asked: Sequence[bytes], concurrency: int, c
     Throughput counts from the first round of answers to the last, because fewer requests run at the end.
 
     Raises:
-        EngineError: requests fail, so that too few remain to measure.
+        EngineError: more than 1% of the requests fail, or too few remain to measure.
     """
     await closed_loop(client, asked[:concurrency], concurrency)
     requests, before = asked[concurrency:], cpu_s()
     found = await closed_loop(client, requests, concurrency)
     after = cpu_s()
     answered = [each for each in found if each.answered]
-    if len(answered) < MIN_ROUNDS * concurrency:
+    num_failed = len(found) - len(answered)
+    if num_failed > MAX_FAILED * len(found) or len(answered) < MIN_ROUNDS * concurrency:
         raise EngineError(
-            f"{len(found) - len(answered)} of {len(found)} requests failed at concurrency {concurrency}. "
-            "Read the log of the service."
+            f"{num_failed} of {len(found)} requests failed at concurrency {concurrency}. Read the log of the service."
         )
     ends = [each.ended for each in answered if each.ended is not None]
     first, last = ends[concurrency - 1], ends[-concurrency - 1]
     return LoadCosts(
         concurrency=concurrency,
         requests=len(found),
-        failed=len(found) - len(answered),
+        failed=num_failed,
         requests_per_s=(len(ends) - 2 * concurrency) / (last - first),
         durations_s=thinned(sorted(each.seconds for each in answered), MAX_DURATIONS),
         cpu_ms={part: 1000 * (after[part] - before[part]) / len(found) for part in before},
@@ -150,7 +150,7 @@ def rows_of(found: Costs) -> list[list[str]]:
         [
             str(each.concurrency),
             f"{each.requests_per_s:.2f}",
-            *(seconds(each.durations_s[int(share * len(each.durations_s))]) for share in (0.5, 0.95)),
+            *(seconds(nearest_rank(each.durations_s, share)) for share in (0.5, 0.95)),
             *(seconds(each.seconds_per_1000[part]) for part in TIMED),
             percent(each.step_acceptance),
             " + ".join(f"{spent:.1f} ms {part}" for part, spent in each.cpu_ms.items()),

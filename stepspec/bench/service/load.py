@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from stepspec.bench.service.client import Client, Exchange
 from stepspec.evaluation.records import Percentiles
+from stepspec.sizing.costs import nearest_rank
 
 MAX_OPEN = 2000
 """Most requests of open arrivals that run beside each other. Further ones are not sent and count as failed."""
@@ -70,7 +71,7 @@ def percentiles(values: Iterable[float]) -> Percentiles | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    p50, p90, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (nearest_rank(ordered, share) for share in (0.5, 0.9, 0.99))
     return Percentiles(p50=p50, p90=p90, p99=p99)
 
 

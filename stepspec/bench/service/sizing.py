@@ -22,8 +22,8 @@ from stepspec.bench.speed import cells_table
 from stepspec.errors import EngineError
 from stepspec.evaluation.records import Record
 from stepspec.evaluation.report.cells import count, seconds
-from stepspec.sizing.costs import PASSING, Costs, LoadCosts
-from stepspec.sizing.simulation import Setting, Station, nearest, replica_of, simulate
+from stepspec.sizing.costs import PASSING, Costs, LoadCosts, nearest_rank
+from stepspec.sizing.simulation import Setting, Station, replica_of, simulate
 
 REPLICAS: Sequence[int] = (1, 2, 4)
 MAX_RUNNING = 4
@@ -124,9 +124,9 @@ def compared(costs: Costs, load: str, replicas: int, requests: int, seed: int) -
         failed=len(found) - len(durations),
         requests_per_s=requests_per_s,
         simulated_requests_per_s=simulated.requests_per_s,
-        p50_s=nearest(durations, 0.5),
+        p50_s=nearest_rank(durations, 0.5),
         simulated_p50_s=simulated.p50_s,
-        p95_s=nearest(durations, 0.95),
+        p95_s=nearest_rank(durations, 0.95),
         simulated_p95_s=simulated.p95_s,
     )
 
@@ -157,16 +157,19 @@ async def use(
 
     async def agent() -> None:
         while True:
-            await asyncio.sleep(rng.expovariate(1 / think_s))
+            await asyncio.sleep(rng.expovariate(1 / think_s) if think_s else 0)
             found.append(await client.send(next(asked)))
             if len(found) >= warm_up + requests:
                 enough.set()
 
     work = [asyncio.create_task(agent()) for _ in range(agents)]
-    await enough.wait()
-    for task in work:
+    ending = asyncio.create_task(enough.wait())
+    done, _ = await asyncio.wait([ending, *work], return_when=asyncio.FIRST_COMPLETED)
+    for task in (ending, *work):
         task.cancel()
-    await asyncio.wait(work)
+    await asyncio.wait([ending, *work])
+    for task in done - {ending}:
+        task.result()  # an agent ends by an error only
     measured = found[warm_up : warm_up + requests]
     if not any(each.answered for each in measured):
         raise EngineError("The service answered no request of the agents. Read its log.")

@@ -112,6 +112,27 @@ async def test_a_client_that_leaves_is_gone_at_the_server_too() -> None:
             await asyncio.wait_for(server.left.wait(), 1)
 
 
-async def test_an_address_without_a_port_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be put at a distance"), far("https://host/v1", 0.01):
+@pytest.mark.parametrize("address", ["https://host/v1", "http://host/v1", "http://host:99999/v1", "http://host:abc/v1"])
+async def test_an_address_without_a_port_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="cannot be put at a distance"), far(address, 0.01):
         pass
+
+
+async def test_a_server_that_does_not_read_makes_the_client_wait() -> None:
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(10)
+        writer.close()
+
+    block, most = bytes(1 << 20), 100
+    async with await asyncio.start_server(wait, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        with far(f"http://127.0.0.1:{port}/v1", 0.0) as relay:
+            _, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(relay).port)
+            sent = 0
+            with contextlib.suppress(TimeoutError):
+                while sent < most:
+                    writer.write(block)
+                    await asyncio.wait_for(writer.drain(), 1)
+                    sent += 1
+            writer.transport.abort()
+    assert sent < most

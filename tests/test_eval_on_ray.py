@@ -3,8 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -199,6 +202,27 @@ def test_without_a_cluster_the_error_says_what_to_do(tmp_path: Path) -> None:
         assert "--workers is for a Ray cluster. Add --ray ADDRESS" in str(found.exception)
 
 
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_server_that_is_not_ray_is_refused_within_seconds(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.evaluation.running.on_ray.REACH_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(answer)
+                connection.settimeout(5)
+                while connection.recv(1024):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UsageError, match="what listens there is not Ray"), connected(Cluster(address)):
+            pass
+        thread.join()
+
+
 # Faults that a real cluster does not make on demand, with scripted workers.
 
 
@@ -216,7 +240,7 @@ class Call:
 
 
 class ScriptedWorker:
-    """A worker that answers every job, and dies at a block if it is told so."""
+    """A worker that answers every job, and dies at block `dies_at`, if that is not 0."""
 
     def __init__(self, run: RunRecord, dies_at: int = 0) -> None:
         self.run_record, self.dies_at = run, dies_at

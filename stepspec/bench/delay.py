@@ -1,7 +1,7 @@
 """A relay on loopback that delays what it passes on, like a long way to a server: `python -m stepspec.bench.delay`.
 
 Each direction takes half of the round trip, and a new connection takes a whole one before its first bytes leave. Chunks
-of a stream are shifted, not slowed: each waits for its own time alone. Connections stay open, in any number.
+of a stream are shifted, not slowed: each waits for its own time alone. There may be about 500 connections.
 
 The relay runs in a process of its own, because the event loop of a measurement is busy for longer than the delay. Its
 timers are late by some tenths of a millisecond, so measure the round trip too.
@@ -14,11 +14,12 @@ import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from stepspec.errors import EngineError, UsageError
 
-BLOCK = 1 << 16
+BLOCK, MAX_BLOCKS = 1 << 16, 64
+"""Bytes of a block, and how many blocks may wait in one direction. Then the sender has to wait."""
 HOST = "127.0.0.1"
 
 
@@ -42,18 +43,19 @@ class Relay:
         except OSError:
             writer.close()
             return
-        ways = asyncio.gather(self._pass_on(reader, back, begins), self._pass_on(upstream, writer, begins))
         try:
-            await ways
-        except OSError:  # one side is gone
-            ways.cancel()
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._pass_on(reader, back, begins))
+                ways.create_task(self._pass_on(upstream, writer, begins))
+        except* OSError:
+            pass  # one side is gone
         finally:
             writer.close()
             back.close()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begins: float) -> None:
         """Pass on one direction. An empty block is its end."""
-        blocks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        blocks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_BLOCKS)
         receiving = asyncio.create_task(self._receive(reader, blocks, begins))
         loop, block = asyncio.get_running_loop(), b"?"
         try:
@@ -77,7 +79,20 @@ class Relay:
                 block = await reader.read(BLOCK)
             except OSError:
                 block = b""
-            blocks.put_nowait((max(loop.time(), begins) + self._round_trip_s / 2, block))
+            await blocks.put((max(loop.time(), begins) + self._round_trip_s / 2, block))
+
+
+def check_address(address: str) -> SplitResult:
+    """Check that a relay can be put in front of an address, and return its parts.
+
+    Raises:
+        UsageError: the address is not one of HTTP with a port.
+    """
+    with suppress(ValueError):  # the port is no number, or too large
+        parts = urlsplit(address)
+        if parts.scheme == "http" and parts.hostname is not None and parts.port is not None:
+            return parts
+    raise UsageError(f"{address!r} cannot be put at a distance. Write http://HOST:PORT/v1#MODEL.")
 
 
 @contextmanager
@@ -95,11 +110,10 @@ def far(address: str, round_trip_s: float) -> Generator[str]:
         UsageError: the address is not one of HTTP with a port.
         EngineError: the relay does not start.
     """
-    parts = urlsplit(address)
-    if parts.scheme != "http" or parts.hostname is None or parts.port is None:
-        raise UsageError(f"{address!r} cannot be put at a distance. Write http://HOST:PORT/v1#MODEL.")
-    command = [sys.executable, "-m", "stepspec.bench.delay", parts.hostname, str(parts.port), str(round_trip_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    parts = check_address(address)
+    command = [sys.executable, "-m", "stepspec.bench.delay", str(parts.hostname), str(parts.port), str(round_trip_s)]
+    # In a session of its own, so that Ctrl-C does not end it before those who use it.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().strip()

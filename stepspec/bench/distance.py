@@ -20,10 +20,11 @@ from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair, choose_models, close_now, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.extras import from_extra
-from stepspec.bench.delay import far
+from stepspec.bench.delay import check_address, far
 from stepspec.bench.rows import unkept_rows
 from stepspec.bench.speed import UNKNOWN, cells_table, with_interval
 from stepspec.engines.protocol import Distant, Sampling
+from stepspec.errors import EngineError, UsageError
 from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.records import BASELINE, Conditions, EngineRecord, Record, ResultRow
 from stepspec.evaluation.report.conditions import models_in_words
@@ -127,15 +128,19 @@ def places(pair: str | None, draft: str, round_trips_ms: Sequence[float]) -> Gen
         round_trips_ms: the distances.
 
     Raises:
+        UsageError: the server's model has another vocabulary than the pair's draft.
         UsageError, ModelError, EngineError: see `load_pair` and `far`.
     """
     with from_extra("remote", "stepspec bench distance"):
         from stepspec.engines.remote.replicas import Replicas
-    opened: list[Any] = []
+    check_address(draft)
+    opened: list[Any] = [Replicas.load(draft)]  # without a relay, whose address would be in the error
     with ExitStack() as relays:
         addresses = [relays.enter_context(far(draft, each / 1000)) for each in round_trips_ms]
         try:
             opened.append(near := load_pair(pair=pair, notes=False))
+            if near.draft is not None and not near.draft.tokenizer.same_vocabulary(opened[0].tokenizer):
+                raise UsageError(f"The model at {draft} has another vocabulary than the draft of the pair. Serve that.")
             opened.append(alone := load_pair(choose_models(None, None, pair).target, needs_draft=False, notes=False))
             found = [Place(near)]
             for address, each in zip(addresses, round_trips_ms, strict=True):
@@ -184,8 +189,8 @@ async def distances(
     """Run all policies at all places, one request at a time, and compare them with the target alone.
 
     Raises:
-        UsageError: the target alone is not among the policies.
-        StepSpecError: an engine failed several times in a row.
+        UsageError: the target alone is not among the policies, or none uses a distant draft.
+        StepSpecError: an engine failed several times in a row, or no request was answered under a policy.
     """
     at: dict[str, tuple[str, Place]] = {}
     policies: dict[str, LoadedPolicy] = {}
@@ -195,6 +200,8 @@ async def distances(
         for name, loaded in policies_for(place, names).items():
             key = name if place.round_trip_ms is None else f"{name}, {place.round_trip_ms:g} ms"
             at[key], policies[key] = (name, place), loaded
+    if all(place.round_trip_ms is None for _, place in at.values()):
+        raise UsageError("No policy uses a distant draft. Choose one of steps, such as --policy specreason.")
     systems = {key: Watched(StepSpec(policy=policies[key][0], pair=place.pair)) for key, (_, place) in at.items()}
     rows: dict[str, list[ResultRow]] = {key: [] for key in policies}
     for row in await unkept_rows(benchmark, problems, policies, systems, settings, found[0].pair, on_row):
@@ -207,6 +214,8 @@ def _compared(
     name: str, place: Place, watched: Watched, rows: Collection[ResultRow], baseline: Mapping[str, ResultRow]
 ) -> AtDistance:
     both = [(baseline[row.problem].wall_s, row.wall_s) for row in rows if row.problem in baseline]
+    if not both:
+        raise EngineError(f"No request was answered under {name}. The prompts may be too long for a model.")
     seconds = np.array(both)
     speedup, interval = ratio_of_sums(seconds[:, 0], seconds[:, 1], np.random.default_rng(0))
     judged, chains = sum(row.steps_judged for row in rows), has_chains(watched.spec.policy)

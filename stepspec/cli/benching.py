@@ -534,7 +534,12 @@ def bench_distance(
     ] = None,
     round_trip: Annotated[
         list[float] | None,
-        typer.Option(min=0, metavar="MS", help="Milliseconds to the draft and back. Default: 0, 1, 5 and 20."),
+        typer.Option(
+            min=0,
+            max=10_000,
+            metavar="MS",
+            help="Milliseconds to the draft and back; repeat it for several. Default: 0, 1, 5 and 20.",
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of problems; an interval needs 10.")] = 50,
     benchmark: Annotated[str, typer.Option(help="A benchmark.", autocompletion=names_of("evals"))] = "gsm-mini",

@@ -74,6 +74,6 @@ def _absolute(spec: str) -> str:
     """Return a spec string with an absolute path, if it names a folder of this machine."""
     kind, _, model = spec.partition(":")
     path, mark, options = model.partition("?")
-    if kind in ("http", "https") or not Path(path).is_dir():
+    if kind in ("http", "https") or not path or not Path(path).is_dir():
         return spec
     return f"{kind}:{Path(path).resolve()}{mark}{options}"

@@ -236,7 +236,7 @@ class Front:
         asked = {name: scope[name] for name in PASSED if name in scope}
         session = header(scope, b"x-session-id") or ""
         for retries_left in reversed(range(1 + RETRIES)):
-            begun = is_stream = False
+            begun = ended = is_stream = False
             stream = self._models.options(stream=True, session_id=session).respond.remote(asked, body)
             try:
                 async for messages in stream:
@@ -244,6 +244,8 @@ class Front:
                         if message["type"] == "http.response.start":
                             begun, is_stream = True, _is_stream(message)
                             message["headers"] = [each for each in message["headers"] if each[0] != REQUEST_ID]
+                        elif message["type"] == "http.response.body":
+                            ended = not message.get("more_body", False)
                         await send(message)
                 return
             except BackPressureError:
@@ -253,7 +255,7 @@ class Front:
             except (RayError, RayServeException) as error:
                 logger.warning("A replica failed during a request: %s", type(error).__name__)
                 if begun:
-                    if is_stream:
+                    if is_stream and not ended:
                         await send({"type": "http.response.body", "body": _last_event(scope["path"], LostError())})
                     return
                 if not retries_left:

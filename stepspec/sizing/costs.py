@@ -18,7 +18,7 @@ COMMAND = "stepspec bench service costs --json FILE"
 MAX_FAILED = 0.01
 """Share of requests that may fail, at most. Failed requests take other times than answered ones."""
 MAX_MISFIT = 2.5
-"""By Little's law, requests a second times their mean duration is the concurrency, up to this factor."""
+"""By Little's formula, requests a second times their mean duration is the concurrency, up to this factor."""
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -53,7 +53,7 @@ class LoadCosts(Record):
 
     @property
     def concurrency_found(self) -> float:
-        """The mean number of concurrent requests, by Little's law."""
+        """The mean number of concurrent requests, by Little's formula."""
         return self.requests_per_s * sum(self.durations_s) / len(self.durations_s)
 
 

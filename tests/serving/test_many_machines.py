@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import httpx
 import pytest
 from servers import VLLM_PYTHON, environment, needs_router, needs_vllm, running_server
 
-from stepspec.bench.service.process import started
+from stepspec.bench.service.process import free_port, started
 from stepspec.mini import WEIGHTS
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,7 @@ NOT_HERE = {
     "a GPU": r"^CUDA_VISIBLE_DEVICES=|^vllm serve Qwen|vllm:Qwen|ray-eight-gpus",
     "a network": r"^pip install",
     "docker or Kubernetes": r"^docker |^kubectl ",
+    "a second machine": r"^ray start --address",
 }
 """What commands need that is not here, with a pattern for them."""
 ADDRESS = r"http://[\w.]+:\d+/v1"
@@ -71,6 +73,16 @@ def run(words: Sequence[str], folder: Path) -> str:
     ran = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=900, env=environment())
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
+
+
+def listens(address: str) -> bool:
+    """Whether something listens at HOST:PORT."""
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_every_command_is_run_or_needs_something_that_is_not_here() -> None:
@@ -172,6 +184,34 @@ def test_evaluations_on_ray(place: int, tmp_path: Path) -> None:
     assert "Ran on 1 machine" in output
 
 
+@pytest.mark.soak
+def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    own = environment() | {"HOME": str(tmp_path)}
+    for command in shown("^export "):
+        name, _, value = command.removeprefix("export ").partition("=")
+        own[name] = value
+    ray = str(Path(sys.executable).with_name("ray"))
+    (generate,), (start,) = shown("^ray get-auth-token "), shown("^ray start ")
+    subprocess.run([ray, *shlex.split(generate)[1:]], env=own, check=True, stdout=subprocess.DEVNULL)
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--port", address.partition(":")[2], "--num-cpus", "1", "--include-dashboard=false", "--block"]
+    head = subprocess.Popen([ray, *shlex.split(start)[1:], *options], env=own, stdout=subprocess.DEVNULL)
+    evaluate = [sys.executable, "-m", "stepspec", "eval", "gsm-mini", "--limit", "1", "--policy", "target"]
+    evaluate += ["--ray", address, "--output", "run"]
+    try:
+        end = time.monotonic() + 120
+        while not listens(address) and time.monotonic() < end:
+            time.sleep(0.5)
+        for mode, wanted in (("disabled", "and set RAY_AUTH_MODE=token"), ("token", "Ran on 1 machine")):
+            with_mode = own | {"RAY_AUTH_MODE": mode}
+            ran = subprocess.run(evaluate, cwd=tmp_path, env=with_mode, capture_output=True, text=True, timeout=300)
+            assert wanted in ran.stdout + ran.stderr, (mode, ran.stdout, ran.stderr)
+    finally:
+        head.send_signal(signal.SIGINT)
+        head.wait(60)
+
+
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with measured costs."""
@@ -198,5 +238,6 @@ RUN_HERE = (
     "^vllm serve stepspec/mini|^stepspec bench distance ",
     "^serve run ",
     "^stepspec eval (?!.*vllm:)",
+    "^export |^ray get-auth-token |^ray start --head",
 )
 """Patterns of the commands that the tests above run."""

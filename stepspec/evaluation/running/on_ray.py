@@ -10,6 +10,7 @@ dies go to another one.
 import asyncio
 import logging
 import math
+import os
 import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
@@ -39,6 +40,7 @@ with from_extra("ray", "An evaluation on a Ray cluster"):
         ObjectLostError,
         OutOfMemoryError,
         RayActorError,
+        RayError,
         RayTaskError,
         WorkerCrashedError,
     )
@@ -52,6 +54,10 @@ START_S = 600.0
 CLOSE_S = 10.0
 REACH_S = 5.0
 """Seconds for a connection to a cluster."""
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client of HTTP/2, which Ray's servers use, sends first, with empty settings. They answer with theirs."""
+FRAME_BYTES, SETTINGS = 9, 4
+"""Length of a frame's head, whose fourth byte is the frame's type."""
 
 T = TypeVar("T")
 
@@ -80,14 +86,13 @@ def connected(cluster: Cluster) -> Generator[Cluster]:
     Raises:
         UsageError: there is no such cluster, or none of its machines is large enough.
     """
+    hint = "Give the HOST:PORT that 'ray start' shows, auto on a machine of the cluster, or local to start one here."
     try:
-        _check_reachable(cluster.address)
+        if _is_reached(cluster.address):
+            hint = "If it asks for a token, have that in ~/.ray/auth_token, and set RAY_AUTH_MODE=token."
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except (OSError, OverflowError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"Cannot use a Ray cluster at {cluster.address!r}: {reason_of(error)}. Give the HOST:PORT that 'ray start' "
-            "shows, auto on a machine of the cluster, or local to start one here."
-        ) from error
+    except (OSError, OverflowError, ValueError, RuntimeError, RayError) as error:
+        raise UsageError(f"Cannot use a Ray cluster at {cluster.address!r}: {reason_of(error)}. {hint}") from error
     try:
         nodes = cast("list[dict[str, Any]]", ray.nodes())
         yield _completed(cluster, [each["Resources"] for each in nodes if each["Alive"]])
@@ -95,15 +100,27 @@ def connected(cluster: Cluster) -> Generator[Cluster]:
         ray.shutdown()
 
 
-def _check_reachable(address: str) -> None:
-    """Check that something listens at the address of a cluster. Ray itself tries for minutes.
+def _is_reached(address: str) -> bool:
+    """Return whether an address names a port, at which a server of HTTP/2 answers. Ray itself tries for minutes.
 
     Raises:
-        OSError: nothing does.
+        OSError: no such server answers.
     """
     host, separator, port = address.removeprefix("ray://").rpartition(":")
-    if separator and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    if not separator or not port.isdecimal():
+        return False
+    with socket.create_connection((host.strip("[]"), int(port)), REACH_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") == "1":
+            return True
+        connection.settimeout(REACH_S)
+        connection.sendall(PREFACE)
+        answer = b""
+        with suppress(TimeoutError):
+            while len(answer) < FRAME_BYTES and (more := connection.recv(FRAME_BYTES - len(answer))):
+                answer += more
+    if len(answer) < FRAME_BYTES or answer[3] != SETTINGS:
+        raise OSError("what listens there is not Ray")
+    return True
 
 
 def _completed(cluster: Cluster, nodes: Sequence[Mapping[str, float]]) -> Cluster:
@@ -260,7 +277,7 @@ class _Queue:
 
     waiting: deque[Round]
     num_places: int
-    """Places that run them."""
+    """Number of workers that may run them."""
     largest: Sequence[JobBlock] = ()
     """The largest block of each policy, by which workers warm up."""
     num_running: int = 0

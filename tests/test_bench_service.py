@@ -206,7 +206,7 @@ def test_arrivals_have_their_rate() -> None:
 
 
 def test_percentiles_are_values() -> None:
-    assert percentiles(range(1, 101)) == Percentiles(p50=51, p90=91, p99=100)
+    assert percentiles(range(1, 101)) == Percentiles(p50=50, p90=90, p99=99)
     assert percentiles([]) is None
 
 

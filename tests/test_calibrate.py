@@ -211,6 +211,7 @@ def test_too_few_problems_and_bad_options_are_sentences(tmp_path: Path) -> None:
         assert isinstance(refused.exception, UsageError), refused.output
         assert message in str(refused.exception)
     assert not (tmp_path / "p.toml").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_sequence_ends_at_the_first_setting_that_is_not_certified() -> None:

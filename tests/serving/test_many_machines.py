@@ -6,10 +6,12 @@ Most are soak tests, because each starts several processes.
 import json
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -196,6 +198,8 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
     subprocess.run([ray, *shlex.split(generate)[1:]], env=own, check=True, stdout=subprocess.DEVNULL)
     address = f"127.0.0.1:{free_port()}"
     options = ["--port", address.partition(":")[2], "--num-cpus", "1", "--include-dashboard=false", "--block"]
+    # Not in Ray's own folder, where the address of this cluster would stay. Paths of sockets have to be short.
+    own["RAY_TMPDIR"] = tempfile.mkdtemp()
     head = subprocess.Popen([ray, *shlex.split(start)[1:], *options], env=own, stdout=subprocess.DEVNULL)
     evaluate = [sys.executable, "-m", "stepspec", "eval", "gsm-mini", "--limit", "1", "--policy", "target"]
     evaluate += ["--ray", address, "--output", "run"]
@@ -210,6 +214,7 @@ def test_a_cluster_that_asks_for_a_token(tmp_path: Path) -> None:
     finally:
         head.send_signal(signal.SIGINT)
         head.wait(60)
+        shutil.rmtree(own["RAY_TMPDIR"], ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

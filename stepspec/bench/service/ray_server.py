@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests-per-replica", type=float, default=4.0)
     given = parser.parse_args(arguments)
     port = free_port()
-    ray.init(num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     wanted = Arguments(
         policy=POLICY,

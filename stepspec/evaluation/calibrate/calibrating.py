@@ -23,6 +23,7 @@ from stepspec.evaluation.calibrate.running import (
     Task,
     Watcher,
     check_policy,
+    num_to_record,
 )
 from stepspec.evaluation.calibrate.storing import RESULTS, begin
 from stepspec.evaluation.calibrate.words import sentences
@@ -152,6 +153,7 @@ async def calibrate(
         UsageError: the folder holds another calibration, or there are too few problems.
         StepSpecError: an engine or the disk failed; finished rows are stored.
     """
+    num_to_record(task, sizes)
     begin(folder, task.identity)
     outcome = await Calibration(task, folder, budget, watcher, executor, sizes).run()
     results = Calibrated(

@@ -148,6 +148,19 @@ class Outcome:
         return changed_policy(task.policy, setting.thresholds, setting.min_logprob)
 
 
+def num_to_record(task: Task, sizes: Sizes) -> int:
+    """Return the number of problems whose steps are recorded.
+
+    Raises:
+        UsageError: the task has too few problems.
+    """
+    wanted = min(sizes.recorded, round(RECORDED_SHARE * len(task.problems)))
+    if wanted < sizes.least_recorded:
+        needed = round(sizes.least_recorded / RECORDED_SHARE)
+        raise UsageError(f"A calibration needs at least {needed} problems, got {len(task.problems)}.")
+    return wanted
+
+
 class Calibration:
     """One calibration in its folder. A stopped one goes on where it stopped."""
 
@@ -180,11 +193,7 @@ class Calibration:
     async def _record(self) -> int:
         """Record steps under the policy and under one that accepts everything. Return the number of problems."""
         self._watcher.begin("recording steps")
-        least = self._sizes.least_recorded
-        wanted = min(self._sizes.recorded, round(RECORDED_SHARE * len(self._task.problems)))
-        if wanted < least:
-            needed = round(least / RECORDED_SHARE)
-            raise UsageError(f"A calibration needs at least {needed} problems, got {len(self._task.problems)}.")
+        least, wanted = self._sizes.least_recorded, num_to_record(self._task, self._sizes)
         policies = await self._with_baselines({"given": self._task.policy, "bold": bold(self._task.policy)})
         for end in range(least, wanted + least, least):
             end = min(end, wanted)

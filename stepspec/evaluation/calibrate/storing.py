@@ -79,7 +79,7 @@ def _refuse_another(folder: Path, there: Identity, here: Identity) -> None:
     different = [name for name, value in wanted.items() if stored[name] != value]
     if different:
         raise UsageError(
-            f"{folder} holds a calibration that differs in {', '.join(different)}. Choose another --output, or give "
+            f"{folder} holds a calibration with another {', '.join(different)}. Choose another --output, or give "
             "the same settings to resume that one."
         )
 

@@ -141,9 +141,11 @@ def test_killed_workers_change_no_row(
         alone = tmp_path / "alone"
         asyncio.run(evaluated(Local(load_pair(notes=False)), alone, num_problems))
     killer = Killer(num_kills)
-    executor = OnRay(cluster, partial(load_pair, notes=False))
+    notes: list[str] = []
+    executor = OnRay(cluster, partial(load_pair, notes=False), notes.append)
     summary = asyncio.run(evaluated(executor, tmp_path / "run", num_problems, killer))
     assert killer.num_left == 0
+    assert any("died. Another one does its work." in each for each in notes)
     lines = (tmp_path / "run" / "rows.jsonl").read_text().splitlines()
     assert len(lines) == len(list(iter_rows(tmp_path / "run"))) == 3 * num_problems
     assert texts(tmp_path / "run") == texts(alone)

@@ -44,7 +44,7 @@ def executor_for(
 
     with connected(Cluster(ray, workers, cpus, gpus)) as cluster:
         found = OnRay(cluster, load, lambda sentence: print(sentence, file=sys.stderr))
-        print(f"Loading the models on the cluster, which has room for {_workers(found.num_workers)}.", file=sys.stderr)
+        print(f"Loading the models on the cluster, in up to {_workers(found.num_workers)}.", file=sys.stderr)
         yield found
 
 

@@ -147,7 +147,7 @@ class NoRoomError(EngineError):
 
 @dataclass(frozen=True)
 class About:
-    """What a worker says about itself. Workers of a run must not differ in `models` and `versions`."""
+    """Where a worker runs, and with what. Workers of a run must not differ in `models` and `versions`."""
 
     node: Node
     models: Mapping[str, str]
@@ -346,11 +346,14 @@ class OnRay:
     Args:
         cluster: the cluster, with all numbers.
         load: loads the models in a worker.
-        say: called with a sentence for the user.
+        notify: called with a sentence for the user.
     """
 
-    def __init__(self, cluster: Cluster, load: Callable[[], Pair], say: Callable[[str], None] | None = None) -> None:
-        self._cluster, self._load, self._say = cluster, load, say
+    def __init__(
+        self, cluster: Cluster, load: Callable[[], Pair], notify: Callable[[str], None] = lambda sentence: None
+    ) -> None:
+        self._cluster, self._load, self._notify = cluster, load, notify
+        self._is_shared = False
         self._places = [Place(self._start) for _ in range(cluster.workers or 1)]
         self._first: About | None = None
 
@@ -395,9 +398,11 @@ class OnRay:
         except BaseException:
             ray.kill(handle)
             raise
-        if self._say is not None and self._num_at(about.node.name):
-            self._say(f"Several workers share {about.node.name} and slow each other, so times are longer than alone.")
-            self._say = None
+        if not self._is_shared and self._num_at(about.node.name):
+            self._is_shared = True
+            self._notify(
+                f"Several workers share {about.node.name} and slow each other, so times are longer than alone."
+            )
         return handle, about
 
     def _num_at(self, node: str) -> int:
@@ -415,7 +420,7 @@ class OnRay:
                 try:
                     found = await _result(worker.call.remote(function))
                 except LOST as error:
-                    place.lose(worker, error)
+                    self._lose(place, worker, error)
                 else:
                     place.num_deaths = 0
                     return found
@@ -466,9 +471,14 @@ class OnRay:
                     place.num_deaths = 0
             except LOST as error:
                 await queue.give_back(left)
-                place.lose(worker, error)
+                self._lose(place, worker, error)
             else:
                 await queue.finish()
+
+    def _lose(self, place: Place, worker: Any, error: Exception) -> None:
+        if place.about is not None and worker is place.handle:
+            self._notify(f"A worker on {place.about.node.name} died. Another one does its work.")
+        place.lose(worker, error)
 
     def _placed(self, value: Any, place: Place) -> Any:
         """Return a row or a block with the machine on which it ran."""

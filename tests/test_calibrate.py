@@ -141,7 +141,7 @@ def test_a_finished_calibration_is_not_run_again(found: tuple[Path, Calibrated, 
     assert policy.at(0.6).certificate == shipped.at(0.6).certificate
     assert {file: file.stat().st_size for file in folder.glob("*/rows.jsonl")} == before
     assert again[0].path == results.path
-    with pytest.raises(UsageError, match="differs in max_loss"):
+    with pytest.raises(UsageError, match="with another max_loss"):
         asyncio.run(calibrated(folder, Plan(max_loss=0.2, max_problems=20, concurrency=4)))
 
 

@@ -42,6 +42,12 @@ ADDRESS = r"http://[\w.]+:\d+/v1"
 ASKED = {"messages": [{"role": "user", "content": "How many seconds are in a day?"}], "max_tokens": 8}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _interruptible() -> None:
+    """Let processes that the tests start react to SIGINT, which those of a shell's background jobs ignore."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def shown(pattern: str) -> list[str]:
     """Return the commands of the page that run here and match a pattern."""
     return [

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 pytest.importorskip("ray", reason="ray is not installed")
+from ray.exceptions import RayActorError
 
 from stepspec.bench.service.client import Client, chat_request
 from stepspec.bench.service.process import StartedService, started
@@ -19,7 +21,7 @@ from stepspec.errors import UsageError
 from stepspec.serve.keys import Client as KeyClient
 from stepspec.serve.keys import Rates
 from stepspec.serve.merging import merged_metrics
-from stepspec.serve.ray import Arguments, Board, app
+from stepspec.serve.ray import Arguments, Board, Front, app
 
 ASK: list[Any] = [{"role": "user", "content": "How many?"}]
 ANSWER = "The answer is 12."
@@ -75,6 +77,55 @@ def test_it_scales_under_load_and_survives_a_killed_replica(service: StartedServ
     assert found.answered > 50
     assert found.back_s is not None, found
     assert found.back_s < 30
+
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+PART = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+LAST = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
+
+
+class ScriptedStream:
+    """What a replica sends, until it dies where there is an error."""
+
+    def __init__(self, messages: Sequence[Any]) -> None:
+        self._messages = messages
+
+    async def __aiter__(self) -> AsyncGenerator[list[Any], None]:
+        for each in self._messages:
+            if isinstance(each, Exception):
+                raise each
+            yield [dict(each)]
+
+    def cancel(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("replicas", "parts"),
+    [
+        ([[RayActorError()], [START, PART, LAST]], [b"data: 1", b"[DONE]"]),
+        ([[START, PART, RayActorError()]], [b"data: 1", b"replica_lost"]),
+        ([[START, PART, LAST, RayActorError()]], [b"data: 1", b"[DONE]"]),
+    ],
+    ids=["before it answers", "during the answer", "after the last part"],
+)
+def test_a_stream_ends_once_whenever_its_replica_dies(replicas: list[Any], parts: list[bytes]) -> None:
+    answers, sent = iter(replicas), list[Any]()
+    models: Any = SimpleNamespace(respond=SimpleNamespace(remote=lambda *asked: ScriptedStream(next(answers))))
+    front: Any = object.__new__(Front.func_or_class)
+    front._models = SimpleNamespace(options=lambda **options: models)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    asyncio.run(front._forward(scope, receive, send))
+    bodies = [each["body"] for each in sent if each["type"] == "http.response.body"]
+    assert len(bodies) == len(parts)
+    assert all(part in body for part, body in zip(parts, bodies, strict=True))
+    assert not sent[-1].get("more_body", False)
 
 
 def test_limits_of_a_key_count_over_all_replicas() -> None:

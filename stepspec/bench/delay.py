@@ -82,8 +82,8 @@ class Relay:
             await blocks.put((max(loop.time(), begins) + self._round_trip_s / 2, block))
 
 
-def check_address(address: str) -> SplitResult:
-    """Check that a relay can be put in front of an address, and return its parts.
+def _parts(address: str) -> SplitResult:
+    """Return the parts of an address that a relay can be put in front of.
 
     Raises:
         UsageError: the address is not one of HTTP with a port.
@@ -110,7 +110,7 @@ def far(address: str, round_trip_s: float) -> Generator[str]:
         UsageError: the address is not one of HTTP with a port.
         EngineError: the relay does not start.
     """
-    parts = check_address(address)
+    parts = _parts(address)
     command = [sys.executable, "-m", "stepspec.bench.delay", str(parts.hostname), str(parts.port), str(round_trip_s)]
     # In a session of its own, so that Ctrl-C does not end it before those who use it.
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:

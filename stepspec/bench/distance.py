@@ -20,7 +20,7 @@ from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair, choose_models, close_now, load_pair
 from stepspec.api.session import StepSpec
 from stepspec.base.extras import from_extra
-from stepspec.bench.delay import check_address, far
+from stepspec.bench.delay import far
 from stepspec.bench.rows import unkept_rows
 from stepspec.bench.speed import UNKNOWN, cells_table, with_interval
 from stepspec.engines.protocol import Distant, Sampling
@@ -133,13 +133,13 @@ def places(pair: str | None, draft: str, round_trips_ms: Sequence[float]) -> Gen
     """
     with from_extra("remote", "stepspec bench distance"):
         from stepspec.engines.remote.replicas import Replicas
-    check_address(draft)
-    opened: list[Any] = [Replicas.load(draft)]  # without a relay, whose address would be in the error
+    opened: list[Any] = []
     with ExitStack() as relays:
         addresses = [relays.enter_context(far(draft, each / 1000)) for each in round_trips_ms]
         try:
+            opened.append(direct := Replicas.load(draft))  # an error names the server, and not a relay
             opened.append(near := load_pair(pair=pair, notes=False))
-            if near.draft is not None and not near.draft.tokenizer.same_vocabulary(opened[0].tokenizer):
+            if near.draft is not None and not near.draft.tokenizer.same_vocabulary(direct.tokenizer):
                 raise UsageError(f"The model at {draft} has another vocabulary than the draft of the pair. Serve that.")
             opened.append(alone := load_pair(choose_models(None, None, pair).target, needs_draft=False, notes=False))
             found = [Place(near)]

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from stepspec.bench.engine import Subject
     from stepspec.bench.twins import TwinRuns
 
-TABLE_WIDTH = 140
 COSTS_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of tokens of the passes that `bench costs` times."""
 DTYPES = ("float32", "bfloat16", "float16")

@@ -244,17 +244,15 @@ class Place:
                 try:
                     self.handle, self.about = await self.start()
                 except LOST as error:
-                    self.lose(None, error)
+                    self.lose(error)
             return self.handle
 
-    def lose(self, handle: Any, error: Exception) -> None:
-        """Note that a worker has died, unless another caller has noted it.
+    def lose(self, error: Exception) -> None:
+        """Note that the worker has died.
 
         Raises:
             EngineError: workers die again and again.
         """
-        if handle is not self.handle:
-            return
         self.kill()
         self.num_deaths += 1
         if self.num_deaths >= MAX_DEATHS:
@@ -476,9 +474,10 @@ class OnRay:
                 await queue.finish()
 
     def _lose(self, place: Place, worker: Any, error: Exception) -> None:
-        if place.about is not None and worker is place.handle:
+        """Note that a worker has died, unless another caller has noted it."""
+        if worker is place.handle and place.about is not None:
             self._notify(f"A worker on {place.about.node.name} died. Another one does its work.")
-        place.lose(worker, error)
+            place.lose(error)
 
     def _placed(self, value: Any, place: Place) -> Any:
         """Return a row or a block with the machine on which it ran."""

@@ -16,6 +16,8 @@ from stepspec.errors import UsageError
 
 pytestmark = pytest.mark.anyio
 GAP_S, CHUNKS = 0.01, 6
+TRIES = 5
+"""A busy machine may stop a test for seconds. What the relay itself does to a time shows in every try."""
 
 
 @pytest.fixture
@@ -86,21 +88,27 @@ async def test_a_request_takes_the_round_trip_longer_and_the_connection_stays(ro
 async def test_requests_do_not_wait_for_each_other() -> None:
     async with serving() as server, httpx.AsyncClient() as client:
         with far(server.url, 0.1) as relay:
-            since = time.perf_counter()
-            await asyncio.gather(*(seconds(client, relay) for _ in range(20)))
-            assert time.perf_counter() - since < 1.0
+            for _ in range(TRIES):
+                since = time.perf_counter()
+                await asyncio.gather(*(seconds(client, relay) for _ in range(20)))
+                if (took := time.perf_counter() - since) < 1.0:
+                    break
+    assert took < 1.0
 
 
 async def test_a_stream_is_shifted_and_not_slowed() -> None:
     async with serving() as server, httpx.AsyncClient() as client:
         with far(server.url, 0.05) as relay:
             await seconds(client, relay)  # opens the connection
-            since, came = time.perf_counter(), list[float]()
-            async with client.stream("GET", f"{relay}/stream") as response:
-                async for _ in response.aiter_raw():
-                    came.append(time.perf_counter() - since)
-    assert len(came) == CHUNKS
-    assert came[0] >= 0.05
+            for _ in range(TRIES):
+                since, came = time.perf_counter(), list[float]()
+                async with client.stream("GET", f"{relay}/stream") as response:
+                    async for _ in response.aiter_raw():
+                        came.append(time.perf_counter() - since)
+                assert len(came) == CHUNKS
+                assert came[0] >= 0.05
+                if came[-1] - came[0] < 4 * 0.05:
+                    break
     assert came[-1] - came[0] < 4 * 0.05, "chunks that wait for each other would take five times the delay"
 
 
@@ -109,7 +117,7 @@ async def test_a_client_that_leaves_is_gone_at_the_server_too() -> None:
         with far(server.url, 0.01) as relay:
             async with httpx.AsyncClient() as client:
                 await seconds(client, relay)
-            await asyncio.wait_for(server.left.wait(), 1)
+            await asyncio.wait_for(server.left.wait(), 10)
 
 
 @pytest.mark.parametrize("address", ["https://host/v1", "http://host/v1", "http://host:99999/v1", "http://host:abc/v1"])

@@ -363,10 +363,14 @@ def test_costs_of_a_service_are_those_of_its_script() -> None:
             return loads, requests_per_s
 
     with started(scripted_command(Script(2, 0.1, 0.1))) as service:
-        (one, three), used = asyncio.run(measure())
+        for _ in range(3):  # a busy machine may stop one of them for seconds
+            (one, three), used = asyncio.run(measure())
+            ratio = three.requests_per_s / one.requests_per_s
+            if 1.5 < ratio < 4.5 and one.requests_per_s > 1 / (0.2 + SLACK_S) and used > 2:
+                break
     assert 0.2 <= one.durations_s[0] < 0.2 + SLACK_S
     assert 1 / (0.2 + SLACK_S) < one.requests_per_s <= 5.0
-    assert 1.5 < three.requests_per_s / one.requests_per_s < 4.5
+    assert 1.5 < ratio < 4.5
     assert 0.19 < one.seconds_per_1000["target"] * one.committed_tokens / 1000 < 0.2 + SLACK_S
     assert one.cpu_ms["service"] > 0
     assert one.request_bytes == len(asked)

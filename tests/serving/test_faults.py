@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from stepspec.mini import WEIGHTS
 pytestmark = [pytest.mark.anyio, needs_vllm]
 
 STEADY = str(Path(__file__).parents[1] / "steady.toml")
-NUM_REQUESTS = 200
 CONCURRENT = 8
 DEADLINE_S = 60.0
 ROUNDING = 2e-3
@@ -128,11 +128,18 @@ async def assert_right(
         assert result.answer
 
 
+@pytest.mark.parametrize("num_requests", [30, pytest.param(200, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("policy", "target_share", "draft_share"), [("engine", 0.4, 0.0), (STEADY, 0.06, 0.2)])
 async def test_under_faults_every_answer_is_right_or_an_error(
-    policy: str, target_share: float, draft_share: float, target_port: int, draft_port: int, checker: TorchEngine
+    policy: str,
+    target_share: float,
+    draft_share: float,
+    num_requests: int,
+    target_port: int,
+    draft_port: int,
+    checker: TorchEngine,
 ) -> None:
-    problems = [each.question for _, each in zip(range(NUM_REQUESTS // 2), load_split("test"), strict=False)]
+    problems = [each.question for each in islice(load_split("test"), num_requests)]
     cold = load_policy(policy)[0].at(0.0)
     threshold = min((getattr(judge, "threshold", 0) for judge in cold.judges), default=0)
     bound = 0.0 if cold.salvage is None else cold.salvage.min_logprob

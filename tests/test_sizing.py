@@ -341,13 +341,17 @@ def test_a_file_that_has_no_costs_is_refused(tmp_path: Path, text: str, message:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--concurrency", "2,4"], "must start with 1"),
-        (["--concurrency", "1,8", "--requests", "20"], "at least 32"),
+        (["costs", "--concurrency", "2,4"], "must start with 1"),
+        (["costs", "--concurrency", "1,8", "--requests", "20"], "at least 32"),
+        (["costs", "--policy", "nothing"], "no policy 'nothing'"),
+        (["costs", "--pair", "nothing"], "no pair 'nothing'"),
+        (["costs", "--draft", "torch:x"], "without a target"),
+        (["concurrency", "--pair", "nothing"], "no pair 'nothing'"),
     ],
 )
-def test_costs_that_cannot_be_measured_are_refused_before_a_service_starts(options: list[str], message: str) -> None:
+def test_what_cannot_be_measured_is_refused_before_a_service_starts(options: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        CliRunner().invoke(app, ["bench", "service", "costs", *options], catch_exceptions=False)
+        CliRunner().invoke(app, ["bench", "service", *options], catch_exceptions=False)
 
 
 def test_costs_of_a_service_are_those_of_its_script() -> None:

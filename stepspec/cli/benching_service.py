@@ -95,6 +95,7 @@ def bench_concurrency(
     json_file: JsonOption = None,
 ) -> None:
     """Compare the throughput of the default policy with that of the target alone."""
+    from stepspec.api.loading import choose_models
     from stepspec.bench.service.concurrency import (
         CONCURRENCIES,
         MIN_BLOCK,
@@ -108,6 +109,7 @@ def bench_concurrency(
     from stepspec.cli.engine_records import engine_records
     from stepspec.evaluation.generators.gsm_mini import load_split
 
+    choose_models(None, None, pair)  # refuses an unknown name before a service starts
     conditions, results = _conditions(), list[Any]()
     command = [sys.executable, "-m", "stepspec", "serve", "--port", "0", *(["--pair", pair] if pair else [])]
     with started(command) as service, asyncio.Runner() as runner, make_meter() as meter:
@@ -229,14 +231,19 @@ def bench_costs(
     json_file: JsonOption = None,
 ) -> None:
     """Measure what requests to one service cost, for `stepspec size`."""
-    from stepspec.api.loading import load_pair
+    from stepspec.api.loading import choose_models, load_pair
     from stepspec.bench.same_texts import PROBLEMS
     from stepspec.bench.service.costs import MIN_ROUNDS, costs_table, memory_of, service_costs
     from stepspec.bench.service.process import started
     from stepspec.evaluation.running.conditions import engine_record
+    from stepspec.loop.policy import load_policy
     from stepspec.sizing.costs import Costs
 
     loads = _loads(concurrency, requests, MIN_ROUNDS)
+    # Refuse unknown names before a service starts. It loads the models before this process does, which must hold no
+    # memory of theirs while requests are timed.
+    choose_models(target, draft, pair)
+    load_policy(policy)
     if benchmark not in PROBLEMS:
         raise UsageError(unknown_name("benchmark", benchmark, [*PROBLEMS]))
     count = len(loads) * requests + sum(loads)  # no question twice, which would be in the prefix cache

@@ -240,8 +240,8 @@ def bench_costs(
     from stepspec.sizing.costs import Costs
 
     loads = _loads(concurrency, requests, MIN_ROUNDS)
-    # Refuse unknown names before a service starts. It loads the models before this process does, which must hold no
-    # memory of theirs while requests are timed.
+    # Unknown names are refused before a service starts. Models are loaded here only after the timed requests, so that
+    # these have all the memory.
     choose_models(target, draft, pair)
     load_policy(policy)
     if benchmark not in PROBLEMS:

@@ -7,6 +7,7 @@ The engines play a script. SIGTERM ends the cluster.
 # Ray's functions are typed in part only.
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from stepspec.serve.ray import Arguments, application
 
 CPUS = 8
 """Processors that the cluster assumes. Replicas of scripted engines need hardly any."""
+PROXY_START_S = 60
+"""Ray Serve gives up on a proxy that is not ready in time. Its default of 5 s is too short for a busy machine."""
 
 
 def scripted(script: Script) -> Mapping[str, Pair]:
@@ -42,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests-per-replica", type=float, default=4.0)
     given = parser.parse_args(arguments)
     port = free_port()
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(PROXY_START_S))  # the cluster inherits it
     ray.init("local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     wanted = Arguments(

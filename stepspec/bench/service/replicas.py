@@ -140,21 +140,22 @@ async def _throughput(service: StartedService, replicas: int, requests: int) -> 
 
 
 def killed(seconds: float, max_running: int, service_s: float) -> Killed:
-    """Kill one of two replicas under load, which goes on for some seconds."""
+    """Kill one of two replicas under load, see `under_kill`."""
     with started(ray_command(2, delay=service_s, max_running=max_running)) as service:
         return asyncio.run(under_kill(service, seconds))
 
 
 async def under_kill(service: StartedService, seconds: float) -> Killed:
-    """Kill a replica of a running service under load, which goes on for some seconds."""
+    """Kill a replica of a running service under load. It goes on for some seconds, and until the replica is back: a
+    service that scales by its load would not start another one."""
     whole, stream = chat_request(QUESTION), chat_request(QUESTION, stream=True)
     found: list[Exchange] = []
     async with Client(service.address) as client:
         await closed_loop(client, [whole] * CONCURRENCY, CONCURRENCY)
-        end = time.perf_counter() + seconds
+        end, waiting = time.perf_counter() + seconds, True
 
         async def load(asked: bytes) -> None:
-            while time.perf_counter() < end:
+            while waiting or time.perf_counter() < end:
                 found.append(await client.send(asked))
 
         work = [asyncio.create_task(load(whole if number % 2 else stream)) for number in range(CONCURRENCY // 2)]
@@ -167,6 +168,7 @@ async def under_kill(service: StartedService, seconds: float) -> Killed:
             living = [each for each in processes(service, "models") if each.pid != victim.pid]
             if len(living) == num_before and await _report(client, num_before):
                 back_s = time.perf_counter() - since
+        waiting = False
         await asyncio.gather(*work)
     return Killed(
         requests=len(found),

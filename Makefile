@@ -76,7 +76,7 @@ docs: $(INSTALLED)  ## build the documentation in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 soak: $(INSTALLED) $(SMOL_INSTALLED) $(VLLM_INSTALLED) $(LLAMA_INSTALLED) chromium  ## run the tests that are too long for every change
-	$(BIN)/python -m pytest -m soak --timeout 0
+	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile others --timeout 0
 
 format: $(INSTALLED)  ## put the code into shape
 	$(BIN)/ruff check --fix .

@@ -1,13 +1,20 @@
-"""Distribute the tests to pytest-xdist workers, and limit the threads of each worker."""
+"""Distribute the tests to pytest-xdist workers, limit the threads of each worker, and choose Hypothesis's examples."""
 
 import os
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 # Set before torch is imported, and inherited by child processes. On a busy machine, two threads are slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Every run has the same examples, so that a change is not blamed for a failure that chance has found. `make soak` looks
+# for others.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("others", deadline=None)
+settings.load_profile("same")
 
 
 class ByFile(LoadScopeScheduling):

@@ -818,7 +818,7 @@ TEXTS = [
 WRITTEN = [TWO + END + ANSWER, "Eight.<|end|>", END + ANSWER, THREE + ANSWER, "a b c d e f g h i<|end|>"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     drafted=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=8),
     own=st.lists(st.builds(Opinion, st.sampled_from(TEXTS), st.sampled_from(["9", "5", "*"])), min_size=1, max_size=8),

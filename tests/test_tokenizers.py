@@ -38,7 +38,7 @@ def described(tokenizer: tokenizers.Tokenizer) -> int | None:
     return most_bytes(json.loads(tokenizer.to_str()))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text() | MARKED)
 @example("")
 def test_ids_are_those_of_transformers(text: str) -> None:
@@ -48,7 +48,7 @@ def test_ids_are_those_of_transformers(text: str) -> None:
     assert EMBEDDED.writes_special(text) == (EMBEDDED.encode(text) != EMBEDDED.encode_text(text))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text() | MARKED | st.text("helo \u1100\u1161\u11a8\u0301", max_size=50))
 def test_no_text_has_fewer_tokens_than_its_bytes_allow(text: str) -> None:
     composing = byte_level(normalizers.NFC())

@@ -38,7 +38,7 @@ def fuzz(document: Any, route: str, max_examples: int) -> Counter[int]:
     operation = document[route]["POST"]
     for mode in GenerationMode:
 
-        @settings(max_examples=max_examples, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=max_examples, suppress_health_check=list(HealthCheck), database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def run(case: Any) -> None:
             if case.meta.generation.mode == GenerationMode.POSITIVE and isinstance(case.body, dict):

@@ -675,7 +675,7 @@ ITEMS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, deadline=None, database=None)
+@settings(max_examples=80, database=None)
 @given(items=st.lists(ITEMS | VALUES, max_size=4) | VALUES)
 def test_odd_input_is_refused(items: Any) -> None:
     try:
@@ -686,7 +686,7 @@ def test_odd_input_is_refused(items: Any) -> None:
         checked_messages(messages)
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60, database=None)
 @given(
     name=st.sampled_from([*ResponsesRequest.model_fields, "store", "truncation"]),
     value=VALUES | st.lists(st.fixed_dictionaries({"type": st.just("function"), "name": VALUES}), max_size=2),

@@ -88,14 +88,14 @@ def check_not_correct(around: str, answer: str, gold: str) -> None:
     assert compare(gold, answer).verdict != "same", (answer, gold)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(NUMBERS, LETTERS, AROUND)
 def test_a_number_with_letters_glued_to_it_is_not_that_number(number: str, letters: str, around: str) -> None:
     assume(letters not in GLUED_UNITS and letters.casefold() not in ("e", "st", "nd", "rd", "th"))
     check_not_correct(around, number + letters, number)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(NUMBERS.filter(lambda number: number != "0"), AROUND, st.sampled_from(("-", "\u2212", "minus ", "negative ")))
 def test_a_number_with_a_sign_is_not_the_number_without_it(number: str, around: str, sign: str) -> None:
     check_not_correct(around, sign + number, number)
@@ -105,14 +105,14 @@ def test_a_number_with_a_sign_is_not_the_number_without_it(number: str, around: 
 CHANGES = sorted(CHANGES_BEHIND - {"hundred", "thousand", "million", "billion", "trillion", "left-over"})
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(NUMBERS.filter(lambda number: number != "0"), st.sampled_from(CHANGES), AROUND)
 def test_a_word_that_changes_a_number_is_not_a_unit(number: str, word: str, around: str) -> None:
     check_not_correct(around, f"{number} {word}", number)
     check_not_correct(around, rf"{number}\text{{ {word}}}", number)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     NUMBERS, NUMBERS, AROUND, st.sampled_from((", ", " ", " or ", " and ", ";", ":", " to ", "/", r"\,", " - ", "x"))
 )
@@ -125,7 +125,7 @@ def test_two_numbers_equal_neither_number_nor_their_joined_digits(
         check_not_correct(around, answer, gold)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(-99, 99), min_size=2, max_size=4, unique=True))
 def test_points_intervals_and_sets_of_the_same_numbers_differ(numbers: list[int]) -> None:
     parts = ",".join(map(str, numbers))
@@ -136,7 +136,7 @@ def test_points_intervals_and_sets_of_the_same_numbers_differ(numbers: list[int]
             assert compare(gold, found).verdict != "unknown"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 # Alone behind a number, `a` may also be an unknown: it is among the short words for "3 dollars a day".
 @given(NUMBERS, st.sampled_from(sorted(unit for unit in {*CANONICAL_UNIT, *SHORT_UNITS} - {"a"} if "." not in unit)))
 def test_a_number_with_a_known_unit_is_that_number(number: str, unit: str) -> None:

@@ -90,7 +90,7 @@ RIGHT_STEPS = [
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_changing_any_number_makes_a_right_step_incorrect(data: st.DataObject) -> None:
     step = data.draw(st.sampled_from(RIGHT_STEPS))
     number = data.draw(st.sampled_from(list(re.finditer(r"\d+", step))))
@@ -99,7 +99,7 @@ def test_changing_any_number_makes_a_right_step_incorrect(data: st.DataObject) -
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_changing_any_person_makes_a_right_step_incorrect(data: st.DataObject) -> None:
     step = data.draw(st.sampled_from(RIGHT_STEPS))
     name = data.draw(st.sampled_from([found for found in re.finditer(r"\w+", step) if found[0] in NAMES]))
@@ -287,7 +287,7 @@ FRAGMENTS = st.sampled_from([*NAMES, "has", "apples", "apples.", "8", "4", "12",
 )
 @example(steps=["Ann has 0.", "Ann has 000008 apples."])
 @example(steps=["Now, Cara has 0. So 0 / 0 = 0, so Ella has 0. Check: 0 / 0 = 0."])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_oracle_never_raises(steps: list[str]) -> None:
     assert len(step_correctness(Oracle(ORCHARD), steps)) == len(steps)
 

@@ -20,7 +20,7 @@ def test_without_a_loss_the_wealth_grows_by_the_bet_times_the_limit() -> None:
     assert certified_after(np.zeros(600), 0.01, 10) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(losses=LOSSES, planned=st.integers(1, 1000), confidence=st.sampled_from([0.8, 0.95, 0.999]))
 def test_the_bound_is_where_the_problems_just_rule_the_limit_out(
     losses: list[float], planned: int, confidence: float

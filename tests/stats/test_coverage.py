@@ -22,7 +22,7 @@ def marked(setting: Setting) -> object:
     return pytest.param(setting, marks=marks, id=in_words(setting))
 
 
-@pytest.mark.parametrize("setting", map(marked, ALL))
+@pytest.mark.parametrize("setting", [*map(marked, ALL)])
 def test_an_interval_of_95_percent_covers_between_93_and_97(setting: Setting) -> None:
     """The seed is fixed. Across seeds, the standard deviation of a coverage is 0.5 points."""
     low, high = PROMISED

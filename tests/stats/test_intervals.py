@@ -1,7 +1,7 @@
 """Score intervals match published values and scipy, and keep their properties for fractional counts."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
@@ -27,14 +27,12 @@ def test_wilson_matches_the_values_published_by_newcombe(successes: int, n: int,
 
 
 @given(COUNTS, st.sampled_from([0.8, 0.95, 0.99]))
-@settings(deadline=None)
 def test_wilson_matches_scipy(counts: tuple[int, int], confidence: float) -> None:
     expected = binomtest(*counts).proportion_ci(confidence, method="wilson")
     assert wilson(*counts, confidence) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 @given(COUNTS)
-@settings(deadline=None)
 def test_wilson_is_symmetric_in_right_and_wrong(counts: tuple[int, int]) -> None:
     successes, n = counts
     low, high = wilson(successes, n)
@@ -67,7 +65,6 @@ def test_two_policies_that_always_agree_still_have_an_interval(n: int) -> None:
 
 
 @given(TABLES)
-@settings(deadline=None)
 def test_swapping_the_policies_mirrors_the_interval(table: tuple[int, int, int]) -> None:
     b, c, alike = table
     low, high = Paired(b, c, b + c + alike).interval()
@@ -75,7 +72,6 @@ def test_swapping_the_policies_mirrors_the_interval(table: tuple[int, int, int])
 
 
 @given(TABLES)
-@settings(deadline=None)
 def test_the_interval_contains_the_difference_and_stays_between_minus_one_and_one(table: tuple[int, int, int]) -> None:
     b, c, alike = table
     paired = Paired(b, c, b + c + alike)
@@ -86,7 +82,6 @@ def test_the_interval_contains_the_difference_and_stays_between_minus_one_and_on
 
 
 @given(TABLES)
-@settings(deadline=None)
 def test_more_confidence_gives_a_wider_interval_and_a_larger_loss_bound(table: tuple[int, int, int]) -> None:
     b, c, alike = table
     paired = Paired(b, c, b + c + alike)

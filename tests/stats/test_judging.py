@@ -4,12 +4,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepspec.evaluation.stats import MIN_CLASS, auc, reliability, wilson
 
 RNG = np.random.default_rng
+ROUNDING = 1e-12
 STEPS = st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(0, 20)), min_size=2, max_size=60)
 
 
@@ -20,7 +21,7 @@ def area_by_pairs(scores: list[int], good: list[bool]) -> float:
 
 
 @given(STEPS)
-@settings(deadline=None)
+@example([(0, True, 0), (0, True, 0), (1, False, 0), (1, True, 0)])  # no variance: both limits are the area, rounded
 def test_the_area_is_the_share_of_pairs_in_the_right_order(steps: list[tuple[int, bool, int]]) -> None:
     scores, good, problems = (list(each) for each in zip(*steps, strict=True))
     copies = [problem + 100 * copy for copy in range(MIN_CLASS) for problem in problems]
@@ -37,7 +38,8 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(steps: list[tuple[int
     assert opposite.value == pytest.approx(1 - area)
     assert found.interval is not None
     low, high = found.interval
-    assert 0 <= low <= area <= high <= 1
+    assert 0 <= low <= area + ROUNDING
+    assert area - ROUNDING <= high <= 1
     assert opposite.interval == pytest.approx((1 - high, 1 - low))
 
 
@@ -79,7 +81,6 @@ def test_an_area_needs_two_large_overlapping_classes() -> None:
 
 
 @given(STEPS)
-@settings(deadline=None)
 def test_the_bins_contain_every_step_once_and_keep_equal_scores_together(steps: list[tuple[int, bool, int]]) -> None:
     scores, good, problems = (list(each) for each in zip(*steps, strict=True))
     bins = reliability(scores, good, problems, num_bins=4)

@@ -22,7 +22,6 @@ def test_scores_between_zero_and_one_count_as_fractions_of_a_problem() -> None:
 
 
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=100))
-@settings(deadline=None)
 def test_one_run_per_problem_gives_plain_counts(pairs: list[tuple[int, int]]) -> None:
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
     b, c = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
@@ -34,7 +33,7 @@ def test_one_run_per_problem_gives_plain_counts(pairs: list[tuple[int, int]]) ->
 
 
 @given(BOTH)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_with_repeats_a_problem_is_worth_between_one_and_their_number(both: list[tuple[list[int], list[int]]]) -> None:
     first, second = [a for a, _ in both], [b for _, b in both]
     paired, other = Paired.of(first, second), Paired.of(second, first)
@@ -45,7 +44,7 @@ def test_with_repeats_a_problem_is_worth_between_one_and_their_number(both: list
 
 
 @given(BOTH)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_p_value_does_not_depend_on_the_order_of_the_policies(both: list[tuple[list[int], list[int]]]) -> None:
     """Except for sampling error, whose standard deviation is at most 0.005."""
     first, second = [a for a, _ in both], [b for _, b in both]
@@ -96,7 +95,7 @@ def test_the_exact_mcnemar_p_matches_manual_calculation(b: int, c: int, p: float
 
 
 @given(st.integers(0, 12), st.integers(0, 12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_permutation_test_gives_the_p_value_of_mcnemars_test(b: int, c: int) -> None:
     """The repeats contain half scores, so this uses the permutation test. It must give the same p."""
     if b + c in (0, *range(14, 25)):  # beyond 2**13 flips, the test samples instead of enumerating
@@ -120,7 +119,7 @@ def test_the_same_generator_gives_the_same_p() -> None:
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 300), st.sampled_from([0.005, 0.01, 0.05]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_number_needed_is_positive_and_grows_with_the_precision(b: int, c: int, alike: int, half: float) -> None:
     paired = Paired(b, c, b + c + alike)
     needed = paired.n_for_half_width(half)

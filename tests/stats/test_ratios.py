@@ -5,7 +5,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -130,7 +130,6 @@ def test_the_interval_of_a_median_of_ratios_lies_between_two_ratios() -> None:
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=6, max_size=80))
-@settings(deadline=None)
 def test_a_median_interval_contains_the_median_and_scales_with_the_values(values: list[float]) -> None:
     interval = quantile_interval(values, 0.5)
     assert interval is not None

@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.evaluation.stats import Share, wilson
@@ -15,7 +15,6 @@ REPEATS = st.integers(1, 5).flatmap(
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=200))
-@settings(deadline=None)
 def test_one_run_per_problem_gives_the_plain_wilson_interval(scores: list[float]) -> None:
     share = Share.of(scores)
     assert share.value == pytest.approx(sum(scores) / len(scores))
@@ -25,7 +24,6 @@ def test_one_run_per_problem_gives_the_plain_wilson_interval(scores: list[float]
 
 
 @given(REPEATS)
-@settings(deadline=None)
 def test_repeats_are_worth_between_one_problem_and_all_of_them(scores: list[list[int]]) -> None:
     share, n = Share.of(scores), len(scores)
     assert n <= share.effective_n <= n * len(scores[0]) + 1e-9
@@ -35,7 +33,6 @@ def test_repeats_are_worth_between_one_problem_and_all_of_them(scores: list[list
 
 
 @given(REPEATS, st.randoms(use_true_random=False))
-@settings(deadline=None)
 def test_neither_the_order_of_problems_nor_of_runs_matters(scores: list[list[int]], random: Random) -> None:
     shuffled = [random.sample(each, len(each)) for each in random.sample(scores, len(scores))]
     assert Share.of(shuffled).interval() == pytest.approx(Share.of(scores).interval())

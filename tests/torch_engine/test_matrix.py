@@ -11,7 +11,7 @@ from stepspec.engines.torch_engine.matrix import DTYPES, FEW_PRODUCTS, MAX_PACKE
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="this PyTorch has no oneDNN")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     rows=st.integers(1, 70),
     width=st.sampled_from([32, 96, 192]),

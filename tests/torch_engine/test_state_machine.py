@@ -157,12 +157,11 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-# Every run has the same sequences of calls, so that only a code change can make the test fail.
-TestHistories.settings = settings(max_examples=500, stateful_step_count=12, deadline=None, derandomize=True)
+TestHistories.settings = settings(max_examples=500, stateful_step_count=12)
 
 
 @pytest.mark.soak
 class TestMoreHistories(Histories.TestCase):
     """Longer sequences, different in every run."""
 
-    settings = settings(max_examples=5000, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=5000, stateful_step_count=30)

@@ -221,7 +221,7 @@ def changed(found: Any, path: list[int], junk: Any) -> Any:
     return copy
 
 
-@settings(max_examples=400, derandomize=True, database=None)
+@settings(max_examples=400, database=None)
 @given(st.sampled_from(FILES), st.lists(st.integers(0, 20), min_size=1, max_size=4), st.sampled_from(JUNK))
 def test_whatever_stands_wherever_in_a_file_is_taken_or_refused_in_one_plain_sentence(
     file: tuple[type[FileModel], Any], path: list[int], junk: Any

@@ -174,7 +174,7 @@ def bench_replicas(
     requests: Annotated[int, typer.Option(min=100, help="Requests for each number of replicas.")] = 1000,
     max_running: Annotated[int, typer.Option(min=1, help="Requests that a replica runs concurrently.")] = 4,
     service_s: Annotated[float, typer.Option(min=0.01, help="Seconds that the engine takes for a request.")] = 0.2,
-    seconds: Annotated[float, typer.Option(min=5, help="Seconds of load while a replica is killed.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=5, help="Least seconds of load while a replica is killed.")] = 30.0,
     json_file: JsonOption = None,
 ) -> None:
     """Compare two replicas on a local Ray with one, and kill one of two under load."""

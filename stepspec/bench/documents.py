@@ -39,6 +39,8 @@ from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
+    Drafts,
+    Results,
     headline,
     overview_block,
     read_results,
@@ -46,6 +48,7 @@ from stepspec.evaluation.report import (
     with_block,
 )
 from stepspec.evaluation.report.calibration import calibrations_block
+from stepspec.evaluation.report.cells import count, joined, percent_with_interval
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
@@ -122,14 +125,17 @@ def generated(root: Path) -> dict[Path, str]:
     results = root / "evals" / "results"
     gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
     gsm8k = read_results(results / "smol" / "gsm8k")
+    plain_draft, gsm8k_draft = (read_results(results / "smol" / "accuracy" / name) for name in ("gsm-plain", "gsm8k"))
+    drafts = _drafts(root, [*plain_draft, *gsm8k_draft])
     blocks = (
-        ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
-        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k])),
+        ("README.md", "headline", "gsm-plain", headline(gsm_plain, plain_draft)),
+        ("README.md", "overview", "smol", overview_block(gsm_plain, drafts)),
+        ("README.md", "headline", "gsm8k", headline(gsm8k, gsm8k_draft)),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
-        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
-        ("docs/results.md", "results", "gsm8k", readme_block(gsm8k)),
+        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain, drafts)),
+        ("docs/results.md", "results", "gsm8k", readme_block(gsm8k, drafts)),
         ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
-        ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
+        ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
@@ -171,6 +177,20 @@ def generated(root: Path) -> dict[Path, str]:
             if (kind, about) not in made:
                 raise UsageError(f"{file} has a marker {kind}:{about}, and there are no results for it.")
     return texts
+
+
+def _drafts(root: Path, results: Results) -> Drafts:
+    """Return the accuracies of drafts alone in other runs, and that of the embedded draft from its figures."""
+    figures = json.loads((root / "stepspec" / "mini" / "weights" / "figures.json").read_text("utf-8"))["solutions"]
+    solved = figures["draft"]["solved"]
+    found = {("gsm-mini", 0.0): (solved["share"], solved["interval"], figures["problems"])}
+    for run, summary in results:
+        draft = summary.policies["draft"]
+        found[run.benchmark, run.temperature] = draft.accuracy, draft.accuracy_ci, summary.n
+    return {
+        key: f"{joined(percent_with_interval(share, interval))} of {count(n, 'problem')}, not run here"
+        for key, (share, interval, n) in found.items()
+    }
 
 
 def _methods(root: Path, name: str) -> str:

@@ -8,6 +8,7 @@ from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_
 from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
 from stepspec.evaluation.report.readme import (
+    Drafts,
     Results,
     headline,
     overview_block,
@@ -21,6 +22,7 @@ from stepspec.evaluation.report.tables import closing_table, readme_table
 __all__ = [
     "COLUMNS",
     "UNKNOWN",
+    "Drafts",
     "Results",
     "closing_table",
     "conditions_sentence",

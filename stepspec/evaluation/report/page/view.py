@@ -41,7 +41,7 @@ class Head:
 
     name: str
     kind: str
-    exact: bool
+    exact: str
     colour: str
     chosen: bool
 
@@ -154,7 +154,7 @@ def _heads(run: RunRecord, summary: Summary) -> list[Head]:
         Head(
             name,
             KINDS[run.kind_of(name)],
-            run.is_exact(name),
+            run.exact_in_words if run.is_exact(name) else "not exact",
             colours[name],
             name == chosen,
         )

@@ -25,7 +25,6 @@ from stepspec.bench.learned import learned_block
 from stepspec.bench.loads import loads_block
 from stepspec.bench.plots import METHODS, PLOTS, images
 from stepspec.bench.presets import methods_block
-from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.bench.service import concurrency, records, sizing
@@ -35,7 +34,7 @@ from stepspec.bench.service.instant import Instant
 from stepspec.bench.service.overload import Overload
 from stepspec.bench.service.replicas import Replicas
 from stepspec.bench.service.streams import Streams
-from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
+from stepspec.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
@@ -163,7 +162,7 @@ def generated(root: Path) -> dict[Path, str]:
             ("docs/many-machines.md", "size", file.stem, sizing_block(file))
             for file in sorted((results / "sizing").glob("*.json"))
         ),
-        ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
+        ("docs/engines.md", "results", "engine", speeds_block(results / "engine" / "mini.json")),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
     )
@@ -207,6 +206,16 @@ def measured_block(name: str, file: Path) -> str:
     table = markdown_table(measured.heads, measured.rows_of(found))
     intervals = " Intervals are 95%." if measured.has_intervals else ""
     return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
+
+
+def speeds_block(file: Path) -> str:
+    """Return the table of a file of `stepspec bench engine` and its conditions."""
+    speeds = EngineSpeeds.model_validate_json(file.read_text("utf-8"))
+    prompt = "prompt" if speeds.synthetic else "prompt of gsm-mini"
+    models = models_in_words({"target": speeds.engine, "draft": speeds.draft})
+    plan = f"greedy, at most {speeds.plan.max_tokens} tokens after each {prompt}"
+    turns = f"medians of {speeds.plan.turns} paired turns"
+    return f"{speeds_markdown(speeds)}\n\n{plan}; {turns}; {models}; {machine_in_words(speeds)}."
 
 
 def scenario_page(file: Path) -> str:

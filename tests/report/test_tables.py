@@ -1,8 +1,6 @@
 """Reports show every figure with its interval and conditions, and the command updates the blocks of a README."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -30,10 +28,10 @@ from stepspec.evaluation.report import (
     headline,
     markdown_report,
     overview_block,
+    read_results,
     readme_block,
     readme_table,
     with_block,
-    with_results,
 )
 from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.stats import Candidate, fastest
@@ -261,9 +259,7 @@ def test_policies_that_every_table_shows_are_rows_even_if_they_did_not_run() -> 
 def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -> None:
     ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}, "matched": MATCHED})
     warm = RUN.model_copy(update={"temperature": 0.6}), ours.model_copy(update={"temperature": 0.6})
-    text = "<!-- headline:gsm-mini -->\n<!-- /headline -->\n<!-- results:gsm-mini -->\n<!-- /results -->"
-    filled = with_results(text, [(RUN, ours), warm])
-    first, rest = filled.split("<!-- /headline -->")
+    first, rest = headline([(RUN, ours), warm]), readme_block([(RUN, ours), warm])
     for words in ("point at temperature 0 is `stepspec`", "point at temperature 0.6 is `stepspec`"):
         assert words in first
     assert rest.index("**Temperature 0**") < rest.index("**Temperature 0.6**")
@@ -307,28 +303,11 @@ def test_a_readme_without_the_markers_is_rejected(text: str) -> None:
         with_block(text, "results", "gsm-mini", "new")
 
 
-def report_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepspec.bench.readme", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_the_command_rewrites_the_block_from_the_files(tmp_path: Path) -> None:
+def test_a_folder_without_a_finished_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        read_results(tmp_path)
     (tmp_path / "run.json").write_text(RUN.model_dump_json(), "utf-8")
+    with pytest.raises(UsageError, match=r"summary.json is missing"):
+        read_results(tmp_path)
     (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
-    readme = tmp_path / "README.md"
-    readme.write_text(README, "utf-8")
-    process = report_command("--readme", readme, tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert readme.read_text("utf-8") == with_results(README, [(RUN, SUMMARY)])
-
-
-def test_missing_files_are_a_one_sentence_error(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(README, "utf-8")
-    no_results = report_command("--readme", readme, tmp_path)
-    assert (no_results.returncode, no_results.stderr.count("\n")) == (2, 1)
-    (tmp_path / "run.json").write_text(RUN.model_dump_json(), "utf-8")
-    (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
-    no_readme = report_command("--readme", tmp_path / "missing.md", tmp_path)
-    assert no_readme.returncode == 1
-    assert "Traceback" not in no_readme.stderr
+    assert read_results(tmp_path) == [(RUN, SUMMARY)]

@@ -15,7 +15,6 @@ from stepspec.evaluation.report.readme import (
     read_results,
     readme_block,
     with_block,
-    with_results,
 )
 from stepspec.evaluation.report.tables import closing_table, readme_table
 
@@ -34,5 +33,4 @@ __all__ = [
     "readme_block",
     "readme_table",
     "with_block",
-    "with_results",
 ]

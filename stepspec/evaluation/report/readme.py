@@ -145,15 +145,6 @@ def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
     return f"{before}{marker}\n{block}\n{end_marker}{after}"
 
 
-def with_results(text: str, results: Results) -> str:
-    """Return a README with new tables, and with a new headline if it has one."""
-    benchmark = results[0][1].benchmark
-    text = with_block(text, "results", benchmark, readme_block(results))
-    if f"<!-- headline:{benchmark} -->" not in text:
-        return text
-    return with_block(text, "headline", benchmark, headline(results))
-
-
 def read_results(folder: Path) -> Results:
     """Load conditions and summaries of finished runs: of the folder itself, or of its direct subfolders.
 

@@ -67,8 +67,8 @@ def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out:
     Otherwise an exact token-level baseline is added if none of the policies is one.
 
     Args:
-        leave_out: leave out a policy that the pair cannot run, with a note, instead of raising an error, and one that is
-            the same as another.
+        leave_out: leave out a policy that the pair cannot run, instead of raising an error, and one that is the same as
+            another here, each with a note.
 
     Raises:
         UsageError: the pair cannot run a policy.

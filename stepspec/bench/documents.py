@@ -1,4 +1,4 @@
-"""Rewrite all generated blocks and plots of the documentation: `python -m stepspec.bench.documents`, in a checkout.
+"""Rewrite all generated blocks, plots and stored reports: `python -m stepspec.bench.documents`, in a checkout.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -41,6 +41,7 @@ from stepspec.evaluation.report import (
     Drafts,
     Results,
     headline,
+    markdown_report,
     overview_block,
     read_results,
     readme_block,
@@ -116,7 +117,7 @@ LEARNED = ("embedded-t0", "smol-t06")
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Return the text of each document of a checkout with up-to-date generated blocks.
+    """Return the text of each document of a checkout with up-to-date generated blocks, and of each stored report.
 
     Raises:
         UsageError: a document has no marker for a block, or results are missing.
@@ -170,6 +171,8 @@ def generated(root: Path) -> dict[Path, str]:
     for name, kind, about, block in blocks:
         file = root / name
         texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, block)
+    reports = {file: read_results(file.parent) for file in results.rglob("report.md")}
+    texts |= {file: markdown_report(*each) for file, (each,) in reports.items()}
     made = {(kind, about) for _, kind, about, _ in blocks}
     for file, text in texts.items():
         for kind, about in re.findall(r"<!-- (\w+):([\w-]+) -->", text):

@@ -35,7 +35,12 @@ def test_the_headline_without_a_qualifying_policy_or_without_a_target() -> None:
 
 def test_a_faster_policy_is_named_with_its_loss_of_accuracy() -> None:
     details = " ".join(findings(RUN, summary("token")).details)
-    assert "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5])." in details
+    assert (
+        "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5], lost 30 and won 24 "
+        "of 1,000 problems)." in details
+    )
+    old = " ".join(findings(RUN, summary("token", lost=None, won=None)).details)  # a summary from before they existed
+    assert "lost – and won – of 1,000 problems" in old
     for changes in ({"speedup_vs_target_ci": (0.9, 3.1)}, {"no_speed": "it answered none of the 9 requests"}):
         assert "Faster" not in " ".join(findings(RUN, summary("token", **changes)).details)
 

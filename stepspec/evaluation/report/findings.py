@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
-from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, times
+from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
 from stepspec.loop.certificate import certificate_in
@@ -74,7 +74,8 @@ def draft_alone(run: RunRecord, summary: Summary) -> Iterable[str]:
 
 def lost_and_won(policy: PolicySummary, summary: Summary) -> str:
     """Return the problems that a policy lost and won against the target, after its name."""
-    return f"lost {policy.lost:g} and won {policy.won:g} of {count(summary.n, 'problem')}"
+    lost, won = (UNKNOWN if number is None else f"{number:g}" for number in (policy.lost, policy.won))
+    return f"lost {lost} and won {won} of {count(summary.n, 'problem')}"
 
 
 def unproven(summary: Summary) -> Mapping[str, PolicySummary]:
@@ -149,7 +150,8 @@ def _accuracy_gain(name: str, policy: PolicySummary, target: PolicySummary, summ
 def _faster_ones(summary: Summary) -> Iterable[str]:
     faster = [
         f"{name} ({times(policy.speedup_vs_target)[0]}, accuracy "
-        f"{joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign='+'))})"
+        f"{joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign='+'))}, "
+        f"{lost_and_won(policy, summary)})"
         for name, policy in unproven(summary).items()
     ]
     if faster:

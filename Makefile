@@ -55,8 +55,8 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 		echo "There is no chromium; the tests that need it are skipped."
 
-demo: $(INSTALLED)  ## compare four policies on the embedded pair of models
-	$(BIN)/stepspec eval gsm-mini --limit 30 --policy target --policy token --policy specreason --policy stepspec
+demo: $(INSTALLED)  ## compare policies on the embedded pair of models
+	$(BIN)/stepspec eval gsm-mini --limit 30
 
 smol: $(SMOL_INSTALLED)  ## build the pair smol, which speaks English, and ask it a question
 	$(BIN)/stepspec pair build smol

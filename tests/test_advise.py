@@ -449,7 +449,7 @@ def test_right_answers_count_only_where_all_prompts_have_one(
 
 def test_a_server_without_log_probs_is_tried_with_policies_that_need_none() -> None:
     found = make_candidates([], scripted_pair())
-    assert list(found.policies) == ["target", "stepspec", "specreason"]
+    assert list(found.policies) == ["target", "stepspec", "specreason-decode"]
     assert [judge.name for judge in found.policies["stepspec"][0].judges] == ["rating.specreason"]
     assert "stepspec cannot change it" in found.left_out["token-level"]
 
@@ -499,7 +499,7 @@ def test_the_findings_hold_costs_trials_and_every_policy(unanswered: Path) -> No
     assert load.costs.target.pass_over_one.keys() == {1, 8, 64}
     tried = {trial.drafter for trial in found.trials}
     assert tried == {"draft-model", "prompt-lookup", "suffix", "early-exit", "medusa"}
-    assert {"target", "draft-model", "stepspec", "specreason"} <= {each.name for each in load.candidates}
+    assert {"target", "draft-model", "stepspec", "specreason-decode"} <= {each.name for each in load.candidates}
     assert {each.drafter for each in load.candidates} | found.left_out.keys() >= tried
     assert found.memory.draft_overhead is not None
     assert load.num_prompts == 2

@@ -16,14 +16,13 @@ from stepspec.api.loading import load_pair
 from stepspec.bench.ablation import CHANGES, Ablation, ablation_block
 from stepspec.bench.ablation import main as ablation_main
 from stepspec.bench.conversation import Conversations, at_context
-from stepspec.bench.documents import measured_block
+from stepspec.bench.documents import measured_block, speeds_block
 from stepspec.bench.exactness import LEAST_P, Exactnesses, Parted, homogeneity
 from stepspec.bench.loads import Loads, loads_block
 from stepspec.bench.loads import main as loads_main
 from stepspec.bench.overhead import Overheads
 from stepspec.bench.plots import speed_by_context
 from stepspec.bench.published import PublishedProcedure
-from stepspec.bench.readme import main as report_main
 from stepspec.bench.same_texts import ask, compare, same_texts_block
 from stepspec.cli import main
 from stepspec.engines.remote.address import Address
@@ -73,13 +72,7 @@ def test_on_the_embedded_pair_all_contenders_write_the_same(tmp_path: Path) -> N
     assert all(each["over_assisted"] > 0 for each in contenders)
     assert not report["synthetic"]
     assert report["engine"]["name"] == "embedded target"
-    readme = tmp_path / "README.md"
-    readme.write_text("Before.\n<!-- results:engine -->\nold\n<!-- /results -->\nAfter.\n")
-    assert report_main(["--readme", str(readme), str(file)]) == 0
-    text = readme.read_text()
-    assert text.startswith("Before.\n")
-    assert text.endswith("After.\n")
-    assert "old" not in text
+    text = speeds_block(file)
     assert all(f"| {each['name']} |" in text for each in contenders)
     assert "medians of 2 paired turns" in text
 

@@ -13,6 +13,10 @@ from stepspec.bench.documents import generated
 from stepspec.bench.plots import PLOTS, images
 from stepspec.cli import app
 from stepspec.engines.thinking import ThinkingFormat
+from stepspec.evaluation.records import BASELINE
+from stepspec.evaluation.report import read_results
+from stepspec.evaluation.report.cells import times
+from stepspec.evaluation.stats import Candidate, Paired, corrected_confidence, fastest
 from stepspec.loop.policy import Policy
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +42,51 @@ def test_plots_show_the_figures_of_the_results() -> None:
         titles = re.findall(r"<title>.*?</title>", text)
         assert titles
         assert re.findall(r"<title>.*?</title>", stored[file]) == titles, file
+
+
+def test_no_headline_of_the_readme_has_the_speed_of_a_policy_that_is_not_known_to_keep_the_accuracy() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    folders = {"gsm-plain": "smol/gsm-plain", "gsm8k": "smol/gsm8k", "gsm-mini": "gsm-mini"}
+    headlines = dict(re.findall(r"<!-- headline:([\w-]+) -->\n(.*?)\n<!-- /headline -->", text, re.S))
+    assert headlines.keys() == folders.keys()
+    for name, folder in folders.items():
+        matched = [summary.matched for _, summary in read_results(ROOT / "evals" / "results" / folder)]
+        assert re.findall(r"\d+\.\d\d×", headlines[name]) == [times(each.speedup)[0] for each in matched if each]
+
+
+RUNS = sorted((ROOT / "evals" / "results").rglob("summary.json"))
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: str(file.parent.relative_to(ROOT / "evals" / "results")))
+def test_the_verdict_of_a_stored_run_follows_from_its_lost_and_won_problems(file: Path) -> None:
+    ((run, summary),) = read_results(file.parent)
+    others = {name: each for name, each in summary.policies.items() if name != BASELINE}
+    confidence, claims = corrected_confidence(sum(not run.is_exact(name) for name in others)), list[Candidate]()
+    for name, each in others.items():
+        assert each.lost is not None
+        assert each.won is not None
+        pair = Paired(each.won, each.lost, summary.n)
+        assert (pair.difference, pair.interval()) == (
+            pytest.approx(each.accuracy_delta),
+            pytest.approx(each.accuracy_delta_ci),
+        )
+        assert pair.loss_upper() == pytest.approx(each.accuracy_loss_upper95)
+        together = each.throughput if summary.concurrency > 1 else None
+        claim = Candidate(
+            name,
+            each.speedup_vs_target,
+            each.speedup_vs_target_ci,
+            loss_upper=pair.loss_upper(confidence),
+            exact=run.is_exact(name),
+            why_no_speed=each.no_speed,
+            throughput=together and together.speedup_vs_target,
+        )
+        claims.append(claim)
+        inexact = "within a point" if claim.keeps(0.01) else "not known"
+        assert each.accuracy_kept == (run.exact_in_words if claim.exact else inexact)
+    found = fastest(claims, 0.01)
+    assert summary.matched is not None
+    assert summary.matched.policy == (found.name if found else BASELINE)
 
 
 def test_the_readme_is_short() -> None:

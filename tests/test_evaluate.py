@@ -490,13 +490,14 @@ def test_policies_need_different_names_and_the_target_alone_as_the_baseline(tmp_
 def test_conditions_record_where_figures_come_from() -> None:
     name, benchmark = load_benchmark("gsm-mini")
     problems = load_problems(benchmark, None, 2)
-    policies = load_policies(["target"])
+    policies = load_policies(["target", "exact", "specreason"])
     settings = Settings(temperature=0.7, num_repeats=3)
     engine = ScriptedEngine(WordTokenizer(), [], name="target")
     run = conditions(name, benchmark, problems, policies, settings, Pair(engine, None))
     assert (run.num_repeats, run.grader, run.policies["target"].kind) == (3, "integer", "target")
     assert (run.temperature, run.max_tokens, run.num_problems) == (0.7, benchmark.max_tokens, 2)
     assert run.policies["target"].text == policies["target"][1]
+    assert {name: run.is_exact(name) for name in policies} == {"target": True, "exact": True, "specreason": False}
     assert "python" in run.versions
     assert {"cpu", "cores"} <= set(run.hardware)
     assert run.started.endswith("+00:00")

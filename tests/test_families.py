@@ -261,7 +261,7 @@ async def test_a_step_with_an_uncertain_first_token_is_the_target_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opening", "by_target"), [("Fine", 0), ("Wait no", 3), ("Therefore it", 3), ("Let me verify", 5)]
+    ("opening", "by_target"), [("Fine", 0), ("Wait no", 3), ("Yeah it", 3), ("Think again now", 5), ("Therefore it", 0)]
 )
 async def test_words_of_doubt_and_checking_are_the_target_s(opening: str, by_target: int) -> None:
     def draft(number: int, text: str) -> Reply | str:

@@ -101,7 +101,7 @@ def test_auto_takes_the_best_supported_drafter_and_warns_if_it_is_not_the_draft_
 
 
 def test_an_evaluation_runs_the_supported_policies_and_names_those_it_leaves_out() -> None:
-    wanted = load_policies(["target", "token", "specreason", "stepspec"])
+    wanted = load_policies(["target", "token", "specreason", "specreason-decode", "stepspec"])
     fitted = fit_policies(wanted, steered(NGRAM), leave_out=True)
     assert {name: policy.token.drafter for name, (policy, _) in fitted.policies.items()} == {
         "target": "engine",
@@ -111,6 +111,7 @@ def test_an_evaluation_runs_the_supported_policies_and_names_those_it_leaves_out
     assert fitted.policies["target"][1] == load_policy("engine")[1]
     notes = " ".join(fitted.notes)
     assert "'token' is left out" in notes
+    assert "'specreason-decode' is left out: here it is the same as 'specreason'." in notes
     assert "'target' is the target as its engine serves it" in notes
     with pytest.raises(UsageError, match="'token' cannot run"):
         fit_policies(wanted, steered(NGRAM))

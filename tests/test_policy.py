@@ -20,11 +20,12 @@ from stepspec.errors import UsageError
 from stepspec.evaluation.benchmark import Benchmark
 from stepspec.evaluation.report.prices import Prices
 from stepspec.loop.judges.rating import RatingJudge
-from stepspec.loop.policy import Policy, load_policy
+from stepspec.loop.policy import Policy, SalvageTable, TokenTable, load_policy
 
 NAMES = list(list_data_files("policies"))
 EMULATED = {
     "specreason": "arXiv:2504.07891",
+    "specreason-decode": "arXiv:2504.07891",
     "token": "arXiv:2211.17192",
     "lookahead": "arXiv:2506.19830",
     "rsd": "arXiv:2501.19324",
@@ -72,6 +73,14 @@ def test_specreason_has_the_published_defaults() -> None:
     assert policy.judges == (judge,)
     assert (policy.step.delimiter, policy.step.max_step_tokens) == ("\n\n", 512)
     assert (policy.first_target_steps, policy.salvage, policy.token.drafter) == (0, None, "engine")
+
+
+def test_exactly_the_policies_that_change_no_text_are_exact() -> None:
+    exact = {name for name in list_data_files("policies") if load_policy(name)[0].exact}
+    assert exact == {"target", "token", "lookup", "engine", "exact"}
+    policy = load_policy("exact")[0]
+    assert not policy.model_copy(update={"salvage": SalvageTable(min_logprob=-1.0)}).exact
+    assert not policy.model_copy(update={"token": TokenTable(drafter="auto", tolerance=0.1)}).exact
 
 
 def test_specreason_asks_with_the_published_words() -> None:

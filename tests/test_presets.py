@@ -14,6 +14,7 @@ from scripted_runs import Script, answer_right, make_problems, make_run, play
 from stepspec import Pair, Policy, Sampling, StepSpec, load_policy
 from stepspec.api.loading import load_pair
 from stepspec.bench import presets
+from stepspec.cli.evaluating import DEFAULT_POLICIES
 from stepspec.errors import UsageError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.evaluation.records import PolicySummary
@@ -24,7 +25,7 @@ from stepspec.loop.families.score import ScoreTable
 pytestmark = pytest.mark.anyio
 
 QUESTIONS = [problem.question for problem in itertools.islice(load_split("calibration"), 2)]
-PRESETS = ("specreason", "lookahead", "glimprouter", "speculative-thinking")
+PRESETS = ("specreason", "specreason-decode", "lookahead", "glimprouter", "speculative-thinking")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ async def pair() -> AsyncIterator[Pair]:
     await loaded.aclose()
 
 
-@pytest.mark.parametrize("policy", PRESETS)
+@pytest.mark.parametrize("policy", ["always", *PRESETS])
 async def test_every_preset_answers_on_the_embedded_pair(pair: Pair, policy: str) -> None:
     for result in await StepSpec(pair=pair, policy=policy).batch(QUESTIONS, sampling=Sampling(temperature=0.6, seed=3)):
         result.counts.check()
@@ -84,7 +85,7 @@ def test_rsd_has_the_published_defaults() -> None:
         "score",
         {"kind": "reward", "model": "reward", "threshold": 0.7, "reject_below": None},
     )
-    assert (policy.step.delimiter, policy.step.max_step_tokens, policy.first_target_steps) == ("\n\n", 2048, 0)
+    assert (policy.step.delimiter, policy.step.max_step_tokens, policy.first_target_steps) == ("\n\n", 4096, 0)
     assert (policy.settings, policy.salvage) == (ScoreTable(candidates=1), None)
 
 
@@ -93,9 +94,24 @@ def test_speculative_thinking_has_the_published_lengths() -> None:
     assert (route.signal, route.opening_tokens, route.checking_tokens, route.doubts) == ("words", 20, 125, 15)
 
 
-def test_glimprouter_decides_by_the_entropy_of_one_token() -> None:
+def test_glimprouter_decides_by_the_entropy_of_one_token_with_the_published_defaults() -> None:
     policy, _ = load_policy("glimprouter")
     assert (policy.family, policy.route.signal, policy.draft_needs) == ("route", "first-entropy", {"entropies"})
+    assert (policy.route.threshold, policy.step.max_step_tokens) == (1.0, 512)
+
+
+def test_specreason_decode_is_specreason_with_token_level_speculation() -> None:
+    bare, decode = (
+        load_policy(name)[0].model_dump(exclude={"summary"}) for name in ("specreason", "specreason-decode")
+    )
+    assert (bare.pop("token")["drafter"], decode.pop("token")["drafter"]) == ("engine", "auto")
+    assert bare == decode
+
+
+def test_always_is_the_draft_s_steps_without_a_judge() -> None:
+    policy, _ = load_policy("always")
+    assert (policy.family, [judge.name for judge in policy.judges]) == ("score", ["always"])
+    assert {"draft", "always"} <= set(DEFAULT_POLICIES)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, "rsd"])
@@ -107,31 +123,41 @@ def test_a_preset_s_algorithm_is_one_short_function_that_names_its_paper(name: s
     assert "Departures:" in (function.__doc__ or "")
 
 
-def test_methods_whose_signal_does_not_vary_are_shown_last_and_not_ranked(tmp_path: Path) -> None:
-    names = ("target", "rsd", "specreason-picked", "glimprouter", "speculative-thinking", "lookahead")
+def test_published_methods_and_our_own_policies_are_ranked_by_one_rule(tmp_path: Path) -> None:
+    """Those that keep the accuracy come first, and then the fastest. How well a signal decides is shown beside it."""
+    names = ("target", "rsd", "specreason", "glimprouter", "stepspec", "lookahead")
     problems = make_problems(2)
     run = make_run(problems, names)
     summary = play(tmp_path, Script(answer_right, names), problems, run)
     speeds = dict(zip(names, (1.0, 5.0, 2.0, 3.0, 4.0, 6.0), strict=True))
+    kept = dict.fromkeys(names, "not known") | {"target": None, "specreason": "within a point"}
     policies = {
-        name: each.model_copy(update={"speedup_vs_target": speeds[name]}) for name, each in summary.policies.items()
+        name: each.model_copy(update={"speedup_vs_target": speeds[name], "accuracy_kept": kept[name]})
+        for name, each in summary.policies.items()
     }
+    texts = {name: load_policy(name)[1] for name in names}
+    texts["rsd"] = texts["rsd"].replace("0.7\n", "0.6\n")
+    records = {name: each.model_copy(update={"text": texts[name]}) for name, each in run.policies.items()}
+    run = run.model_copy(update={"policies": records})
     presets.write_steps(tmp_path)
     assert json.loads((tmp_path / presets.STEPS_FILE).read_text())["rsd"] == {"steps": 0, "by_target": 0}
-    areas = {"scores": {"rating.specreason": {"area": 0.9}, "reward": {"area": 0.7}}, "equivalence": {"area": None}}
-    by_target = {"glimprouter": 5, "speculative-thinking": 995}
-    steps = {name: {"steps": 1000, "by_target": by_target.get(name, 50)} for name in names}
+    areas = {
+        "scores": {"rating.specreason": {"area": 0.9}, "likelihood.min": {"area": 0.7}},
+        "equivalence": {"area": 0.6},
+    }
+    steps = {name: {"steps": 1000, "by_target": 5} for name in names}
     (tmp_path / presets.STEPS_FILE).write_text(json.dumps(steps))
     block = presets.methods_block(tmp_path, run, summary.model_copy(update={"policies": policies}), areas)
     rows = [line.split(" | ") for line in block.splitlines() if line.startswith("| ")][2:]
     assert [(row[0].lstrip("| "), row[-1].rstrip(" |")) for row in rows] == [
         ("target", "–"),
-        ("specreason-picked", "area 0.90"),
-        ("lookahead", "area unknown, not ranked"),
-        ("rsd", "area 0.70, not ranked"),
-        ("speculative-thinking", "target in 99.5% of the steps, not ranked"),
-        ("glimprouter", "target in 0.5% of the steps, not ranked"),
+        ("specreason", "rating 0.90"),
+        ("lookahead", "equivalence 0.60"),
+        ("rsd", "reward ?"),
+        ("stepspec", "likelihood 0.70"),
+        ("glimprouter", "target in 0.5% of the steps"),
     ]
+    assert block.endswith("Ran with other settings than the policies of these names today: rsd.")
 
 
 def test_a_sweep_picks_the_fastest_threshold_that_keeps_the_accuracy(tmp_path: Path) -> None:

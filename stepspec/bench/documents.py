@@ -1,4 +1,4 @@
-"""Rewrite all generated blocks and plots of the documentation: `python -m stepspec.bench.documents`, in a checkout.
+"""Rewrite all generated blocks, plots and stored reports: `python -m stepspec.bench.documents`, in a checkout.
 
 Results come from `evals/results/`, the keys of a policy file from the models in `stepspec.loop.policy` and their
 docstrings, and the columns of reports from `stepspec.evaluation.report`.
@@ -24,7 +24,6 @@ from stepspec.bench.ideal import ideals_block
 from stepspec.bench.loads import loads_block
 from stepspec.bench.plots import METHODS, PLOTS, images
 from stepspec.bench.presets import methods_block
-from stepspec.bench.readme import read_speeds, speeds_block
 from stepspec.bench.replays import replays_block
 from stepspec.bench.same_texts import same_texts_block
 from stepspec.bench.service import concurrency, records, sizing
@@ -34,17 +33,21 @@ from stepspec.bench.service.instant import Instant
 from stepspec.bench.service.overload import Overload
 from stepspec.bench.service.replicas import Replicas
 from stepspec.bench.service.streams import Streams
-from stepspec.bench.speed import WIRE_HEADS, WireCosts, wire_rows
+from stepspec.bench.speed import WIRE_HEADS, EngineSpeeds, WireCosts, speeds_markdown, wire_rows
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Conditions
 from stepspec.evaluation.report import (
+    Drafts,
+    Results,
     headline,
+    markdown_report,
     overview_block,
     read_results,
     readme_block,
     with_block,
 )
 from stepspec.evaluation.report.calibration import calibrations_block
+from stepspec.evaluation.report.cells import count, joined, percent_with_interval
 from stepspec.evaluation.report.conditions import machine_in_words, models_in_words
 from stepspec.evaluation.report.figures import COLUMNS, FURTHER
 from stepspec.evaluation.report.tables import markdown_table
@@ -111,7 +114,7 @@ ON_MANY_MACHINES = frozenset({"affinity", "replicas", "sizing"})
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Return the text of each document of a checkout with up-to-date generated blocks.
+    """Return the text of each document of a checkout with up-to-date generated blocks, and of each stored report.
 
     Raises:
         UsageError: a document has no marker for a block, or results are missing.
@@ -119,14 +122,17 @@ def generated(root: Path) -> dict[Path, str]:
     results = root / "evals" / "results"
     gsm_mini, gsm_plain = read_results(results / "gsm-mini"), read_results(results / "smol" / "gsm-plain")
     gsm8k = read_results(results / "smol" / "gsm8k")
+    plain_draft, gsm8k_draft = (read_results(results / "smol" / "accuracy" / name) for name in ("gsm-plain", "gsm8k"))
+    drafts = _drafts(root, [*plain_draft, *gsm8k_draft])
     blocks = (
-        ("README.md", "headline", "gsm-plain", headline(gsm_plain)),
-        ("README.md", "overview", "smol", overview_block([*gsm_plain, *gsm8k])),
+        ("README.md", "headline", "gsm-plain", headline(gsm_plain, plain_draft)),
+        ("README.md", "overview", "smol", overview_block(gsm_plain, drafts)),
+        ("README.md", "headline", "gsm8k", headline(gsm8k, gsm8k_draft)),
         ("README.md", "headline", "gsm-mini", headline(gsm_mini)),
-        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain)),
-        ("docs/results.md", "results", "gsm8k", readme_block(gsm8k)),
+        ("docs/results.md", "results", "gsm-plain", readme_block(gsm_plain, drafts)),
+        ("docs/results.md", "results", "gsm8k", readme_block(gsm8k, drafts)),
         ("docs/results.md", "texts", "smol", same_texts_block(results / "smol" / "same-texts")),
-        ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini)),
+        ("docs/results.md", "results", "gsm-mini", readme_block(gsm_mini, drafts)),
         *(("docs/results.md", "methods", name, _methods(root, name)) for name in METHODS),
         ("docs/results.md", "calibrations", "all", calibrations_block(results / "calibration")),
         ("docs/results.md", "certificates", "simulated", certification_block(results / "certification.json")),
@@ -150,7 +156,7 @@ def generated(root: Path) -> dict[Path, str]:
             ("docs/many-machines.md", "size", file.stem, sizing_block(file))
             for file in sorted((results / "sizing").glob("*.json"))
         ),
-        ("docs/engines.md", "results", "engine", speeds_block(read_speeds(results / "engine" / "mini.json"))),
+        ("docs/engines.md", "results", "engine", speeds_block(results / "engine" / "mini.json")),
         ("docs/policies.md", "keys", "policy", keys_block()),
         ("docs/metrics.md", "columns", "metrics", columns_block()),
     )
@@ -158,12 +164,28 @@ def generated(root: Path) -> dict[Path, str]:
     for name, kind, about, block in blocks:
         file = root / name
         texts[file] = with_block(texts.get(file) or file.read_text("utf-8"), kind, about, block)
+    reports = {file: read_results(file.parent) for file in results.rglob("report.md")}
+    texts |= {file: markdown_report(*each) for file, (each,) in reports.items()}
     made = {(kind, about) for _, kind, about, _ in blocks}
     for file, text in texts.items():
         for kind, about in re.findall(r"<!-- (\w+):([\w-]+) -->", text):
             if (kind, about) not in made:
                 raise UsageError(f"{file} has a marker {kind}:{about}, and there are no results for it.")
     return texts
+
+
+def _drafts(root: Path, results: Results) -> Drafts:
+    """Return the accuracies of drafts alone in other runs, and that of the embedded draft from its figures."""
+    figures = json.loads((root / "stepspec" / "mini" / "weights" / "figures.json").read_text("utf-8"))["solutions"]
+    solved = figures["draft"]["solved"]
+    found = {("gsm-mini", 0.0): (solved["share"], solved["interval"], figures["problems"])}
+    for run, summary in results:
+        draft = summary.policies["draft"]
+        found[run.benchmark, run.temperature] = draft.accuracy, draft.accuracy_ci, summary.n
+    return {
+        key: f"{joined(percent_with_interval(share, interval))} of {count(n, 'problem')}, not run here"
+        for key, (share, interval, n) in found.items()
+    }
 
 
 def _methods(root: Path, name: str) -> str:
@@ -180,6 +202,16 @@ def measured_block(name: str, file: Path) -> str:
     table = markdown_table(measured.heads, measured.rows_of(found))
     intervals = " Intervals are 95%." if measured.has_intervals else ""
     return f"{table}\n\n{measured.in_words(found)}; {machine_in_words(found)}.{intervals}"
+
+
+def speeds_block(file: Path) -> str:
+    """Return the table of a file of `stepspec bench engine` and its conditions."""
+    speeds = EngineSpeeds.model_validate_json(file.read_text("utf-8"))
+    prompt = "prompt" if speeds.synthetic else "prompt of gsm-mini"
+    models = models_in_words({"target": speeds.engine, "draft": speeds.draft})
+    plan = f"greedy, at most {speeds.plan.max_tokens} tokens after each {prompt}"
+    turns = f"medians of {speeds.plan.turns} paired turns"
+    return f"{speeds_markdown(speeds)}\n\n{plan}; {turns}; {models}; {machine_in_words(speeds)}."
 
 
 def scenario_page(file: Path) -> str:

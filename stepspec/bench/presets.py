@@ -16,17 +16,17 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepspec.base.files import list_data_files
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
-from stepspec.evaluation.report import COLUMNS, conditions_sentence, read_results
-from stepspec.evaluation.report.tables import markdown_table, written
+from stepspec.evaluation.report import COLUMNS, UNKNOWN, conditions_sentence, read_results
+from stepspec.evaluation.report.tables import markdown_table, not_run_rows, written
 from stepspec.evaluation.runs import iter_rows
-from stepspec.loop.policy import load_policy
 
 Figures = dict[str, Any]
 
@@ -41,16 +41,17 @@ MAX_LOSS = 0.02
 PICKED = "-picked"
 """Ending of the names of policies with a picked threshold."""
 STEPS_FILE = "steps.json"
+SAME = {"summary": ""}
+"""What does not count when settings of policy files are compared."""
 
-AREAS: Mapping[str, Callable[[Figures], float | None]] = {
-    "specreason": lambda judging: judging["scores"]["rating.specreason"]["area"],
-    "rsd": lambda judging: judging["scores"].get("reward", {}).get("area"),
-    "lookahead": lambda judging: judging["equivalence"]["area"],
+AREAS = {
+    "rating": "rating.specreason",
+    "reward": "reward",
+    "equivalence": "equivalence",
+    "likelihood": "likelihood.min",
+    "yes-no": "yes_no",
 }
-"""The ROC area of the judge of each method that judges, from the part `judging` of a pair's figures."""
-LEAST_AREA, LEAST_SHARE = 0.8, 0.01
-"""A method is shown but not ranked if its judge has a smaller area, or if it leaves a smaller share of the steps to one
-of the models."""
+"""The figure of a pair that has the area under the ROC curve of a judge, by the judge's kind."""
 THRESHOLD, SUMMARY = (re.compile(rf"^{key} = .*$", re.MULTILINE) for key in ("threshold", "summary"))
 
 
@@ -112,7 +113,7 @@ def write_steps(folder: Path) -> None:
 
 
 def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figures) -> str:
-    """Return a table of published methods in one run, the fastest first, then those that are not ranked.
+    """Return a table of the policies of one run: those that keep the accuracy, then the others, the fastest first.
 
     Args:
         folder: the folder of the run's `steps.json`.
@@ -121,31 +122,34 @@ def methods_block(folder: Path, run: RunRecord, summary: Summary, judging: Figur
         judging: the part `judging` of the figures of the run's pair.
     """
     steps: Figures = json.loads((folder / STEPS_FILE).read_text("utf-8"))
-    signals = {name: _signal(name.removesuffix(PICKED), steps[name], judging) for name in summary.policies}
+    found = {**judging["scores"], "equivalence": judging["equivalence"]}
+    areas = {kind: found[name]["area"] for kind, name in AREAS.items() if name in found}
 
     def order(name: str) -> tuple[bool, bool, float]:
-        return name != BASELINE, not signals[name][1], -(summary.policies[name].speedup_vs_target or 0)
+        policy = summary.policies[name]
+        return name != BASELINE, policy.accuracy_kept == "not known", -(policy.speedup_vs_target or 0)
+
+    def signal(name: str) -> str:
+        policy = tomllib.loads(run.policies[name].text)
+        if policy["family"] == "route":
+            return f"target in {steps[name]['by_target'] / max(1, steps[name]['steps']):.1%} of the steps"
+        kinds = [judge["kind"] for judge in policy.get("judges", ())]
+        return ", ".join(f"{kind} {areas[kind]:.2f}" if kind in areas else f"{kind} ?" for kind in kinds) or UNKNOWN
 
     rows = [
-        [name, *(written(column, summary.policies[name]) for column in COLUMNS), signals[name][0]]
+        [name, *(written(column, summary.policies[name]) for column in COLUMNS), signal(name)]
         for name in sorted(summary.policies, key=order)
     ]
+    rows += not_run_rows(run, len(COLUMNS) + 1, "")
     table = markdown_table(["policy", *(column.title for column in COLUMNS), "signal"], rows)
-    return f"{table}\n\n{conditions_sentence(run, summary)} Intervals are 95%."
-
-
-def _signal(method: str, steps: Mapping[str, int], judging: Figures) -> tuple[str, bool]:
-    """Return how well a method's signal can decide in words, and whether that suffices to rank the method."""
-    if method in AREAS:
-        area = AREAS[method](judging)
-        ranked = area is not None and area >= LEAST_AREA
-        text = "area unknown" if area is None else f"area {area:.2f}"
-    elif list_data_files("policies").get(method) and load_policy(method)[0].family == "route":
-        share = steps["by_target"] / max(1, steps["steps"])
-        ranked, text = LEAST_SHARE <= share <= 1 - LEAST_SHARE, f"target in {share:.1%} of the steps"
-    else:
-        return "–", True
-    return text if ranked else f"{text}, not ranked", ranked
+    shipped = {name: file.read_text("utf-8") for name, file in list_data_files("policies").items()}
+    others = [
+        name
+        for name, each in run.policies.items()
+        if name in shipped and tomllib.loads(shipped[name]) | SAME != tomllib.loads(each.text) | SAME
+    ]
+    note = f" Ran with other settings than the policies of these names today: {', '.join(others)}." if others else ""
+    return f"{table}\n\n{conditions_sentence(run, summary)} Intervals are 95%.{note}"
 
 
 def main() -> int:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stepspec.evaluation.records import RunRecord, Summary
     from stepspec.evaluation.running import Executor, Keeping, LoadedPolicy, ProblemSet, Settings
 
-DEFAULT_POLICIES = ("target", "token", "specreason", "stepspec")
+DEFAULT_POLICIES = ("target", "token", "draft", "always", "specreason", "specreason-decode", "stepspec")
 TABLE_WIDTH = 160
 """Width of the tables if the output is not a terminal."""
 

@@ -41,8 +41,8 @@ PoliciesOption = Annotated[
     typer.Option(
         "--policy",
         metavar="NAME|FILE",
-        help="A policy to compare; repeat it for several. Default: target, token, specreason and stepspec. "
-        "The target is always included.",
+        help="A policy to compare; repeat it for several. Default: target, token, draft, always, specreason, "
+        "specreason-decode and stepspec. The target is always included.",
         autocompletion=names_of("policies"),
     ),
 ]

@@ -43,6 +43,8 @@ BASELINE = "target"
 """The policy that all others are compared with: the target alone."""
 
 Status = Literal["correct", "incorrect", "no_answer", "parse_error", "timeout"]
+Exactness = Literal["exact", "exact up to rounding"]
+"""In narrow data types, a pass over several tokens can resolve a near tie differently from passes over one."""
 
 
 class PolicyRecord(Record):
@@ -52,6 +54,8 @@ class PolicyRecord(Record):
     sha256: str
     token_level_exact: bool = True
     """False for a policy with a tolerance."""
+    step_level_exact: bool = False
+    """Whether only steps that the target would have written itself are kept of the draft's."""
     kind: PolicyKind
     """Who writes under the policy, see `stepspec.loop.policy.Policy.kind`."""
     drafter: str | None = None
@@ -63,7 +67,7 @@ class PolicyRecord(Record):
     @property
     def exact(self) -> bool:
         """Return whether the policy's output has the target's distribution."""
-        return self.kind in ("target", "token") and self.token_level_exact
+        return self.token_level_exact and (self.kind in ("target", "token") or self.step_level_exact)
 
 
 class EngineRecord(Record):
@@ -117,6 +121,12 @@ class RunRecord(Record):
     def is_exact(self, policy: str) -> bool:
         """Return whether a policy's output has the target's distribution."""
         return policy in self.policies and self.policies[policy].exact
+
+    @property
+    def exact_in_words(self) -> Exactness:
+        """How exact an exact policy is with the target's data type. Unknown ones may be narrow."""
+        target = self.engines.get(BASELINE)
+        return "exact" if target is not None and target.dtype == "float32" else "exact up to rounding"
 
     def identity(self) -> dict[str, object]:
         """Return the fields that define a run: everything except where and when it ran."""
@@ -368,6 +378,12 @@ class PolicySummary(Record):
     accuracy_delta_ci: tuple[float, float] | None
     accuracy_loss_upper95: float | None
     """One-sided 95% upper bound of the accuracy lost against the target."""
+    lost: float | None = None
+    """Problems that the target answered correctly and the policy did not. With repeats, means over them."""
+    won: float | None = None
+    """Problems that the policy answered correctly and the target did not."""
+    accuracy_kept: Exactness | Literal["within a point", "not known"] | None = None
+    """Whether the policy keeps the target's accuracy, by the rule of `Matched`."""
     no_speed: str | None = None
     """Why the policy's speed does not count, as a clause that ends a sentence; null if it counts. The speedups are
     still set, but do not show them without this reason."""

@@ -257,6 +257,11 @@ class Policy(FamilyTables):
         exact = all(decides) if self.judging == "cascade" else any(decides)
         return exact and (self.salvage is None or self.salvage.min_logprob == 0)
 
+    @property
+    def exact(self) -> bool:
+        """Whether the text has the target's distribution."""
+        return self.token_level_exact and (self.family == "target" or self.step_level_exact)
+
     def kind(self, own_speculation: str | None = None) -> PolicyKind:
         """Return the policy's kind for an engine with the given built-in speculation, see `Engine.own_speculation`."""
         if self.family == "target":

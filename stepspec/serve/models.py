@@ -62,7 +62,7 @@ class ServedModel:
         if name != self.policy and name not in (known := list_data_files("policies")):
             raise RefusedError("stepspec.policy", unknown_name("policy", name, known))
         try:
-            if speculation.exact and not _is_exact(self._policy(name)):
+            if speculation.exact and not self._policy(name).exact:
                 name = EXACT
             return name, self._open(name, speculation.threshold)
         except UsageError as error:
@@ -100,12 +100,6 @@ class ServedModel:
             "draft": self.pair.draft.name if self.pair.draft else None,
             "policy": policy or self.policy,
         }
-
-
-def _is_exact(policy: Policy) -> bool:
-    """Whether the text has the target's distribution."""
-    steps = policy.family == "target" or policy.step_level_exact
-    return steps and policy.token_level_exact and policy.family != "draft"
 
 
 class ServedModels:

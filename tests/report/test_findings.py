@@ -1,9 +1,10 @@
 """The findings at the top of a report: the fastest accurate policy, exactness and warnings."""
 
+import pytest
 from make_runs import POLICIES, make_run
 from test_tables import STEPSPEC, SUMMARY, TARGET
 
-from stepspec.evaluation.records import Matched, PolicyRecord, Summary
+from stepspec.evaluation.records import EngineRecord, Matched, PolicyRecord, Summary
 from stepspec.evaluation.report.findings import differing_conditions, findings
 
 RUN = make_run(2).run
@@ -34,16 +35,61 @@ def test_the_headline_without_a_qualifying_policy_or_without_a_target() -> None:
 
 def test_a_faster_policy_is_named_with_its_loss_of_accuracy() -> None:
     details = " ".join(findings(RUN, summary("token")).details)
-    assert "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5])." in details
+    assert (
+        "Faster, but not known to keep the accuracy: stepspec (2.35×, accuracy -0.6% [-1.7, +0.5], lost 30 and won 24 "
+        "of 1,000 problems)." in details
+    )
+    old = " ".join(findings(RUN, summary("token", lost=None, won=None)).details)  # a summary from before they existed
+    assert "lost – and won – of 1,000 problems" in old
     for changes in ({"speedup_vs_target_ci": (0.9, 3.1)}, {"no_speed": "it answered none of the 9 requests"}):
         assert "Faster" not in " ".join(findings(RUN, summary("token", **changes)).details)
 
 
-def test_exact_policies_are_listed_separately() -> None:
-    assert findings(RUN, summary("stepspec")).exactness == (
-        "target and token: exact. The output has the target's distribution. stepspec: not exact. Answers can differ, "
-        "and the measured accuracy includes this."
+@pytest.mark.parametrize(("dtype", "rounds"), [("float32", False), ("bfloat16", True), (None, True)])
+def test_exact_policies_are_listed_separately_and_in_narrow_types_up_to_rounding(
+    dtype: str | None, rounds: bool
+) -> None:
+    target = EngineRecord(name="big", weights=None, dtype=dtype, device=None)
+    run = RUN.model_copy(update={"engines": {"target": target}})
+    words = " up to rounding" if rounds else ""
+    ties = ", except that near ties can resolve differently" if rounds else ""
+    assert findings(run, summary("stepspec")).exactness == (
+        f"token: exact{words}. The output has the target's distribution{ties}. stepspec: not exact. Answers can "
+        "differ, and the measured accuracy includes this."
     )
+
+
+def test_the_policy_exact_is_reported_as_exact() -> None:
+    record = PolicyRecord(text="", sha256="0", kind="step", step_level_exact=True)
+    run = RUN.model_copy(update={"policies": {**RUN.policies, "stepspec": record}})
+    assert findings(run, summary("stepspec")).exactness.startswith("token and stepspec: exact up to rounding.")
+    tolerant = record.model_copy(update={"token_level_exact": False})
+    assert not tolerant.exact
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [
+        ((-0.031, 0.025), "it is as accurate as the target, so the draft is the answer here"),
+        ((0.001, 0.06), "it is as accurate as the target, so the draft is the answer here"),
+        ((-0.034, -0.011), "it is less accurate than the target."),
+        ((-0.3, 0.1), "too wide an interval to tell whether the draft is the answer."),
+    ],
+)
+def test_a_report_says_whether_the_draft_alone_is_the_answer(interval: tuple[float, float], words: str) -> None:
+    found = summary("token")
+    draft = STEPSPEC.model_copy(update={"accuracy_delta": sum(interval) / 2, "accuracy_delta_ci": interval})
+    found = found.model_copy(update={"policies": {**found.policies, "draft": draft}})
+    (sentence,) = [each for each in findings(RUN, found).details if each.startswith("The draft alone")]
+    assert sentence.startswith("The draft alone lost 30 and won 24 of 1,000 problems, a difference of ")
+    assert words in sentence
+
+
+def test_without_the_draft_alone_a_report_says_that_it_was_not_run() -> None:
+    run = make_run(2, policies=("target", "token", "stepspec")).run
+    words = "The draft alone was not run, so it is unknown whether it is as accurate as the target."
+    assert words in findings(run, summary("token")).warnings
+    assert words not in findings(RUN, summary("token")).warnings
 
 
 def test_an_unknown_policy_has_no_kind_and_is_not_exact() -> None:

@@ -1,14 +1,25 @@
 """Reports show every figure with its interval and conditions, and the command updates the blocks of a README."""
 
-import subprocess
-import sys
+import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from stepspec.errors import UsageError
-from stepspec.evaluation.records import EngineRecord, PolicySummary, RunRecord, Summary, TimeRecord, TokenRecord
+from stepspec.evaluation.records import (
+    EngineRecord,
+    Matched,
+    PolicyRecord,
+    PolicySummary,
+    RunRecord,
+    Summary,
+    TimeRecord,
+    TokenRecord,
+)
 from stepspec.evaluation.report import (
     COLUMNS,
     UNKNOWN,
@@ -17,11 +28,13 @@ from stepspec.evaluation.report import (
     headline,
     markdown_report,
     overview_block,
+    read_results,
     readme_block,
     readme_table,
     with_block,
-    with_results,
 )
+from stepspec.evaluation.report.cells import times
+from stepspec.evaluation.stats import Candidate, fastest
 
 TARGET = PolicySummary(
     n=1000,
@@ -52,12 +65,16 @@ STEPSPEC = TARGET.model_copy(
         "accuracy_delta": -0.006,
         "accuracy_delta_ci": (-0.0171, 0.0049),
         "accuracy_loss_upper95": 0.0152,
+        "lost": 30.0,
+        "won": 24.0,
+        "accuracy_kept": "not known",
         "speedup_vs_target": 2.345,
         "speedup_vs_target_ci": (2.2, 2.5),
         "step_acceptance": 0.815,
         "token_acceptance": 0.7,
     }
 )
+MATCHED = Matched(loss=0.01, policy="stepspec", speedup=2.345, speedup_ci=(2.2, 2.5))
 SUMMARY = Summary(
     benchmark="gsm-mini",
     n=1000,
@@ -97,7 +114,7 @@ def rendered(width: int, summary: Summary = SUMMARY) -> str:
 
 
 def test_both_tables_have_every_column_and_value() -> None:
-    for text in (rendered(160), readme_table(SUMMARY)):
+    for text in (rendered(160), readme_table(RUN, SUMMARY)):
         words = " ".join(text.split())
         assert all(column.title in words for column in COLUMNS)
         for value in (
@@ -105,6 +122,8 @@ def test_both_tables_have_every_column_and_value() -> None:
             "[91.4, 94.5]",
             "-0.6%",
             "[-1.7, +0.5]",
+            "30, 24",
+            "not known",
             "2.35×",
             "[2.20, 2.50]",
             "81.5%",
@@ -114,13 +133,13 @@ def test_both_tables_have_every_column_and_value() -> None:
 
 
 def test_values_that_were_not_measured_are_a_dash() -> None:
-    target = readme_table(SUMMARY).splitlines()[2]
-    assert target.count(UNKNOWN) == 3  # accuracy against itself, steps accepted, tokens accepted
+    target = readme_table(RUN, SUMMARY).splitlines()[2]
+    assert target.count(UNKNOWN) == 5  # three figures against itself, steps accepted, tokens accepted
     assert "1.00× |" in target  # no interval against itself
 
 
 def test_policy_names_cannot_break_the_tables() -> None:
-    table = readme_table(SUMMARY).splitlines()
+    table = readme_table(RUN, SUMMARY).splitlines()
     assert {line.replace("\\|", "").count("|") for line in table} == {len(COLUMNS) + 2}
     assert "step|spec [x]" in rendered(200)
 
@@ -152,7 +171,7 @@ def test_the_conditions_are_one_complete_sentence() -> None:
 def test_the_report_bounds_the_loss_and_explains_its_columns() -> None:
     report = markdown_report(RUN, SUMMARY)
     assert report.startswith("# gsm-mini\n\nResults of target and step|spec [x] on gsm-mini.")
-    assert readme_table(SUMMARY) in report
+    assert readme_table(RUN, SUMMARY) in report
     assert conditions_sentence(RUN, SUMMARY) in report
     assert "| accuracy lost, at most | – | +1.5% |" in report
     assert "| truncated | 3 of 1,000 | 3 of 1,000 |" in report
@@ -187,23 +206,64 @@ def test_the_terminal_strikes_through_the_speed_and_counts_texts_without_an_answ
     assert REASON in " ".join(rendered(160, STRUCK).split())
 
 
-def test_a_speed_that_does_not_count_cannot_be_a_headline() -> None:
-    with pytest.raises(
-        UsageError, match="speed of stepspec does not count and cannot be a headline: the target answered"
-    ):
+POLICIES = st.lists(
+    st.tuples(st.floats(1.01, 9), st.sampled_from(["exact", "within a point", "not known"])), max_size=6
+)
+
+
+@given(policies=POLICIES)
+def test_a_headline_has_no_speed_of_a_policy_that_is_not_known_to_keep_the_accuracy(
+    policies: list[tuple[float, Literal["exact", "within a point", "not known"]]],
+) -> None:
+    made: dict[str, PolicySummary] = {"target": TARGET}
+    for number, (speed, kept) in enumerate(policies):
+        speeds = {"speedup_vs_target": speed, "speedup_vs_target_ci": (speed - 0.001, speed + 0.001)}
+        made[f"p{number}"] = STEPSPEC.model_copy(update=speeds | {"accuracy_kept": kept, "lost": float(number)})
+    claims = [
+        Candidate(name, each.speedup_vs_target, each.speedup_vs_target_ci, exact=each.accuracy_kept != "not known")
+        for name, each in made.items()
+        if name != "target"
+    ]
+    found = fastest(claims, 0.01)
+    name = found.name if found else "target"
+    matched = Matched(loss=0.01, policy=name, speedup=None, speedup_ci=None)
+    text = headline([(RUN, SUMMARY.model_copy(update={"policies": made, "matched": matched}))])
+    speeds = re.findall(r"\d+\.\d\d×", text)
+    assert speeds == ([times(made[name].speedup_vs_target)[0]] if found else [])
+    assert ("No policy that keeps the target's accuracy" in text) == (found is None)
+    for number, (speed, _) in enumerate(policies):
+        faster = speed > (made[name].speedup_vs_target or 0)
+        assert (f"`p{number}` lost {number} and won 24 of 1,000 problems" in text) == faster
+
+
+def test_a_headline_needs_the_verdict_of_its_run() -> None:
+    with pytest.raises(UsageError, match="needs a run of the policy target"):
         headline([(RUN, STRUCK)])
 
 
+def test_policies_that_every_table_shows_are_rows_even_if_they_did_not_run() -> None:
+    record = PolicyRecord(text="", sha256="0", kind="step")
+    run = RUN.model_copy(update={"policies": {"specreason": record}})
+    rows = readme_table(run, SUMMARY).splitlines()
+    assert rows[-1].startswith("| draft, always, specreason-decode | not run | – |")
+    rows = readme_table(run, SUMMARY, "66.9% of 1,000 problems").splitlines()
+    assert rows[-2].startswith("| draft | 66.9% of 1,000 problems | – |")
+    assert rows[-1].startswith("| always, specreason-decode | not run | – |")
+    assert {line.replace("\\|", "").count("|") for line in rows} == {len(COLUMNS) + 2}
+    complete = run.model_copy(update={"policies": dict.fromkeys(("draft", "always"), record)})
+    alone = run.model_copy(update={"engines": {**run.engines, "draft": None}})
+    for each in (complete, alone):
+        assert "not run" not in readme_table(each, SUMMARY)
+
+
 def test_a_readme_shows_runs_at_two_temperatures_and_its_headline_names_both() -> None:
-    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}})
+    ours = SUMMARY.model_copy(update={"policies": {"target": TARGET, "stepspec": STEPSPEC}, "matched": MATCHED})
     warm = RUN.model_copy(update={"temperature": 0.6}), ours.model_copy(update={"temperature": 0.6})
-    text = "<!-- headline:gsm-mini -->\n<!-- /headline -->\n<!-- results:gsm-mini -->\n<!-- /results -->"
-    filled = with_results(text, [(RUN, ours), warm])
-    first, rest = filled.split("<!-- /headline -->")
-    for words in ("at temperature 0 the policy", "at temperature 0.6 the policy"):
+    first, rest = headline([(RUN, ours), warm]), readme_block([(RUN, ours), warm])
+    for words in ("point at temperature 0 is `stepspec`", "point at temperature 0.6 is `stepspec`"):
         assert words in first
     assert rest.index("**Temperature 0**") < rest.index("**Temperature 0.6**")
-    assert rest.count(readme_table(ours)) == 2
+    assert rest.count(readme_table(RUN, ours)) == 2
     other_problems = warm[0].model_copy(update={"data_sha256": "1"}), warm[1]
     with pytest.raises(UsageError, match="the same problems"):
         headline([(RUN, ours), other_problems])
@@ -215,11 +275,15 @@ def test_an_overview_has_the_policies_of_every_run_and_each_sentence_once() -> N
     other = RUN.model_copy(update={"benchmark": "gsm8k"})
     table = overview_block([(RUN, ours), (warm, ours), (other, STRUCK)])
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
+    assert [row[:3] for row in rows if "not run" in row] == [
+        [about, "draft, always", "not run"] for about in ("gsm-mini, 0", "gsm-mini, 0.6", "gsm8k, 0")
+    ]
+    rows = [row for row in rows if "not run" not in row]
     names = [("gsm-mini, 0", "target"), ("gsm-mini, 0", "stepspec"), ("gsm-mini, 0.6", "target")]
     names += [("gsm-mini, 0.6", "stepspec"), ("gsm8k, 0", "target"), ("gsm8k, 0", "stepspec")]
     assert [(row[0], row[1]) for row in rows[2:]] == names
-    assert rows[3][4] == "2.35× [2.20, 2.50]"
-    assert rows[7][4] == "~~2.35× [2.20, 2.50]~~"
+    assert rows[3][4:7] == ["30, 24", "not known", "2.35× [2.20, 2.50]"]
+    assert rows[7][6] == "~~2.35× [2.20, 2.50]~~"
     assert table.count("gsm-mini: 1,000 problems, at most 1,024 tokens each, concurrency 1") == 1
     assert table.count(REASON) == 1
 
@@ -239,28 +303,11 @@ def test_a_readme_without_the_markers_is_rejected(text: str) -> None:
         with_block(text, "results", "gsm-mini", "new")
 
 
-def report_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stepspec.bench.readme", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
-def test_the_command_rewrites_the_block_from_the_files(tmp_path: Path) -> None:
+def test_a_folder_without_a_finished_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        read_results(tmp_path)
     (tmp_path / "run.json").write_text(RUN.model_dump_json(), "utf-8")
+    with pytest.raises(UsageError, match=r"summary.json is missing"):
+        read_results(tmp_path)
     (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
-    readme = tmp_path / "README.md"
-    readme.write_text(README, "utf-8")
-    process = report_command("--readme", readme, tmp_path)
-    assert process.returncode == 0, process.stderr
-    assert readme.read_text("utf-8") == with_results(README, [(RUN, SUMMARY)])
-
-
-def test_missing_files_are_a_one_sentence_error(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(README, "utf-8")
-    no_results = report_command("--readme", readme, tmp_path)
-    assert (no_results.returncode, no_results.stderr.count("\n")) == (2, 1)
-    (tmp_path / "run.json").write_text(RUN.model_dump_json(), "utf-8")
-    (tmp_path / "summary.json").write_text(SUMMARY.model_dump_json(), "utf-8")
-    no_readme = report_command("--readme", tmp_path / "missing.md", tmp_path)
-    assert no_readme.returncode == 1
-    assert "Traceback" not in no_readme.stderr
+    assert read_results(tmp_path) == [(RUN, SUMMARY)]

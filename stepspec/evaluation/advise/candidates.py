@@ -11,7 +11,8 @@ from stepspec.evaluation.report.cells import times
 from stepspec.evaluation.running import LoadedPolicy, token_policy
 from stepspec.loop.policy import load_policy
 
-STEP_LEVEL = ("stepspec", "specreason")
+STEP_LEVEL = ("stepspec", "specreason-decode")
+"""All with token-level speculation inside, so that the way to judge steps is what differs."""
 
 WORTH_RUNNING = 1.05
 """Minimum predicted speedup to run a drafter without a draft model. Only the best of those runs."""

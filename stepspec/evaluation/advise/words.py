@@ -51,7 +51,7 @@ def _for(advice: Advice, chosen: Candidate, load: Load, asked: Asked) -> Iterabl
         f"{load.num_prompts:,} of your prompts."
     )
     if chosen.exact:
-        yield "It is exact: answers have the target's own distribution, so their quality needs no check."
+        yield "It is exact, in bfloat16 up to rounding: answers have the target's own distribution and need no check."
     else:
         yield (
             f"It is not exact, but with 95% confidence its {_share_name(asked)} is at most "

@@ -8,19 +8,20 @@ from stepspec.evaluation.report.conditions import conditions_sentence, nodes_in_
 from stepspec.evaluation.report.figures import COLUMNS
 from stepspec.evaluation.report.markdown import markdown_report
 from stepspec.evaluation.report.readme import (
+    Drafts,
     Results,
     headline,
     overview_block,
     read_results,
     readme_block,
     with_block,
-    with_results,
 )
 from stepspec.evaluation.report.tables import closing_table, readme_table
 
 __all__ = [
     "COLUMNS",
     "UNKNOWN",
+    "Drafts",
     "Results",
     "closing_table",
     "conditions_sentence",
@@ -32,5 +33,4 @@ __all__ = [
     "readme_block",
     "readme_table",
     "with_block",
-    "with_results",
 ]

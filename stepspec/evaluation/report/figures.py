@@ -41,6 +41,17 @@ ACCURACY_GAIN = Column(
     "accuracy minus the target's on the same problems, in points, with Tango's interval",
     lambda each: cells.percent_with_interval(each.accuracy_delta, each.accuracy_delta_ci, sign="+"),
 )
+LOST_AND_WON = Column(
+    "lost, won",
+    "problems that the target answered correctly and the policy did not, and the other way round; with repeats, means",
+    lambda each: (UNKNOWN if each.lost is None else f"{each.lost:g}, {each.won:g}", ""),
+)
+ACCURACY_KEPT = Column(
+    "accuracy kept",
+    "whether the accuracy is known to be kept: exact policies keep it; the upper bound of the others' loss, at 95% for "
+    "all of them together, has to be at most one point",
+    lambda each: (each.accuracy_kept or UNKNOWN, ""),
+)
 SPEEDUP = Column(
     "speedup",
     "wall time of the target over that of the policy, on the same problems",
@@ -78,6 +89,8 @@ JUDGING = Column(
 COLUMNS: Sequence[Column] = (
     ACCURACY,
     ACCURACY_GAIN,
+    LOST_AND_WON,
+    ACCURACY_KEPT,
     SPEEDUP,
     SPEEDUP_VS_TOKEN,
     STEPS_ACCEPTED,
@@ -190,7 +203,7 @@ CLOSING: Sequence[Column] = (*COLUMNS, TRUNCATED, NO_ANSWER)
 """The columns of every terminal table. Texts that are cut off or have no answer make a speed meaningless."""
 
 GROUPS: Mapping[str, Sequence[Column]] = {
-    "Accuracy": (ACCURACY, ACCURACY_GAIN, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
+    "Accuracy": (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
     "Speculation": (STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
     "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),

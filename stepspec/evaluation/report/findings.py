@@ -1,10 +1,10 @@
 """Findings of a run in sentences: the fastest policy that keeps the accuracy, exactness, and warnings."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summary
-from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, times
+from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
 from stepspec.loop.certificate import certificate_in
@@ -12,6 +12,13 @@ from stepspec.loop.certificate import certificate_in
 FEW_PROBLEMS = 100
 HARDLY = 0.02
 """Share of drafted tokens in the target's tokens below which token-level speculation was practically off."""
+DRAFT_MARGIN = 0.05
+"""A draft is called as accurate as the target if the interval of its accuracy minus the target's reaches zero, and does
+not reach further below it than this."""
+REFERENCES = ("draft", "always")
+"""Policies without a judge, which every table shows beside those with one."""
+WITH_TOKENS = {"specreason": "specreason-decode"}
+"""Published methods without token-level speculation, and the same with it."""
 MUCH_TROUBLE = 0.05
 """Share of rows from which a problem affects the meaning of the other figures."""
 
@@ -33,6 +40,7 @@ def findings(run: RunRecord, summary: Summary) -> Findings:
         f"{count(len(summary.policies), 'policy').replace('policys', 'policies')} on {named}, paired by problem.",
         *_accuracies(summary),
         *_faster_ones(summary),
+        *draft_alone(run, summary),
     ]
     return Findings(_headline(summary), details, _exactness(run, summary), list(_warnings(run, summary)))
 
@@ -40,6 +48,45 @@ def findings(run: RunRecord, summary: Summary) -> Findings:
 def chosen_policy(summary: Summary) -> str | None:
     """Return the policy of the headline, or None if the run has no baseline."""
     return summary.matched.policy if summary.matched is not None else None
+
+
+def not_run(run: RunRecord) -> list[str]:
+    """Return the policies that a table has to show beside those of a run, and that did not run."""
+    wanted = [*REFERENCES, *(other for name, other in WITH_TOKENS.items() if name in run.policies)]
+    return [name for name in wanted if name not in run.policies] if run.engines.get("draft") else []
+
+
+def draft_alone(run: RunRecord, summary: Summary) -> Iterable[str]:
+    """Yield what the draft alone loses, and that it is the answer if it is as accurate as the target."""
+    for name, policy in summary.policies.items():
+        if run.kind_of(name) != "draft" or policy.accuracy_delta is None or policy.accuracy_delta_ci is None:
+            continue
+        low, high = policy.accuracy_delta_ci
+        gain = joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign="+"))
+        found = f"The draft alone {lost_and_won(policy, summary)}, a difference of {gain}"
+        if high < 0:
+            yield f"{found}: it is less accurate than the target."
+        elif low < -DRAFT_MARGIN:
+            yield f"{found}: too wide an interval to tell whether the draft is the answer."
+        else:
+            yield f"{found}: it is as accurate as the target, so the draft is the answer here, without any speculation."
+
+
+def lost_and_won(policy: PolicySummary, summary: Summary) -> str:
+    """Return the problems that a policy lost and won against the target, after its name."""
+    lost, won = (UNKNOWN if number is None else f"{number:g}" for number in (policy.lost, policy.won))
+    return f"lost {lost} and won {won} of {count(summary.n, 'problem')}"
+
+
+def unproven(summary: Summary) -> Mapping[str, PolicySummary]:
+    """Return the policies that are faster than the headline's, and not known to keep the accuracy."""
+    chosen = summary.policies.get(chosen_policy(summary) or "")
+    return {
+        name: policy
+        for name, policy in summary.policies.items()
+        if policy.accuracy_delta is not None and _pays(name, policy, summary)
+        if chosen is None or (policy.speedup_vs_target or 0) > (chosen.speedup_vs_target or 0)
+    }
 
 
 def speeds_that_do_not_count(summary: Summary) -> list[str]:
@@ -58,7 +105,7 @@ def _headline(summary: Summary) -> str:
         return f"Results of {_list(summary.policies)} on {summary.benchmark}."
     if not _num_answered(summary.policies[BASELINE]):
         return "The target alone answered nothing, so there is no speed to compare with."
-    keeps = f"keeps the target's accuracy to within {_points(summary.matched.loss)}"
+    keeps = f"keeps the target's accuracy to within {points(summary.matched.loss)}"
     name = summary.matched.policy
     if name == BASELINE:
         return f"No policy that {keeps} is known to be faster than the target alone."
@@ -101,13 +148,11 @@ def _accuracy_gain(name: str, policy: PolicySummary, target: PolicySummary, summ
 
 
 def _faster_ones(summary: Summary) -> Iterable[str]:
-    chosen = summary.policies.get(chosen_policy(summary) or "")
     faster = [
         f"{name} ({times(policy.speedup_vs_target)[0]}, accuracy "
-        f"{joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign='+'))})"
-        for name, policy in summary.policies.items()
-        if policy.accuracy_delta is not None and _pays(name, policy, summary)
-        if chosen is None or (policy.speedup_vs_target or 0) > (chosen.speedup_vs_target or 0)
+        f"{joined(percent_with_interval(policy.accuracy_delta, policy.accuracy_delta_ci, sign='+'))}, "
+        f"{lost_and_won(policy, summary)})"
+        for name, policy in unproven(summary).items()
     ]
     if faster:
         yield f"Faster, but not known to keep the accuracy: {_list(faster)}."
@@ -126,11 +171,12 @@ def _pays(name: str, policy: PolicySummary, summary: Summary) -> bool:
 
 
 def _exactness(run: RunRecord, summary: Summary) -> str:
-    exact = [name for name in summary.policies if run.is_exact(name)]
-    others = [name for name in summary.policies if name not in exact]
+    exact = [name for name in summary.policies if run.is_exact(name) and name != BASELINE]
+    others = [name for name in summary.policies if not run.is_exact(name)]
     sentences: list[str] = []
     if exact:
-        sentences.append(f"{_list(exact)}: exact. The output has the target's distribution.")
+        rounding = "." if run.exact_in_words == "exact" else ", except that near ties can resolve differently."
+        sentences.append(f"{_list(exact)}: {run.exact_in_words}. The output has the target's distribution{rounding}")
     if others:
         sentences.append(f"{_list(others)}: not exact. Answers can differ, and the measured accuracy includes this.")
     return " ".join(sentences)
@@ -145,6 +191,8 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from _too_few(summary)
     if not any(run.kind_of(name) == "token" for name in summary.policies):
         yield "No policy with token-level speculation alone was run, so it is unknown whether steps beat tokens."
+    if "draft" in not_run(run):
+        yield "The draft alone was not run, so it is unknown whether it is as accurate as the target."
     for name, policy in summary.policies.items():
         yield from _troubles(name, policy)
     if summary.concurrency > 1:
@@ -226,7 +274,8 @@ def differing_conditions(runs: Sequence[RunRecord]) -> list[str]:
     return [f"These runs have {_list(different)}: compare them carefully."] if different else []
 
 
-def _points(share: float) -> str:
+def points(share: float) -> str:
+    """Return a share in percentage points."""
     return "a point" if share == 0.01 else f"{100 * share:g} points"
 
 

@@ -23,7 +23,7 @@ def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extr
         f"{found.headline} {' '.join(found.details)}",
         found.exactness,
         "\n".join(f"- {warning}" for warning in found.warnings),
-        readme_table(summary),
+        readme_table(run, summary),
         further_table(summary, extras),
         "Intervals are 95%; those of ratios are bootstrapped over problems.",
         *_groups(summary),

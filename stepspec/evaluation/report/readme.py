@@ -1,13 +1,12 @@
 """README blocks that are generated from runs: tables with their conditions, and a headline."""
 
-import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from stepspec.base.files import list_data_files
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE, RunRecord, Summary
-from stepspec.evaluation.report.cells import count, joined, percent_with_interval, times
+from stepspec.evaluation.report.cells import count, joined, times
 from stepspec.evaluation.report.conditions import (
     conditions_sentence,
     hardware_in_words,
@@ -15,48 +14,61 @@ from stepspec.evaluation.report.conditions import (
 from stepspec.evaluation.report.figures import (
     ACCURACY,
     ACCURACY_GAIN,
+    ACCURACY_KEPT,
+    LOST_AND_WON,
     SPEEDUP,
     SPEEDUP_VS_TOKEN,
     STEPS_ACCEPTED,
 )
-from stepspec.evaluation.report.findings import speeds_that_do_not_count
+from stepspec.evaluation.report.findings import (
+    draft_alone,
+    lost_and_won,
+    points,
+    speeds_that_do_not_count,
+    unproven,
+)
 from stepspec.evaluation.report.source import settings_of
-from stepspec.evaluation.report.tables import markdown_table, readme_table, written
+from stepspec.evaluation.report.tables import markdown_table, not_run_rows, readme_table, written
 from stepspec.evaluation.runs import find_runs, read_run, read_summary
-from stepspec.loop.policy import Policy
 
-HEADLINED = "stepspec"
-"""The policy that the headline is about."""
-
-OVERVIEW = (ACCURACY, ACCURACY_GAIN, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED)
+OVERVIEW = (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, SPEEDUP, SPEEDUP_VS_TOKEN, STEPS_ACCEPTED)
 """The columns of an overview of several benchmarks."""
 
 Results = Sequence[tuple[RunRecord, Summary]]
 """Conditions and summaries of one benchmark's runs, such as those at several temperatures."""
 
 
-def readme_block(results: Results) -> str:
+Drafts = Mapping[tuple[str, float], str]
+"""The accuracy of the draft alone in another run, by benchmark and temperature."""
+
+
+def readme_block(results: Results, drafts: Drafts = MappingProxyType({})) -> str:
     """Return the results block of a README: the table and the conditions of each run."""
     settings = settings_of([run for run, _ in results], [Path() for _ in results])
     return "\n\n".join(
-        _run_block(setting, run, summary) for setting, (run, summary) in zip(settings, results, strict=True)
+        _run_block(setting, run, summary, _draft(run, drafts))
+        for setting, (run, summary) in zip(settings, results, strict=True)
     )
 
 
-def _run_block(setting: str, run: RunRecord, summary: Summary) -> str:
+def _draft(run: RunRecord, drafts: Drafts) -> str:
+    return drafts.get((run.benchmark, run.temperature), "")
+
+
+def _run_block(setting: str, run: RunRecord, summary: Summary, draft: str) -> str:
     heading = [f"**{setting[0].upper()}{setting[1:]}**"] if setting else []
     conditions = f"{conditions_sentence(run, summary)} Intervals are 95%."
-    return "\n\n".join([*heading, readme_table(summary), *speeds_that_do_not_count(summary), conditions])
+    return "\n\n".join([*heading, readme_table(run, summary, draft), *speeds_that_do_not_count(summary), conditions])
 
 
-def overview_block(results: Results) -> str:
+def overview_block(results: Results, drafts: Drafts = MappingProxyType({})) -> str:
     """Return one table of several benchmarks and temperatures: main columns, and a sentence for each benchmark."""
     rows: list[list[str]] = []
     notes: list[str] = []
     for run, summary in results:
-        for name, policy in summary.policies.items():
-            cells = [written(column, policy) for column in OVERVIEW]
-            rows.append([f"{run.benchmark}, {run.temperature:g}", name, *cells])
+        ran = [[name, *(written(column, each) for column in OVERVIEW)] for name, each in summary.policies.items()]
+        ran += not_run_rows(run, len(OVERVIEW), _draft(run, drafts))
+        rows += [[f"{run.benchmark}, {run.temperature:g}", *row] for row in ran]
         notes += [
             f"{run.benchmark}: {count(summary.n, 'problem')}, at most {run.max_tokens:,} tokens each, "
             f"concurrency {run.concurrency}, {hardware_in_words(run.hardware)}.",
@@ -66,22 +78,31 @@ def overview_block(results: Results) -> str:
     return f"{table}\n\n{' '.join(dict.fromkeys(notes))} Intervals are 95%."
 
 
-def headline(results: Results) -> str:
-    """Return the headline of a README: speed and accuracy of `HEADLINED`, with intervals and conditions.
+def headline(results: Results, draft: Results = ()) -> str:
+    """Return the headline of a README: what the report of each run finds, with conditions.
+
+    A policy that is not known to keep the accuracy is named with the problems that it lost and won, without its speed.
+
+    Args:
+        results: the runs.
+        draft: runs of the same benchmark with the draft alone, if these have none.
 
     Raises:
-        UsageError: a run lacks one of the policies `HEADLINED`, target and token, or the policy's speed does not count.
-            Also if the runs differ in problems, concurrency or hardware.
+        UsageError: a run lacks the target, or the runs differ in problems, concurrency or hardware.
     """
     run, summary = results[0]
+    summaries = [each for _, each in results]
     shared = [(each.data_sha256, each.concurrency, each.hardware, other.n) for each, other in results]
     if any(each != shared[0] for each in shared):
         raise UsageError("A headline of several runs needs the same problems, concurrency and hardware in all of them.")
-    found = "; ".join(_at_temperature(*each) for each in results)
-    return (
-        f"On {count(summary.n, 'problem')} of {run.benchmark} with {_models(run)}: {found} (concurrency "
-        f"{run.concurrency}, {hardware_in_words(run.hardware)}; 95% intervals)."
-    )
+    alone = [
+        f"{sentence} (Temperature {each.temperature:g}{', another run' if other not in summaries else ''}.)"
+        for each, other in (*results, *draft)
+        for sentence in draft_alone(each, other)
+    ]
+    conditions = f"concurrency {run.concurrency}, {hardware_in_words(run.hardware)}, 95% intervals"
+    about = f"{count(summary.n, 'problem')} of {run.benchmark} with {_models(run)} ({conditions}):"
+    return " ".join([about, *(_at_temperature(*each) for each in results), *alone])
 
 
 def _models(run: RunRecord) -> str:
@@ -92,35 +113,22 @@ def _models(run: RunRecord) -> str:
     return f"the target {target} and the draft {draft}"
 
 
-def _policy(run: RunRecord) -> str:
-    shipped, record = list_data_files("policies")[HEADLINED].read_text("utf-8"), run.policies.get(HEADLINED)
-    if record is None or tomllib.loads(record.text) == tomllib.loads(shipped):
-        return f"the policy `{HEADLINED}`"
-    certificate = Policy.model_validate(tomllib.loads(record.text)).at(run.temperature).certificate
-    models = {role: engine.weights for role, engine in run.engines.items() if engine is not None}
-    if certificate is not None and certificate.models == models:
-        return f"the policy `{HEADLINED}` certified for this pair"
-    return f"a policy `{HEADLINED}` with other settings than the shipped one"
-
-
 def _at_temperature(run: RunRecord, summary: Summary) -> str:
-    ours, target = summary.policies.get(HEADLINED), summary.policies.get(BASELINE)
-    if ours is None or target is None or ours.speedup_vs_token is None:
-        raise UsageError(f"The headline needs a run of the policies target, token and {HEADLINED}.")
-    if ours.no_speed is not None:
-        raise UsageError(f"The speed of {HEADLINED} does not count and cannot be a headline: {ours.no_speed}.")
-    cells = (
-        times(ours.speedup_vs_target, ours.speedup_vs_target_ci),
-        times(ours.speedup_vs_token, ours.speedup_vs_token_ci),
-        percent_with_interval(ours.accuracy, ours.accuracy_ci),
-        percent_with_interval(target.accuracy, target.accuracy_ci),
-    )
-    vs_target, vs_token, accuracy, reference = map(joined, cells)
-    return (
-        f"at temperature {run.temperature:g} {_policy(run)} is {vs_target} as fast as the target alone and "
-        f"{vs_token} as fast as token-level speculation, and answers {accuracy} correctly where the target answers "
-        f"{reference}"
-    )
+    if summary.matched is None:
+        raise UsageError("The headline needs a run of the policy target.")
+    name, at = summary.matched.policy, f"at temperature {run.temperature:g}"
+    keeps = f"keeps the target's accuracy to within {points(summary.matched.loss)}"
+    if name == BASELINE:
+        found = f"No policy that {keeps} is known to be faster than the target alone {at}."
+    else:
+        policy = summary.policies[name]
+        speed = joined(times(policy.speedup_vs_target, policy.speedup_vs_target_ci))
+        found = (
+            f"The fastest policy that {keeps} {at} is `{name}`, {speed} as fast as the target alone "
+            f"({policy.accuracy_kept}; {lost_and_won(policy, summary)})."
+        )
+    others = [f"`{name}` {lost_and_won(policy, summary)}" for name, policy in unproven(summary).items()]
+    return f"{found} Faster, but not known to keep it: {'; '.join(others)}." if others else found
 
 
 def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
@@ -135,15 +143,6 @@ def with_block(text: str, kind: str, benchmark: str, block: str) -> str:
     if not found or not end:
         raise UsageError(f"The file has no {marker} followed by {end_marker}. Add both where the block belongs.")
     return f"{before}{marker}\n{block}\n{end_marker}{after}"
-
-
-def with_results(text: str, results: Results) -> str:
-    """Return a README with new tables, and with a new headline if it has one."""
-    benchmark = results[0][1].benchmark
-    text = with_block(text, "results", benchmark, readme_block(results))
-    if f"<!-- headline:{benchmark} -->" not in text:
-        return text
-    return with_block(text, "headline", benchmark, headline(results))
 
 
 def read_results(folder: Path) -> Results:

@@ -6,10 +6,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.evaluation.records import PolicySummary, Summary
+from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report import cells
 from stepspec.evaluation.report.figures import CLOSING, COLUMNS, FURTHER, Column, Extra, is_known
-from stepspec.evaluation.report.findings import speeds_that_do_not_count
+from stepspec.evaluation.report.findings import not_run, speeds_that_do_not_count
 
 
 def closing_table(summary: Summary, *, setting: str = "") -> Table:
@@ -58,9 +58,26 @@ def further_columns(summary: Summary) -> list[Column]:
     return [column for column in FURTHER if is_known(column, summary.policies)]
 
 
-def readme_table(summary: Summary) -> str:
-    """Return a Markdown table with a row for each policy, without a final newline."""
-    return _policies_table(summary, COLUMNS)
+def readme_table(run: RunRecord, summary: Summary, draft: str = "") -> str:
+    """Return a Markdown table with a row for each policy, without a final newline.
+
+    Args:
+        run: the conditions of the run.
+        summary: its summary.
+        draft: the accuracy of the draft alone in another run, for a run without it.
+    """
+    rows = [[name, *(written(column, policy) for column in COLUMNS)] for name, policy in summary.policies.items()]
+    rows += not_run_rows(run, len(COLUMNS), draft)
+    return markdown_table(["policy", *(column.title for column in COLUMNS)], rows)
+
+
+def not_run_rows(run: RunRecord, num_columns: int, draft: str) -> list[list[str]]:
+    """Return table rows for the policies that did not run, see `readme_table`."""
+    names, dashes = not_run(run), [cells.UNKNOWN] * (num_columns - 1)
+    known = ["draft"] if draft and "draft" in names else []
+    others = [name for name in names if name not in known]
+    rows = [(known, draft), (others, "not run")]
+    return [[", ".join(named), words, *dashes] for named, words in rows if named]
 
 
 def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
@@ -71,11 +88,6 @@ def further_table(summary: Summary, extras: Sequence[Extra] = ()) -> str:
     ]
     rows += [[extra.title, *(cells.joined(extra.cells[name]) for name in summary.policies)] for extra in extras]
     return markdown_table(["", *summary.policies], rows) if rows else ""
-
-
-def _policies_table(summary: Summary, columns: Sequence[Column]) -> str:
-    rows = [[name, *(written(column, policy) for column in columns)] for name, policy in summary.policies.items()]
-    return markdown_table(["policy", *(column.title for column in columns)], rows)
 
 
 def written(column: Column, policy: PolicySummary) -> str:

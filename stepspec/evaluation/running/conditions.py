@@ -53,7 +53,9 @@ def conditions(
         num_problems=len(problems.problems),
         prompt_id=benchmark.prompt,
         prompt_version=wording_version(benchmark),
-        policies={name: _policy_record(policy, text, pair.target) for name, (policy, text) in policies.items()},
+        policies={
+            name: _policy_record(policy.at(temperature), text, pair.target) for name, (policy, text) in policies.items()
+        },
         engines=engine_records(pair),
         pair=pair.hash,
         temperature=temperature,
@@ -89,6 +91,7 @@ def _policy_record(policy: Policy, text: str, target: Engine) -> PolicyRecord:
         text=text,
         sha256=sha256,
         token_level_exact=policy.token_level_exact,
+        step_level_exact=policy.step_level_exact,
         kind=policy.kind(target.own_speculation),
         drafter=policy.token.drafter,
         judges=tuple(judge.name for judge in policy.judges),

@@ -1,6 +1,6 @@
 """Compares policies over the problems that all of them finished."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -98,17 +98,17 @@ class Pairs:
             return None
         return n_for_ratio(self.compared[BASELINE].wall_s, self.compared[policy].wall_s, WANTED_SPEEDUP_WIDTH)
 
-    def matched(self, throughputs: Mapping[str, float | None]) -> Matched | None:
-        """Return the fastest policy that keeps the target's accuracy within a point, by the rule of `stats.fastest`.
+    def candidates(self, throughputs: Mapping[str, float | None]) -> Sequence[Candidate]:
+        """Return all policies but the target as candidates of `stats.fastest`; none if the target did not run.
 
         Args:
             throughputs: throughput over the target's by policy; empty if requests ran one at a time.
         """
         if BASELINE not in self.compared:
-            return None
+            return []
         others = [policy for policy in self.compared if policy != BASELINE]
         confidence = corrected_confidence(sum(not self._run.is_exact(policy) for policy in others))
-        candidates = [
+        return [
             Candidate(
                 policy,
                 *self.ratio("speedup", policy),
@@ -119,6 +119,11 @@ class Pairs:
             )
             for policy in others
         ]
+
+    def matched(self, candidates: Sequence[Candidate]) -> Matched | None:
+        """Return the fastest policy that keeps the target's accuracy within a point, by the rule of `stats.fastest`."""
+        if BASELINE not in self.compared:
+            return None
         found = fastest(candidates, MATCHED_LOSS)
         policy = found.name if found else BASELINE
         speedup, interval = self.ratio("speedup", policy)

@@ -17,8 +17,8 @@ LoadedPolicy = tuple[Policy, str]
 
 
 TOKEN_LEVEL = """\
-# Token-level speculation by {drafter}: the target verifies what was drafted, in one pass. Exact: greedy output is the
-# target's token for token, sampled output has the target's distribution (arXiv:2211.17192).
+# Token-level speculation by {drafter}: the target verifies what was drafted, in one pass. Exact: sampled output has the
+# target's distribution (arXiv:2211.17192), greedy output is the target's token for token, in bfloat16 up to rounding.
 version = 1
 summary = "the target with token-level speculation by {drafter}, {words}; exact"
 family = "target"
@@ -67,7 +67,8 @@ def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out:
     Otherwise an exact token-level baseline is added if none of the policies is one.
 
     Args:
-        leave_out: leave out a policy that the pair cannot run, with a note, instead of raising an error.
+        leave_out: leave out a policy that the pair cannot run, instead of raising an error, and one that is the same as
+            another here, each with a note.
 
     Raises:
         UsageError: the pair cannot run a policy.
@@ -89,9 +90,14 @@ def fit_policies(policies: Mapping[str, LoadedPolicy], pair: Pair, *, leave_out:
         else:
             fitted[name] = policy, text
             notes += [note] if note else []
-    for name in [name for name in fitted if name != BASELINE and _same(fitted[name][0], fitted[BASELINE][0], pair)]:
-        del fitted[name]
-        notes.append(f"{name!r} is left out: here it is the same as {BASELINE!r}.")
+    others = [BASELINE]
+    for name in [name for name in fitted if name != BASELINE]:
+        same = next((other for other in others if _same(fitted[name][0], fitted[other][0], pair)), None)
+        if same is not None:
+            del fitted[name]
+            notes.append(f"{name!r} is left out: here it is the same as {same!r}.")
+        elif leave_out:
+            others.append(name)
     return Fitted(_with_token_baseline(fitted, pair), list(dict.fromkeys(notes)))
 
 

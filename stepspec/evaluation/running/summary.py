@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from stepspec.evaluation.records import BASELINE, Block, Failure, Node, PolicySummary, ResultRow, RunRecord, Summary
 from stepspec.evaluation.running.groups import groups
-from stepspec.evaluation.running.pairs import Pairs
+from stepspec.evaluation.running.pairs import MATCHED_LOSS, Pairs
 from stepspec.evaluation.running.stretches import stretches
 from stepspec.evaluation.running.tally import Table, Tally, percentiles
 from stepspec.evaluation.running.throughput import throughputs
@@ -31,10 +31,16 @@ def summarise(
         for policy, tally in table.begun.items()
     }
     places = stretches(texts, pairs.rng())
+    # Without concurrency, throughput repeats the request speedup with different noise.
+    throughput = {name: rate.speedup_vs_target for name, rate in rates.items()} if run.concurrency > 1 else {}
+    candidates = pairs.candidates(throughput)
+    kept = {each.name: "within a point" if each.keeps(MATCHED_LOSS) else "not known" for each in candidates}
+    kept |= {each.name: run.exact_in_words for each in candidates if each.exact}
     policies = {
         policy: _summarise_policy(policy, tally, pairs).model_copy(
             update={
                 **_answers(policy, table),
+                "accuracy_kept": kept.get(policy),
                 "token_level_exact": run.policies[policy].token_level_exact,
                 "throughput": rates.get(policy),
                 "groups": parts.get(policy, {}),
@@ -53,10 +59,7 @@ def summarise(
         num_rows=sum(len(tally.figures) for tally in table.tallies.values()),
         failed={policy: len(tally.failed) for policy, tally in table.tallies.items() if tally.failed},
         token_baseline=pairs.token_baseline,
-        matched=pairs.matched(
-            # Without concurrency, throughput repeats the request speedup with different noise.
-            {policy: rate.speedup_vs_target for policy, rate in rates.items()} if run.concurrency > 1 else {},
-        ),
+        matched=pairs.matched(candidates),
         num_repeats=run.num_repeats,
         nodes=_nodes(all_blocks),
         num_apart=len(table.apart),
@@ -102,6 +105,8 @@ def _summarise_policy(policy: str, tally: Tally, pairs: Pairs) -> PolicySummary:
         accuracy_delta=delta and delta.difference,
         accuracy_delta_ci=delta and delta.interval(),
         accuracy_loss_upper95=delta and delta.loss_upper(),
+        lost=delta and delta.only_second,
+        won=delta and delta.only_first,
         accuracy_p=delta and delta.p_value(pairs.rng()),
         wall_s=wall_s,
         speedup_vs_target=speedup,

@@ -8,6 +8,7 @@ from matplotlib.transforms import Bbox
 from stepspec.evaluation.records import PolicySummary, RunRecord, Summary
 from stepspec.evaluation.report.cells import joined, percent_with_interval, times
 from stepspec.evaluation.report.colours import series
+from stepspec.evaluation.report.findings import not_run
 from stepspec.evaluation.report.plots.canvas import FONT_SIZE, Canvas, Plot, canvas, colour, label
 
 _LABEL_SPOTS = [(side * 9, up) for up in (9, -9, 22, -22, 36, -36) for side in (1, -1)] + [
@@ -44,7 +45,8 @@ def tradeoff(key: str, run: RunRecord, summary: Summary) -> Iterator[Plot]:
         _draw_front(chart, points)
         for point in points:
             _draw_point(chart, point, colours[point.name])
-        chart.axes.set_xlabel("times as fast as the target alone")
+        missing = f" (not run: {', '.join(names)})" if (names := not_run(run)) else ""
+        chart.axes.set_xlabel(f"times as fast as the target alone{missing}")
         chart.axes.set_ylabel("correct answers, %")
         chart.axes.margins(0.12, 0.15)
         _draw_labels(chart, points, colours)

@@ -74,20 +74,20 @@ class PreparedRequest:
     sampling: Sampling
     _run: Callable[[Sampling, float], AsyncGenerator[Event, None]]
 
-    def stream(self, seed: int | None = None, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
+    def stream(self, number: int = 0, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
         """Run the request and yield its events. The last event is `Done` with the result.
 
         Closing the generator cancels the request.
 
         Args:
-            seed: random seed in place of the request's own, for further answers to the same request.
+            number: number of the answer among several to the same request. Each has its own random seed.
             queue_s: seconds that the request has waited since it was prepared. They count in the result's times and
                 for the deadline.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
         """
-        return self._run(self.sampling if seed is None else replace(self.sampling, seed=seed), queue_s)
+        return self._run(self.sampling.reseeded(number), queue_s)
 
 
 class StepSpec:

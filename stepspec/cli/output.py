@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.base.files import write_text
+from stepspec.base.files import is_link, write_text
 from stepspec.errors import UsageError
 
 TABLE_WIDTH = 140
@@ -27,6 +27,8 @@ def check_writable(file: Path | None) -> Path | None:
         return None
     if file.is_dir():
         raise UsageError(f"{file} is a folder. Give the path of a file.")
+    if is_link(file):
+        raise UsageError(f"Cannot write {file}: it is a symbolic link; remove it, or give another path.")
     existing = next(each for each in (file, *file.absolute().parents) if os.path.lexists(each))
     if existing != file and not existing.is_dir():
         raise UsageError(f"Cannot write {file}: {existing} is not a folder.")

@@ -1,7 +1,7 @@
 """Reading the folder of a run: written by one process or several, complete or killed."""
 
-import os
 import json
+import os
 import re
 import shlex
 import subprocess

@@ -188,7 +188,6 @@ class Endless(FollowingEngine):
 
 def test_a_client_that_leaves_pays_for_every_token_that_it_got(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "stepspec")
-    logging.getLogger("stepspec").propagate = True
     pair = following_pair(thinks=False)
     target = Endless(pair.target.tokenizer, "target", chunk_size=12, hangs=True)  # type: ignore[arg-type]
     with serving(Pair(target, None), "target") as address:

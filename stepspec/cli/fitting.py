@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from stepspec.base.files import write_text
 from stepspec.cli.advising import check_policy_file
 from stepspec.cli.evaluating import require_extras
-from stepspec.cli.output import JsonOption
+from stepspec.cli.output import Console, JsonOption
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:

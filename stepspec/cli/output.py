@@ -8,13 +8,25 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from stepspec.base.files import is_link, write_text
+from stepspec.base.printable import printable
 from stepspec.errors import UsageError
 
 TABLE_WIDTH = 140
+
+
+class Console(RichConsole):
+    """A console that escapes control characters in what it prints, such as the names in a run or of a server."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the parts of a line with their styles."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, keep="\n\t"), style, control)
 
 
 def check_writable(file: Path | None) -> Path | None:

@@ -7,8 +7,9 @@ If several processes write parts of one run, file names include the part: `rows-
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
 
+from stepspec.base.printable import printable
 from stepspec.loop.policy import PolicyKind
 
 
@@ -18,6 +19,8 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Name = Annotated[str, AfterValidator(printable)]
+"""A name that tables, figures and reports show. Runs may come from elsewhere."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Wall = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -64,7 +67,7 @@ class PolicyRecord(Record):
 class EngineRecord(Record):
     """A model as it was used. `weights` is a hash of the weight files."""
 
-    name: str
+    name: Name
     weights: str | None
     dtype: str | None
     device: str | None
@@ -83,12 +86,12 @@ class RunRecord(Record):
     """
 
     version: Literal[2] = 2
-    benchmark: str
+    benchmark: Name
     data_sha256: str
     num_problems: Count
     prompt_id: str
     prompt_version: str
-    policies: dict[str, PolicyRecord]
+    policies: dict[Name, PolicyRecord]
     engines: dict[str, EngineRecord | None]
     pair: str
     """Hash of the pair of models."""
@@ -151,7 +154,7 @@ class StepRecord(Record):
     origin: Literal["draft", "salvaged", "target"]
     num_tokens: Count
     num_from_draft: Count
-    scores: dict[str, float | None] = {}
+    scores: dict[Name, float | None] = {}
     text: str | None = None
 
 
@@ -160,12 +163,12 @@ class ResultRow(Record):
 
     version: Literal[1] = 1
     problem: str
-    policy: str
+    policy: Name
     repeat: Count = 0
     prompt_id: str | None = None
     prompt_version: str | None = None
     level: int | None = None
-    subject: str | None = None
+    subject: Name | None = None
     status: Status
     answer: str | None
     gold: str
@@ -211,7 +214,7 @@ class JudgedStepRecord(Record):
     num_tokens: Count
     accepted: bool
     asked: bool
-    scores: dict[str, float | None]
+    scores: dict[Name, float | None]
     target_logprobs: list[float] | None
     own_choices: list[bool] | None
     draft_logprobs: list[float] | None
@@ -228,7 +231,7 @@ class Trace(Record):
 
     version: Literal[1] = 1
     problem: str
-    policy: str
+    policy: Name
     repeat: Count = 0
     question: str
     steps: list[StepRecord]
@@ -254,7 +257,7 @@ class Usage(Record):
 class Node(Record):
     """A machine of a run on several."""
 
-    name: str
+    name: Name
     """Its address."""
     hardware: dict[str, str | int | float]
     num_workers: Count = 1
@@ -265,7 +268,7 @@ class Block(Record):
     """Rows of one policy that ran together, with measurements that cover all of them."""
 
     version: Literal[1] = 1
-    policy: str
+    policy: Name
     jobs: list[tuple[str, int]]
     """Problem and repeat of every row."""
     wall_s: Wall
@@ -283,7 +286,7 @@ class Failure(Record):
 
     version: Literal[1] = 1
     problem: str
-    policy: str
+    policy: Name
     repeat: Count = 0
     error: str
     at: str
@@ -318,7 +321,7 @@ class Throughput(Record):
 class Group(Record):
     """Figures over a subset of the problems."""
 
-    name: str
+    name: Name
     n: Count
     accuracy: float
     accuracy_ci: tuple[float, float]
@@ -331,7 +334,7 @@ class Group(Record):
 class Stretch(Record):
     """Figures over a stretch of the texts, such as their tokens 500 to 1,000."""
 
-    name: str
+    name: Name
     n: Count
     """Problems whose text has tokens there."""
     tokens: Count
@@ -440,7 +443,7 @@ class Matched(Record):
     """
 
     loss: float
-    policy: str
+    policy: Name
     speedup: float | None
     speedup_ci: tuple[float, float] | None
 
@@ -454,13 +457,13 @@ class Summary(Record):
     """
 
     version: Literal[2] = 2
-    benchmark: str
+    benchmark: Name
     n: Count
     """Problems that finished under every policy."""
     temperature: float
     concurrency: Count
     pair: str
-    policies: dict[str, PolicySummary]
+    policies: dict[Name, PolicySummary]
     num_rows: Count | None = None
     """Number of rows that the summary was computed from, under all policies."""
     failed: dict[str, int] = {}

@@ -1,7 +1,6 @@
 """API keys: who may use the service, the limits of keys, and what the service never shows."""
 
 import json
-import logging
 import os
 import signal
 import time

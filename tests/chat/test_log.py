@@ -106,8 +106,11 @@ def test_successful_polls_are_not_logged_and_failures_are(lines: Lines) -> None:
         assert get("/ready") == 503
         assert get("/v1/models") == 200
         connection.close()
-        for line, asked in zip(lines.texts, ("/ready 503", "/v1/models 200"), strict=True):
-            assert re.match(TIME + rf"INFO \w+ GET {asked} ", line)
+    *asked, _ = lines.texts
+    for line, expected in zip(asked, ("/ready 503", "/v1/models 200"), strict=True):
+        assert re.match(TIME + rf"INFO \w+ GET {expected} ", line)
+    assert "Shutting down" in lines.texts[-1]
+
 
 
 def test_in_json_mode_every_line_of_the_process_is_json() -> None:

@@ -26,6 +26,7 @@ from stepspec.loop.step import (
     Counts,
     Done,
     Event,
+    Noted,
     Result,
     Step,
     StepCommitted,
@@ -225,6 +226,8 @@ class _Reader:
         if not chunk["choices"]:
             return [Done(self._result(chunk["model"], chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
+        if "note" in about:
+            return [Noted(about["note"])]
         if "event" in about:
             event = dict(about["event"])
             return [STEP_EVENTS[event.pop("type")](**event)]

@@ -29,7 +29,7 @@ from stepspec.cli.output import Console
 from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import load_policy
-from stepspec.loop.step import Done, Event, Origin, Result, StepCommitted
+from stepspec.loop.step import Done, Event, Noted, Origin, Result, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
@@ -204,9 +204,20 @@ def _read_question(question: str) -> str:
 
 async def _last(events: AsyncIterator[Event]) -> Result:
     async for event in events:
+        _refuse_unknown(event)
         if isinstance(event, Done):
             return event.result
     raise AssertionError("a request ends with Done or an error")
+
+
+def _refuse_unknown(event: Event) -> None:
+    """Stop before the answer to a question that is unlike the training data of the pair.
+
+    Raises:
+        UsageError: it is.
+    """
+    if isinstance(event, Noted):
+        raise UsageError(event.text)
 
 
 class _Printer:
@@ -229,6 +240,7 @@ class _Printer:
 async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool) -> None:
     shown = ""
     async for event in events:
+        _refuse_unknown(event)
         if isinstance(event, StepCommitted):
             shown = event.step.text
             printer.write(shown, COLOURS[event.step.origin])

@@ -112,7 +112,6 @@ def test_successful_polls_are_not_logged_and_failures_are(lines: Lines) -> None:
     assert "Shutting down" in lines.texts[-1]
 
 
-
 def test_in_json_mode_every_line_of_the_process_is_json() -> None:
     program = (
         "import logging, warnings\n"

@@ -1,7 +1,7 @@
 """Formatting of figures: a value and its interval, rounded to meaningful digits."""
 
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from stepspec.base.printable import printable
 from stepspec.evaluation.records import Percentiles, Record
@@ -21,9 +21,10 @@ def in_markdown(record: R) -> R:
 
 def _in_markdown(value: Any) -> Any:
     if isinstance(value, dict):  # the text of a policy is read, and never shown
-        return {_in_markdown(key): each if key == "text" else _in_markdown(each) for key, each in value.items()}
+        table = cast("dict[Any, Any]", value)
+        return {_in_markdown(key): each if key == "text" else _in_markdown(each) for key, each in table.items()}
     if isinstance(value, list | tuple):
-        return [_in_markdown(each) for each in value]
+        return [_in_markdown(each) for each in cast("list[Any]", value)]
     return escaped(value) if isinstance(value, str) else value
 
 

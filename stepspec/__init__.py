@@ -9,7 +9,19 @@ from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import Policy, load_policy
-from stepspec.loop.step import Counts, Done, Event, Result, Step, StepCommitted, StepJudged, StepProposed, Times, Usage
+from stepspec.loop.step import (
+    Counts,
+    Done,
+    Event,
+    Noted,
+    Result,
+    Step,
+    StepCommitted,
+    StepJudged,
+    StepProposed,
+    Times,
+    Usage,
+)
 
 __version__ = "0.1.0"
 
@@ -21,6 +33,7 @@ __all__ = [
     "EngineError",
     "Event",
     "ModelError",
+    "Noted",
     "Pair",
     "Policy",
     "PreparedRequest",

@@ -26,6 +26,7 @@ from stepspec.loop.step import (
     Counts,
     Done,
     Event,
+    Noted,
     Result,
     Step,
     StepCommitted,
@@ -104,12 +105,15 @@ class RemoteStepSpec:
             (question, requested.tools, requested.json_schema), lambda: self._body(question, requested)
         )
         url, reader = f"{self._address.base}/chat/completions", _Reader(self._address)
+        event: Event | None = None
         async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
             async for chunk in chunks:
                 for event in reader.read(chunk):
                     yield event
         if reader.ended is None:
             raise EngineError(f"{self._address.base} ended the response before it was complete. See the server's log.")
+        if not isinstance(event, Done):
+            raise EngineError(f"{self._address.base} sent no metrics. Check that it is a service of stepspec.")
 
     def _body(self, question: str | Sequence[Message], options: RequestOptions) -> bytes:
         messages = one_conversation(question, options.prompt)
@@ -222,6 +226,8 @@ class _Reader:
         if not chunk["choices"]:
             return [Done(self._result(chunk["model"], chunk["usage"], chunk["metrics"]["stepspec"]))]
         choice, about = chunk["choices"][0], chunk.get("stepspec", {})
+        if "note" in about:
+            return [Noted(about["note"])]
         if "event" in about:
             event = dict(about["event"])
             return [STEP_EVENTS[event.pop("type")](**event)]

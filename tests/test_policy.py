@@ -260,6 +260,11 @@ def test_a_whole_number_is_a_number_too(tmp_path: Path) -> None:
         (b"version = ", "is not valid TOML"),
         (b"version = 1\nversion = 1", "is not valid"),
         (b"\xff\xfe", "Cannot read"),
+        (b".".join([b"a"] * 200_000) + b" = 1", "line 1 has more than 100 periods"),
+        (b"[" + b".".join([b'"a"'] * 200_000) + b"]", "line 1 has more than 100 periods"),
+        (b"x = 1\n# " + b"a" * 1_000_000, "more than 1,000,000 bytes"),
+        (b"x = " + b"1" * 5_000, "is not valid TOML"),
+        (b"x = " + b"[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

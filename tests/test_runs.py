@@ -1,5 +1,6 @@
 """Reading the folder of a run: written by one process or several, complete or killed."""
 
+import json
 import os
 import re
 import shlex
@@ -107,6 +108,31 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"rows\.jsonl, line 2 is not a valid ResultRow") as caught:
         list(iter_rows(tmp_path))
     assert f"--output {tmp_path}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("wall_s", value) for value in (0, -1, "NaN", "Infinity", "1e400", 10**400, 1e300)),
+        *((f"tokens.{name}", value) for name in ("committed", "drafted") for value in (-1, 10**400, 2**62)),
+        *(("time_s.draft", value) for value in (-1, "NaN", 1e300)),
+        *((name, value) for name in ("steps_judged", "repeat", "target_passes") for value in (-1, 10**400)),
+        *(("reached", [[500, value]]) for value in (-1, 10**400)),
+    ],
+)
+def test_a_row_with_an_impossible_number_is_named_by_file_and_line(tmp_path: Path, field: str, value: object) -> None:
+    damaged = json.loads(row("b").model_dump_json())
+    *tables, name = field.split(".")
+    inside = damaged
+    for table in tables:
+        inside = inside[table]
+    inside[name] = "HERE" if isinstance(value, str) else value
+    text = json.dumps(damaged)
+    text = text.replace('"HERE"', value) if isinstance(value, str) else text
+    write_lines(tmp_path / "rows.jsonl", row("a"), end=f"\n{text}\n")
+    with pytest.raises(UsageError, match=rf"rows\.jsonl, line 2 is not a valid ResultRow \({field}") as caught:
+        list(iter_rows(tmp_path))
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_run_without_rows_has_none(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The scope of a pair: a check that a question is similar to the pair's training data.
 
 A model that was trained on one kind of text answers other questions with nonsense. Each pair that stepspec provides has
-a file `pair.json` with a lower bound on the target's mean log-probability of a prompt's tokens. The check runs after
-the answer, so it delays no token. Other models have no such file.
+a file `pair.json` with a lower bound on the target's mean log-probability of a prompt's tokens. The check runs before
+the answer, so that nobody waits for nonsense. Other models have no such file.
 """
 
 from collections import OrderedDict
@@ -39,6 +39,10 @@ class PairScope(FileModel):
     def load(cls, folder: Path) -> "PairScope":
         """Load the description from the folder of a pair."""
         return cls.model_validate_json((folder / FILE).read_bytes())
+
+    def has_checked(self, prompt: TokenBuffer) -> bool:
+        """Return whether `note` needs no pass over the prompt."""
+        return _read(prompt) in self._known
 
     async def note(self, target: Engine, prompt: TokenBuffer) -> str | None:
         """Return `knows` for a prompt below the bound, else None. `target` must be that of the pair.

@@ -20,6 +20,7 @@ from typing import Unpack
 
 from stepspec.api.fitting import RETURNED, fit_policy
 from stepspec.api.loading import NO_DRAFT, Pair, close_now, load_pair
+from stepspec.api.scope import MAX_READ
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
@@ -36,7 +37,7 @@ from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Event, Result, TokenLogprob
+from stepspec.loop.step import Done, Event, Noted, Result, TokenLogprob
 from stepspec.loop.tracing import Asked, Spans
 from stepspec.loop.translation import TranslatedDraft
 
@@ -45,6 +46,8 @@ logger = logging.getLogger(__name__)
 Question = str | Sequence[Message] | RawPrompt
 """A problem, a conversation, or a prompt without a chat template."""
 
+MAX_UNKNOWN_TOKENS = 256
+"""Default of `max_tokens` for a question that is unlike the pair's training data: its answer is likely nonsense."""
 SCORED_TOKENS = 256
 """Most tokens of which one pass returns log-probabilities at the end of a request."""
 
@@ -74,20 +77,20 @@ class PreparedRequest:
     sampling: Sampling
     _run: Callable[[Sampling, float], AsyncGenerator[Event, None]]
 
-    def stream(self, seed: int | None = None, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
+    def stream(self, number: int = 0, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
         """Run the request and yield its events. The last event is `Done` with the result.
 
         Closing the generator cancels the request.
 
         Args:
-            seed: random seed in place of the request's own, for further answers to the same request.
+            number: number of the answer among several to the same request. Each has its own random seed.
             queue_s: seconds that the request has waited since it was prepared. They count in the result's times and
                 for the deadline.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
         """
-        return self._run(self.sampling if seed is None else replace(self.sampling, seed=seed), queue_s)
+        return self._run(self.sampling.reseeded(number), queue_s)
 
 
 class StepSpec:
@@ -249,8 +252,18 @@ class StepSpec:
         sampling: Sampling,
         queue_s: float,
     ) -> AsyncGenerator[Event, None]:
+        since, note, num_read = time.perf_counter(), None, 0
+        if self.pair.scope is not None:
+            prompt = TokenBuffer(encoded.prompt.ids)
+            num_read = 0 if self.pair.scope.has_checked(prompt) else MAX_READ
+            with suppress(EngineError):  # the answer is valid without a note
+                note = await self.pair.scope.note(self.pair.target, prompt)
+        spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
+        if note is not None:
+            yield Noted(note)
         # max_context is above every possible number of committed tokens, because the prompt takes part of it.
-        most = self.pair.target.max_context if options.max_tokens is None else options.max_tokens
+        most = self.pair.target.max_context if note is None else MAX_UNKNOWN_TOKENS
+        most = most if options.max_tokens is None else options.max_tokens
         demands = encoded.demands
         if demands.deadline_s is not None:
             demands = replace(demands, deadline_s=demands.deadline_s - queue_s)
@@ -261,7 +274,9 @@ class StepSpec:
                 if isinstance(event, Done):
                     result = replace(event.result, model=self.pair.target.name, policy=self.policy_name)
                     result = await self._with_logprobs(result, request, options)
-                    yield Done(await self._with_notes(result, encoded.prompt.ids, request))
+                    if result.num_cached_tokens <= num_read:  # by the check, and not by an earlier request
+                        result = replace(result, num_cached_tokens=0)
+                    yield Done(self._with_notes(result, note, request))
                 else:
                     yield event
 
@@ -290,10 +305,9 @@ class StepSpec:
             prompt.append(part)
         return replace(result, logprobs=tuple(found))
 
-    async def _with_notes(self, result: Result, prompt: Sequence[int], request: Request) -> Result:
-        """Add a note to the result if the question is unlike the pair's training data, or if the policy's certificate
-        is not for this request."""
-        notes: list[str] = []
+    def _with_notes(self, result: Result, note: str | None, request: Request) -> Result:
+        """Add `note` to the result, and what else there is to say about it."""
+        notes = [] if note is None else [note]
         certificate, sampling = request.policy.certificate, request.sampling
         if certificate is not None:
             usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
@@ -304,10 +318,6 @@ class StepSpec:
             }
             known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
             notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
-        if self.pair.scope is not None:
-            with suppress(EngineError):  # the answer is valid without a note
-                note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
-                notes += [] if note is None else [note]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)

@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -40,6 +40,11 @@ def number_or_auto(value: object, most: int) -> object:
     raise ValueError(f'it must be "auto" or a whole number from 1 to {most}')
 
 
+MAX_TOML_BYTES = 1_000_000
+MAX_DOTS = 100
+"""Most periods in a line of TOML. The standard library's parser takes time with the square of a key's parts."""
+
+
 def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
     """Load a TOML file into a model. Return the model with the file's text.
 
@@ -47,13 +52,29 @@ def load_toml(path: Path, model: type[M]) -> tuple[M, str]:
         UsageError: the file cannot be read, is not valid TOML, or has a key or value that the model rejects.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        return model.model_validate(tomllib.loads(text)), text
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {path}: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from error
-    except RecursionError as error:
-        raise UsageError(f"{path} is nested too deeply.") from error
+        with path.open("rb") as file:
+            text = file.read(MAX_TOML_BYTES + 1).decode().replace("\r\n", "\n")
+        return model.model_validate(parse_toml(text)), text
     except ValidationError as error:
         raise UsageError(f"{path}: {first_problem(error, model)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"Cannot read {path}: {error}.") from error
+    except RecursionError as error:
+        raise UsageError(f"{path} is nested too deeply.") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.") from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text, in bounded time.
+
+    Raises:
+        ValueError: the text is not TOML, or too large. The message is a clause without a period.
+        RecursionError: it is nested too deeply.
+    """
+    if len(text) > MAX_TOML_BYTES:
+        raise ValueError(f"it has more than {MAX_TOML_BYTES:,} bytes")
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DOTS:
+            raise ValueError(f"line {number} has more than {MAX_DOTS} periods")
+    return tomllib.loads(text)

@@ -4,8 +4,12 @@ A name is looked up among the existing files and never becomes part of a path. O
 use it for input from the command line. Look up names from requests in `list_data_files`.
 """
 
+import errno
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from stepspec.errors import StepSpecError, UsageError, unknown_name
 
@@ -21,16 +25,49 @@ def package_folder() -> Path:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file, and create its folder if needed. Lone surrogates in the text become question marks.
+    """Write a text file, see `whole_file`.
 
     Raises:
         StepSpecError: the file cannot be written.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8", errors="replace")
+        with whole_file(file) as stream:
+            stream.write(text)
     except OSError as error:
         raise StepSpecError(f"Cannot write {file}: {error.strerror}.") from error
+
+
+@contextmanager
+def whole_file(file: Path) -> Generator[TextIO]:
+    """Open a file to write that appears under its name only when it is complete. Its folder is created if needed.
+
+    Lone surrogates in the text become question marks.
+
+    Raises:
+        OSError: the file cannot be written, or is a symbolic link to another one.
+    """
+    if is_link(file):
+        raise OSError(errno.ELOOP, "it is a symbolic link; remove it, or give another path")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_relative_to("/dev") or (file.exists() and not file.is_file()):  # a terminal or a pipe
+        with file.open("w", encoding="utf-8", errors="replace") as stream:
+            yield stream
+        return
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("x", encoding="utf-8", errors="replace") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def is_link(file: Path) -> bool:
+    """Return whether writing a file would write another one, through a symbolic link in its place."""
+    return file.is_symlink() and (file.is_file() or not file.exists()) and not file.is_relative_to("/dev")
 
 
 def data_folder(name: DataKind) -> Path:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from stepspec import __version__
+from stepspec.base.printable import printable
 from stepspec.cli import benching, pairing
 from stepspec.cli.advising import advise
 from stepspec.cli.calibrating import calibrate_policy
@@ -103,6 +104,6 @@ def _explain(error: BaseException) -> None:
         # The buffered output cannot be written either. Without this, the interpreter reports an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, StepSpecError):
-        print(f"stepspec: {error}", file=sys.stderr)
+        print("stepspec:", printable(str(error), keep="\n"), file=sys.stderr)
     elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         print(f"stepspec: {error.strerror or error}.", file=sys.stderr)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from stepspec.base.files import write_text
 from stepspec.cli.evaluating import require_extras
@@ -30,7 +29,7 @@ from stepspec.cli.options import (
     WorkersOption,
     numbers,
 )
-from stepspec.cli.output import JsonOption
+from stepspec.cli.output import Console, JsonOption
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling

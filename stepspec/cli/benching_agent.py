@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
 
 from stepspec.base.extras import from_extra
 from stepspec.base.files import list_data_files, write_text
 from stepspec.cli.completing import one_of
 from stepspec.cli.options import SeedOption
-from stepspec.cli.output import check_writable
+from stepspec.cli.output import Console, check_writable
 from stepspec.cli.progress import make_meter
 from stepspec.errors import EngineError, UsageError, unknown_name
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from stepspec.base.files import write_text
 from stepspec.cli.advising import check_policy_file
@@ -29,6 +28,7 @@ from stepspec.cli.options import (
     WorkersOption,
     judge_specs,
 )
+from stepspec.cli.output import Console
 from stepspec.cli.progress import make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from stepspec.base.files import write_text
-from stepspec.cli.output import JsonOption
+from stepspec.cli.output import Console, JsonOption
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepspec.base.files import write_text
+from stepspec.base.printable import printable
 from stepspec.cli.options import MODEL_HELP, DraftOption, PairOption
 from stepspec.cli.output import JsonOption
 from stepspec.errors import UsageError
@@ -39,7 +40,7 @@ def describe_models(
         facts = pair_facts(loaded)
     finally:
         asyncio.run(loaded.aclose())
-    print("\n".join(lines_of(facts)))
+    print("\n".join(map(printable, lines_of(facts))))
     if json_file is not None:
         write_text(json_file, json.dumps(asdict(facts), indent=1) + "\n")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from stepspec.base.printable import printable
 from stepspec.cli.completing import names_of
 from stepspec.cli.executing import executor_for, loader
 from stepspec.cli.options import (
@@ -31,6 +31,7 @@ from stepspec.cli.options import (
     judge_specs,
     numbers,
 )
+from stepspec.cli.output import Console
 from stepspec.cli.progress import Meter, make_meter
 from stepspec.cli.stopping import resumable
 from stepspec.engines.protocol import Sampling
@@ -198,7 +199,7 @@ class _Comparison:
             fitted = await executor.call(lambda pair: fit_policies(policies, pair, leave_out=leave_out))
             certificates = await self._certificate_notes(executor, fitted.policies, [setting for setting, _ in runs])
             for note in [*fitted.notes, *certificates]:
-                print(note, file=sys.stderr)
+                print(printable(note), file=sys.stderr)
             with make_meter() as meter:
                 return [await self._run(executor, fitted.policies, *each, meter) for each in runs]
 

@@ -56,8 +56,7 @@ def grade_file(
     A row whose "finish_reason" is "length" was cut off: the end of its text does not count as an answer.
     """
     require_extras()
-    from rich.console import Console
-
+    from stepspec.cli.output import Console
     from stepspec.evaluation.grade import Grading
 
     if grader not in KINDS:

@@ -8,13 +8,25 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
-from stepspec.base.files import write_text
+from stepspec.base.files import is_link, write_text
+from stepspec.base.printable import printable
 from stepspec.errors import UsageError
 
 TABLE_WIDTH = 140
+
+
+class Console(RichConsole):
+    """A console that escapes control characters in what it prints, such as the names in a run or of a server."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the parts of a line with their styles."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text, keep="\n\t"), style, control)
 
 
 def check_writable(file: Path | None) -> Path | None:
@@ -27,6 +39,8 @@ def check_writable(file: Path | None) -> Path | None:
         return None
     if file.is_dir():
         raise UsageError(f"{file} is a folder. Give the path of a file.")
+    if is_link(file):
+        raise UsageError(f"Cannot write {file}: it is a symbolic link; remove it, or give another path.")
     existing = next(each for each in (file, *file.absolute().parents) if os.path.lexists(each))
     if existing != file and not existing.is_dir():
         raise UsageError(f"Cannot write {file}: {existing} is not a folder.")

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from stepspec.cli.completing import names_of
 from stepspec.cli.evaluating import require_extras
+from stepspec.cli.output import Console
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from stepspec.base.extras import from_extra
 from stepspec.base.files import write_text
+from stepspec.cli.output import Console
 from stepspec.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from stepspec.base.printable import printable
 from stepspec.base.strict_json import read_json
 from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.cli.completing import one_of
@@ -25,16 +25,14 @@ from stepspec.cli.options import (
     TargetOption,
     judge_specs,
 )
+from stepspec.cli.output import Console
 from stepspec.errors import UsageError
 from stepspec.loop.options import RequestOptions
 from stepspec.loop.policy import load_policy
-from stepspec.loop.step import Done, Event, Origin, Result, StepCommitted
+from stepspec.loop.step import Done, Event, Noted, Origin, Result, StepCommitted
 
 WORDINGS = ("bare", "boxed", "steps")
 COLOURS: Mapping[Origin, str] = {"draft": "green", "salvaged": "yellow", "target": "blue"}
-
-# Control characters in a model's text could move the cursor or rename the window, so a terminal gets U+FFFD instead.
-_CONTROLS = {code: 0xFFFD for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def answer_question(
@@ -206,9 +204,20 @@ def _read_question(question: str) -> str:
 
 async def _last(events: AsyncIterator[Event]) -> Result:
     async for event in events:
+        _refuse_unknown(event)
         if isinstance(event, Done):
             return event.result
     raise AssertionError("a request ends with Done or an error")
+
+
+def _refuse_unknown(event: Event) -> None:
+    """Stop before the answer to a question that is unlike the training data of the pair.
+
+    Raises:
+        UsageError: it is.
+    """
+    if isinstance(event, Noted):
+        raise UsageError(event.text)
 
 
 class _Printer:
@@ -220,7 +229,7 @@ class _Printer:
 
     def write(self, text: str, colour: str = "") -> None:
         if self._console.is_terminal:
-            text = text.translate(_CONTROLS)
+            text = printable(text, keep="\n\t")
         if self.coloured:
             self._console.print(Text(text, style=colour), end="")
         else:
@@ -231,6 +240,7 @@ class _Printer:
 async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool) -> None:
     shown = ""
     async for event in events:
+        _refuse_unknown(event)
         if isinstance(event, StepCommitted):
             shown = event.step.text
             printer.write(shown, COLOURS[event.step.origin])

@@ -14,6 +14,7 @@ import typer
 from stepspec.api.loading import check_models
 from stepspec.api.pairs import PAIRS
 from stepspec.base.extras import from_extra
+from stepspec.base.printable import printable
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.cli.listening import check_exposure, check_origins, check_proxies, check_tls, listening_sockets
 from stepspec.cli.options import DraftOption, JudgeOption, PolicyOption, TargetOption, judge_specs
@@ -106,6 +107,7 @@ def serve_models(
     with from_extra("serve", "stepspec serve"):
         from stepspec.serve import Keys, Limits, Settings, create_app
         from stepspec.serve.hosts import LOCAL
+        from stepspec.serve.log import configure_logs
         from stepspec.serve.pairs import load_pairs, wanted_pairs
         from stepspec.serve.server import Serving
 
@@ -135,6 +137,7 @@ def serve_models(
         if check:
             _report(problems)
             return
+        configure_logs(as_json=log_format == LogFormat.json)
         sys.setswitchinterval(SWITCH_S)
         settings = Settings(
             limits=Limits(max_running, max_queued, max_queued_tokens, max_wait),
@@ -148,7 +151,7 @@ def serve_models(
         )
         assert chosen is not None
         pairs = load_pairs(wanted, chosen, specs)
-        serving = Serving(settings, log_format == LogFormat.json, tls_cert, tls_key, trusted_proxy or ())
+        serving = Serving(settings, tls_cert, tls_key, trusted_proxy or ())
         serving.run(create_app(pairs, policy, settings), sockets)
 
 
@@ -159,7 +162,7 @@ def _report(problems: list[StepSpecError]) -> None:
         typer.Exit: something is.
     """
     for problem in problems:
-        print(problem)
+        print(printable(str(problem)))
     if problems:
         raise typer.Exit(2)
     print("Nothing is wrong. Models and their servers were not tried.")

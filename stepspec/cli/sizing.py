@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from stepspec.cli.options import SeedOption, numbers
-from stepspec.cli.output import TABLE_WIDTH, JsonOption, write_results
+from stepspec.cli.output import TABLE_WIDTH, Console, JsonOption, write_results
 from stepspec.cli.progress import make_meter
 from stepspec.errors import UsageError
 

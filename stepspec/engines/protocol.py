@@ -166,6 +166,11 @@ class Sampling:
         bounds = (min(self.allowed), max(self.allowed)) if self.allowed else ()
         return (*(id for id, _ in self.logit_bias), *bounds)
 
+    def reseeded(self, offset: int) -> "Sampling":
+        """Return the same parameters with another seed. After the highest seed, the lowest one follows."""
+        seed = (self.seed + offset + HIGHEST_NUMBER) % (2 * HIGHEST_NUMBER + 1) - HIGHEST_NUMBER
+        return replace(self, seed=seed)
+
     def seed_at(self, position: int) -> int:
         """Return a random seed for a call at a position of a text.
 

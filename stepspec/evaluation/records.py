@@ -7,8 +7,9 @@ If several processes write parts of one run, file names include the part: `rows-
 
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
+from stepspec.base.printable import printable
 from stepspec.loop.policy import PolicyKind
 
 
@@ -27,6 +28,14 @@ class Record(BaseModel):
             stored = cast("dict[str, Any]", values)
             return {name: value for name, value in stored.items() if name not in cls.removed_fields}
         return values
+
+
+Name = Annotated[str, AfterValidator(printable)]
+"""A name that tables, figures and reports show. Runs may come from elsewhere."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Wall = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+"""Wall time, by which speeds are divided."""
 
 
 class Conditions(Record):
@@ -73,11 +82,11 @@ class PolicyRecord(Record):
 class EngineRecord(Record):
     """A model as it was used. `weights` is a hash of the weight files."""
 
-    name: str
+    name: Name
     weights: str | None
     dtype: str | None
     device: str | None
-    threads: int | None = None
+    threads: Count | None = None
     """CPU threads; None if unknown or on another device."""
     speculation: str | None = "none"
     """How the engine drafts tokens on its own, independent of the policy; None if unknown."""
@@ -92,22 +101,22 @@ class RunRecord(Record):
     """
 
     version: Literal[2] = 2
-    benchmark: str
+    benchmark: Name
     data_sha256: str
-    num_problems: int
+    num_problems: Count
     prompt_id: str
     prompt_version: str
-    policies: dict[str, PolicyRecord]
+    policies: dict[Name, PolicyRecord]
     engines: dict[str, EngineRecord | None]
     pair: str
     """Hash of the pair of models."""
     temperature: float
     top_p: float
-    max_tokens: int
+    max_tokens: Count
     seed: int
-    concurrency: int
+    concurrency: Count
     grader: str = "integer"
-    num_repeats: int = 1
+    num_repeats: Count = 1
     versions: dict[str, str]
     commit: str | None
     hardware: dict[str, str | int | float]
@@ -136,27 +145,27 @@ class RunRecord(Record):
 class TokenRecord(Record):
     """Token counts, named as in `stepspec.step.Counts`."""
 
-    committed: int = 0
-    accepted: int = 0
-    salvaged: int = 0
+    committed: Count = 0
+    accepted: Count = 0
+    salvaged: Count = 0
     """Included in `accepted`."""
-    regenerated: int = 0
-    forced: int = 0
-    drafted: int = 0
-    rejected: int = 0
-    cancelled: int = 0
-    discarded: int = 0
+    regenerated: Count = 0
+    forced: Count = 0
+    drafted: Count = 0
+    rejected: Count = 0
+    cancelled: Count = 0
+    discarded: Count = 0
 
 
 class TimeRecord(Record):
     """Exclusive seconds on the critical path, each part measured separately."""
 
-    queue: float = 0.0
-    draft: float = 0.0
-    judge: float = 0.0
-    target: float = 0.0
-    controller: float = 0.0
-    other: float = 0.0
+    queue: Seconds = 0.0
+    draft: Seconds = 0.0
+    judge: Seconds = 0.0
+    target: Seconds = 0.0
+    controller: Seconds = 0.0
+    other: Seconds = 0.0
     """Wall time that the other parts do not cover."""
 
 
@@ -164,9 +173,9 @@ class StepRecord(Record):
     """A step as stored in rows. Only traces set `text`."""
 
     origin: Literal["draft", "salvaged", "target"]
-    num_tokens: int
-    num_from_draft: int
-    scores: dict[str, float | None] = {}
+    num_tokens: Count
+    num_from_draft: Count
+    scores: dict[Name, float | None] = {}
     text: str | None = None
 
 
@@ -175,12 +184,12 @@ class ResultRow(Record):
 
     version: Literal[1] = 1
     problem: str
-    policy: str
-    repeat: int = 0
+    policy: Name
+    repeat: Count = 0
     prompt_id: str | None = None
     prompt_version: str | None = None
     level: int | None = None
-    subject: str | None = None
+    subject: Name | None = None
     status: Status
     answer: str | None
     gold: str
@@ -193,21 +202,21 @@ class ResultRow(Record):
     finish_reason: Literal["stop", "length", "tool_calls"]
     output_sha256: str
     """Hash of reasoning and answer, to detect rows with the same output."""
-    wall_s: float
-    first_step_s: float | None = None
+    wall_s: Wall
+    first_step_s: Seconds | None = None
     """Seconds until the first step was committed, when a user sees the first reasoning."""
-    first_answer_s: float | None = None
+    first_answer_s: Seconds | None = None
     """Seconds until the first chunk of the answer."""
     tokens: TokenRecord
     time_s: TimeRecord
-    num_prompt_tokens: int
-    steps_judged: int
-    steps_accepted: int
-    token_drafted: int
-    token_accepted: int
-    target_passes: int
+    num_prompt_tokens: Count
+    steps_judged: Count
+    steps_accepted: Count
+    token_drafted: Count
+    token_accepted: Count
+    target_passes: Count
     steps: list[StepRecord] = []
-    reached: list[tuple[int, float]] = []
+    reached: list[tuple[Count, Seconds]] = []
     """Committed tokens and seconds when the text first had 500, 1,000, 2,000 and 4,000 tokens."""
     node: str | None = None
     """The machine that it ran on; None in a run on one. A run's speeds compare times of the same machine."""
@@ -221,21 +230,21 @@ class ResultRow(Record):
 class JudgedStepRecord(Record):
     """What was seen of a step that the draft proposed, see `stepspec.loop.step.JudgedStep`."""
 
-    index: int
+    index: Count
     text: str
-    num_tokens: int
+    num_tokens: Count
     accepted: bool
     asked: bool
-    scores: dict[str, float | None]
+    scores: dict[Name, float | None]
     target_logprobs: list[float] | None
     own_choices: list[bool] | None
     draft_logprobs: list[float] | None
     draft_entropies: list[float] | None
     draft_margins: list[float] | None
-    num_salvaged: int
-    draft_s: float
-    judge_s: float
-    write_s: float
+    num_salvaged: Count
+    draft_s: Seconds
+    judge_s: Seconds
+    write_s: Seconds
 
 
 class Trace(Record):
@@ -243,8 +252,8 @@ class Trace(Record):
 
     version: Literal[1] = 1
     problem: str
-    policy: str
-    repeat: int = 0
+    policy: Name
+    repeat: Count = 0
     question: str
     steps: list[StepRecord]
     answer: str
@@ -260,19 +269,19 @@ class Trace(Record):
 class Usage(Record):
     """What a model read and wrote, in tokens of its own vocabulary."""
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
     """Prompt tokens that were cached and did not have to be read again."""
-    generated_tokens: int = 0
+    generated_tokens: Count = 0
 
 
 class Node(Record):
     """A machine of a run on several."""
 
-    name: str
+    name: Name
     """Its address."""
     hardware: dict[str, str | int | float]
-    num_workers: int = 1
+    num_workers: Count = 1
     """Sets of models that answered there beside each other, and share its processors and memory."""
 
 
@@ -282,11 +291,11 @@ class Block(Record):
     removed_fields = frozenset({"joules"})
 
     version: Literal[1] = 1
-    policy: str
+    policy: Name
     jobs: list[tuple[str, int]]
     """Problem and repeat of every row."""
-    wall_s: float
-    committed_tokens: int
+    wall_s: Wall
+    committed_tokens: Count
     usage: dict[str, Usage] | None = None
     """By role, target and draft."""
     node: Node | None = None
@@ -298,8 +307,8 @@ class Failure(Record):
 
     version: Literal[1] = 1
     problem: str
-    policy: str
-    repeat: int = 0
+    policy: Name
+    repeat: Count = 0
     error: str
     at: str
     """UTC time, ISO 8601."""
@@ -334,8 +343,8 @@ class Throughput(Record):
 class Group(Record):
     """Figures over a subset of the problems."""
 
-    name: str
-    n: int
+    name: Name
+    n: Count
     accuracy: float
     accuracy_ci: tuple[float, float]
     accuracy_delta: float | None
@@ -347,10 +356,10 @@ class Group(Record):
 class Stretch(Record):
     """Figures over a stretch of the texts, such as their tokens 500 to 1,000."""
 
-    name: str
-    n: int
+    name: Name
+    n: Count
     """Problems whose text has tokens there."""
-    tokens: int
+    tokens: Count
     """Committed tokens there."""
     from_draft: float
     """Share of them that the draft wrote."""
@@ -366,7 +375,7 @@ class PolicySummary(Record):
     requests of a batch depend on each other; only the interval of `throughput` accounts for that.
     """
 
-    n: int
+    n: Count
     accuracy: float
     """Over all requests. A request that ended in an error counts as not correct."""
     accuracy_ci: tuple[float, float]
@@ -387,11 +396,11 @@ class PolicySummary(Record):
     no_speed: str | None = None
     """Why the policy's speed does not count, as a clause that ends a sentence; null if it counts. The speedups are
     still set, but do not show them without this reason."""
-    answers_lost: int | None = None
+    answers_lost: Count | None = None
     """Requests that the target answered and the policy did not: cut off by the limit, without an answer, or failed."""
-    answers_gained: int | None = None
+    answers_gained: Count | None = None
     """Requests that the policy answered and the target did not."""
-    unanswered: int = 0
+    unanswered: Count = 0
     """All requests of the policy that were cut off by the limit, have no answer, or failed."""
     wall_s: float
     speedup_vs_target: float | None
@@ -406,7 +415,7 @@ class PolicySummary(Record):
     step_acceptance_ci: tuple[float, float] | None = None
     """Accounts for the dependence of steps within a problem."""
     token_acceptance: float | None
-    token_drafted: int | None = None
+    token_drafted: Count | None = None
     """Tokens drafted at token level, within the target's own text."""
     token_level_exact: bool = True
     """False for a policy with a tolerance: the target's tokens then do not follow its own distribution."""
@@ -416,19 +425,19 @@ class PolicySummary(Record):
     """Share of the wall time spent in judging and in the controller."""
     tokens: TokenRecord
     time_s: TimeRecord
-    truncated: int
+    truncated: Count
     """Texts that the token limit cut off."""
-    no_answer: int
+    no_answer: Count
     """Texts in which no answer was found, cut off or not."""
-    num_rows: int | None = None
+    num_rows: Count | None = None
     """Problems times repeats."""
-    failed: int = 0
+    failed: Count = 0
     """Requests that ended in an error and have no row. Accuracies count them as not correct. `answers_lost` and
     `unanswered` include them; no other figure does."""
-    parse_errors: int = 0
+    parse_errors: Count = 0
     """Answers that the grader could not parse. They count as not correct, as do those in `timeouts`."""
-    timeouts: int = 0
-    by_last_number: int = 0
+    timeouts: Count = 0
+    by_last_number: Count = 0
     """Correct answers that were found only as the last number of the text."""
     accuracy_p: float | None = None
     """p value for equal accuracy of policy and target: McNemar's exact test, or a permutation test with repeats."""
@@ -447,9 +456,9 @@ class PolicySummary(Record):
     it was long."""
     stretches: list[Stretch] = []
     """Figures by output position; empty if no text has 500 tokens."""
-    n_for_one_point: int | None = None
+    n_for_one_point: Count | None = None
     """Problems needed for an interval of ±1 point of the accuracy difference."""
-    n_for_five_percent: int | None = None
+    n_for_five_percent: Count | None = None
     """Problems needed for an interval of ±5% of the speedup."""
 
 
@@ -462,7 +471,7 @@ class Matched(Record):
     """
 
     loss: float
-    policy: str
+    policy: Name
     speedup: float | None
     speedup_ci: tuple[float, float] | None
 
@@ -476,22 +485,22 @@ class Summary(Record):
     """
 
     version: Literal[2] = 2
-    benchmark: str
-    n: int
+    benchmark: Name
+    n: Count
     """Problems that finished under every policy."""
     temperature: float
-    concurrency: int
+    concurrency: Count
     pair: str
-    policies: dict[str, PolicySummary]
-    num_rows: int | None = None
+    policies: dict[Name, PolicySummary]
+    num_rows: Count | None = None
     """Number of rows that the summary was computed from, under all policies."""
     failed: dict[str, int] = {}
     """Requests that ended in an error, by policy, including policies without any row."""
     token_baseline: str | None = None
     """The baseline of `speedup_vs_token`: the fastest exact token-level policy."""
     matched: Matched | None = None
-    num_repeats: int = 1
+    num_repeats: Count = 1
     nodes: list[Node] = []
     """The machines of a run on several."""
-    num_apart: int = 0
+    num_apart: Count = 0
     """Requests that ran on different machines under the policies. Their times are not compared."""

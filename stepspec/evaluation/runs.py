@@ -7,7 +7,6 @@ leave an incomplete last line, which is skipped.
 import hashlib
 import re
 import shlex
-import tomllib
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from stepspec.base.file_model import parse_toml
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Block, Failure, Record, ResultRow, RunRecord, Summary, Trace
 from stepspec.loop.policy import Policy
@@ -75,8 +75,8 @@ def policy_of(run: RunRecord, name: str) -> Policy:
         UsageError: the text of the policy is not one of this version.
     """
     try:
-        return Policy.model_validate(tomllib.loads(run.policies[name].text)).at(run.temperature)
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        return Policy.model_validate(parse_toml(run.policies[name].text)).at(run.temperature)
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"The policy {name!r} of the run cannot be read: {error}") from error
 
 

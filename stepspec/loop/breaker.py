@@ -19,6 +19,8 @@ class Breaker:
         self._clock = clock
         self._num_failures = 0
         self._next_try: float = 0.0
+        self.num_worked = 0
+        """Number of successes so far. A call that saw others succeed while it waited did not meet a failure."""
 
     def allows(self) -> bool:
         """Whether a request may try now. After the recovery time, only the first caller gets True."""
@@ -37,6 +39,7 @@ class Breaker:
     def worked(self) -> None:
         """Record a success and close the breaker."""
         self._num_failures = 0
+        self.num_worked += 1
 
     def failed(self) -> None:
         """Record a failure and restart the recovery time."""

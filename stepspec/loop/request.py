@@ -298,7 +298,7 @@ class Request:
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
         logprobs = self.policy.needs_draft_logprobs or recorded
         call = Generate(self.transcript.buffer, sampling, stop, after=tuple(after), logprobs=logprobs)
-        watch, since = Watch(self.policy.step.abort_entropy), time.perf_counter()
+        watch, since, num_worked = Watch(self.policy.step.abort_entropy), time.perf_counter(), self.breaker.num_worked
         try:
             with self.ledger.time("draft"):
                 num_before = len(self.transcript.buffer) + len(after)
@@ -306,9 +306,16 @@ class Request:
                 patience = min(patience, self.policy.step.draft_deadline_s)
                 async with asyncio.timeout(patience), asyncio.timeout_at(self.limits.deadline):
                     chunk = await collect(watch.until_hopeless(self.draft.generate(call)), ids)
-        except (EngineError, ContextError, UnknownIdError, TimeoutError) as error:
-            is_failure = not isinstance(error, ContextError | UnknownIdError)  # the others are of this request
-            if is_failure and not self.limits.expired and not sibling:
+        except TimeoutError:
+            if ids:  # it works, if slowly
+                self.breaker.worked()
+            elif num_worked == self.breaker.num_worked and not self.limits.expired and not sibling:
+                self.breaker.failed()
+            return None
+        except (ContextError, UnknownIdError):  # of this request
+            return None
+        except EngineError:
+            if not self.limits.expired and not sibling:
                 self.breaker.failed()
             return None
         self._num_read = num_before + len(ids)
@@ -324,8 +331,7 @@ class Request:
     def _draft_sampling(self, sibling: int) -> Sampling:
         """Return the draft's sampling, with other random numbers for each step at the same place."""
         if sibling not in self._draft_samplings:  # making one checks all its settings
-            seed = self.sampling.seed + DRAFT_SEED * (sibling + 1)
-            self._draft_samplings[sibling] = replace(self.sampling, seed=seed)
+            self._draft_samplings[sibling] = self.sampling.reseeded(DRAFT_SEED * (sibling + 1))
         return self._draft_samplings[sibling]
 
     def _text_of(self, chunk: Chunk) -> str:

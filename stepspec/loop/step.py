@@ -226,6 +226,15 @@ class Times:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """The question is unlike the training data of a pair that stepspec provides. It comes before all other events."""
+
+    text: str
+    """The sentence for the user, which is also in the result's `note`."""
+    type: Literal["note"] = "note"
+
+
+@dataclass(frozen=True)
 class StepProposed:
     """The draft has written a step, which is not judged yet. Do not show it as output."""
 
@@ -375,4 +384,4 @@ class Done:
     type: Literal["done"] = "done"
 
 
-Event = StepProposed | StepJudged | StepCommitted | AnswerEvent | Done
+Event = Noted | StepProposed | StepJudged | StepCommitted | AnswerEvent | Done

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
 from stepspec.errors import StepSpecError
-from stepspec.loop.step import Done, Event, Result, Step, StepCommitted, StepJudged, StepProposed
+from stepspec.loop.step import Done, Event, Noted, Result, Step, StepCommitted, StepJudged, StepProposed
 from stepspec.serve.errors import error_body
 from stepspec.serve.figures import metrics_of, usage_of
 from stepspec.serve.requests import ChatRequest
@@ -31,6 +31,8 @@ class ChatAnswer:
 
     def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
         """Return the chunks of an event."""
+        if isinstance(event, Noted):
+            return [self._chunk(index, {}, {"note": event.text})]
         if isinstance(event, AnswerDelta):
             return [self._chunk(index, {"content": event.text})]
         if isinstance(event, ToolCallDelta):

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from stepspec.base.printable import printable
 from stepspec.errors import ContextError, EngineError, StepSpecError, TargetError, UsageError, unknown_name
 
 logger = logging.getLogger("stepspec.serve")
@@ -125,7 +126,7 @@ def public_error(error: Exception, request_id: str) -> StepSpecError:
     What a model's server says goes only to the log, because it may have the server's address.
     """
     if isinstance(error, ContextError):  # from a server, as requests are checked before
-        logger.error("%s failed: %s", request_id, error)
+        logger.error("%s failed: %s", request_id, printable(str(error)))
         return TooLongError(None, "The prompt does not fit the model's context. Send a shorter one.")
     if isinstance(error, UsageError | BusyError):
         return error
@@ -137,7 +138,7 @@ def public_error(error: Exception, request_id: str) -> StepSpecError:
         if not isinstance(error.__cause__, StepSpecError):  # the answer does not follow its schema
             return error
         cause = error.__cause__
-    logger.error("%s failed: %s", request_id, cause)
+    logger.error("%s failed: %s", request_id, printable(str(cause)))
     return EngineError(f"A model failed. See request {request_id} in the service's log.")
 
 

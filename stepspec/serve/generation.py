@@ -89,7 +89,7 @@ class Generation:
     ) -> IndexedEvents:
         watch = self.monitor.watch(self.model.name, self.policy, self.model.pair, since)
         watch.queued(queue_s)
-        stream = prompt.stream(prompt.sampling.seed + number, queue_s)
+        stream = prompt.stream(number, queue_s)
         outcome: Outcome = "cancelled"
         num_tokens: int | None = None
         num_thought, answer = 0, list[str]()

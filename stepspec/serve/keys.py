@@ -5,13 +5,10 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from limits import RateLimitItemPerMinute
-from limits.storage import MemoryStorage
-from limits.strategies import FixedWindowRateLimiter
 from pydantic import Field
 
 from stepspec.base.file_model import FileModel, Version, load_toml
@@ -28,6 +25,7 @@ ANONYMOUS = "anonymous"
 
 MAX_NAME = 64
 """Most characters of the name of a key."""
+WINDOW_S = 60.0
 MIN_CHARACTERS = 16
 """Fewest characters of a key. SHA-256 without a salt is safe only for keys that cannot be guessed."""
 
@@ -151,9 +149,10 @@ def new_key() -> str:
 class Rates:
     """Counts requests and tokens of clients against the limits of their keys, in windows of a minute."""
 
-    def __init__(self) -> None:
-        self._limiter = FixedWindowRateLimiter(MemoryStorage())
-        self._limited: dict[str, Client] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[tuple[str, str], tuple[float, int]] = {}
+        """By client and `requests` or `tokens`: when the window ends, and what was used in it."""
         self.elsewhere: Mapping[tuple[str, str], int] = {}
         """What clients have used at other replicas of the service, as their `counts` say."""
 
@@ -164,28 +163,29 @@ class Rates:
             RateError: the client has used up one of its limits.
         """
         for what, most in (("requests", client.requests_per_minute), ("tokens", client.tokens_per_minute)):
-            if most is None:
-                continue
-            limit = RateLimitItemPerMinute(most)
-            self._limited[client.name] = client
-            if not self._limiter.test(limit, client.name, what, cost=1 + self.elsewhere.get((client.name, what), 0)):
-                wait_s = self._limiter.get_window_stats(limit, client.name, what).reset_time - time.time()
+            key = client.name, what
+            end, used = self._window(key)
+            if most is not None and used + self.elsewhere.get(key, 0) >= most:
+                wait_s = end - self._clock()
                 raise RateError(f"The key {client.name!r} is limited to {most} {what} a minute.", wait_s)
         if client.requests_per_minute is not None:
-            self._limiter.hit(RateLimitItemPerMinute(client.requests_per_minute), client.name, "requests")
+            self._use((client.name, "requests"), 1)
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """Return what clients with limits have used in their windows: by name, `requests` and `tokens`."""
-        counts: dict[tuple[str, str], int] = {}
-        for name, client in self._limited.items():
-            for what, most in (("requests", client.requests_per_minute), ("tokens", client.tokens_per_minute)):
-                if most is not None:
-                    window = self._limiter.get_window_stats(RateLimitItemPerMinute(most), name, what)
-                    counts[name, what] = most - window.remaining
-        return counts
+        return {key: self._window(key)[1] for key in self._windows}
 
     def used(self, client: Client, num_tokens: int) -> None:
         """Count tokens of a prompt or of a text. They count even where they exceed the limit."""
         if client.tokens_per_minute is not None and num_tokens:
-            limit = RateLimitItemPerMinute(client.tokens_per_minute)
-            self._limiter.hit(limit, client.name, "tokens", cost=num_tokens)
+            self._use((client.name, "tokens"), num_tokens)
+
+    def _window(self, key: tuple[str, str]) -> tuple[float, int]:
+        """Return the end of the current window and what was used in it. A new one begins with its first use."""
+        end, used = self._windows.get(key, (0.0, 0))
+        now = self._clock()
+        return (end, used) if now < end else (now + WINDOW_S, 0)
+
+    def _use(self, key: tuple[str, str], count: int) -> None:
+        end, used = self._window(key)
+        self._windows[key] = end, used + count

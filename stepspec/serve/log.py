@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fastapi.responses import JSONResponse
+from pythonjsonlogger.core import RESERVED_ATTRS
+from pythonjsonlogger.json import JsonFormatter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from stepspec.base.printable import printable
 from stepspec.errors import StepSpecError
 from stepspec.loop.tracing import caller
 from stepspec.serve.errors import error_body, public_error, truncated
@@ -22,8 +25,44 @@ KEY = "stepspec.log"
 """Key in a request's ASGI scope for its log entry."""
 
 MAX_PATH, MAX_PARAM = 200, 64
-TRACE = (b"traceparent", b"tracestate", b"baggage")
-"""Headers with the span of the client."""
+TRACE = (b"traceparent", b"tracestate")
+"""Headers with the span of the client. Not `baggage`: nothing reads it, and a bad one would write many lines."""
+POLLED = ("/health", "/ready", "/load", "/version", "/metrics")
+"""Paths that load balancers, Prometheus and the page ask for again and again. Their successes are not logged."""
+
+
+class LineFormatter(logging.Formatter):
+    """Formats the entries of the text log. What a client or a server has sent cannot begin a line."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line, with control characters escaped."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Return the indented lines of a traceback."""
+        return "\n".join(f"    {printable(line)}" for line in super().formatException(ei).splitlines())
+
+
+def line_formatter(*, as_json: bool) -> logging.Formatter:
+    """Return what formats the entries of the log, each as one line, or tracebacks in text as several."""
+    if not as_json:
+        return LineFormatter()
+    hidden = [*RESERVED_ATTRS, "color_message"]  # of uvicorn, with escapes for a terminal
+    return JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", reserved_attrs=hidden)
+
+
+def configure_logs(*, as_json: bool) -> None:
+    """Send the log of the whole process to stderr, with warnings and what libraries log."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(line_formatter(as_json=as_json))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    for name in ("uvicorn", "stepspec"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 @dataclass
@@ -119,7 +158,9 @@ class RequestLog:
             logger.warning("%s", entry.note)
         seconds = time.monotonic() - entry.since
         cut_off = "" if entry.complete else " (response incomplete)"
-        logger.info(
+        is_poll = scope["path"] in POLLED and entry.status < 400 and entry.complete
+        logger.log(
+            logging.DEBUG if is_poll else logging.INFO,
             "%s %s %s %d %.3f s%s%s",
             entry.request_id,
             scope["method"],

@@ -1,7 +1,6 @@
 """Runs the service in uvicorn: signals, draining, TLS and logs."""
 
 import asyncio
-import copy
 import gc
 import logging
 import os
@@ -14,11 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.config import LOGGING_CONFIG
 
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
@@ -99,7 +96,6 @@ class Serving:
     """How the service is served."""
 
     settings: Settings
-    logs_json: bool
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: Sequence[str]
@@ -117,7 +113,7 @@ class Serving:
         config = uvicorn.Config(
             app,
             access_log=False,
-            log_config=self._log_config(),
+            log_config=None,  # see `configure_logs`
             timeout_graceful_shutdown=int(self.settings.drain_s) + CLOSING_S,
             proxy_headers=bool(self.trusted_proxies),
             forwarded_allow_ips=list(self.trusted_proxies),
@@ -126,15 +122,3 @@ class Serving:
             ssl_keyfile=self.tls_key,
         )
         return Server(config, app.state.service)
-
-    def _log_config(self) -> dict[str, Any]:
-        """Return uvicorn's log settings, extended by stepspec's request log."""
-        config = copy.deepcopy(LOGGING_CONFIG)
-        config["loggers"]["stepspec"] = {"handlers": ["default"], "level": "INFO", "propagate": False}
-        if self.logs_json:
-            form = {
-                "()": "pythonjsonlogger.json.JsonFormatter",
-                "fmt": "%(asctime)s %(levelname)s %(name)s %(message)s",
-            }
-            config["formatters"]["default"] = form
-        return config

@@ -12,8 +12,9 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from service import serving
 
-from stepspec import StepSpec
+from stepspec import Noted, StepSpec
 from stepspec.api.loading import load_pair
+from stepspec.client import RemoteStepSpec
 from stepspec.langchain import ChatStepSpec, StepSpecRunnable
 from stepspec.langchain.sharing import shared_pair
 
@@ -39,6 +40,15 @@ async def test_a_chain_answers_like_the_python_api(spec: StepSpec) -> None:
     assert await chain.ainvoke({"question": QUESTION}) == expected.answer
     chunks = [chunk async for chunk in chain.astream({"question": QUESTION})]
     assert "".join(chunks) == expected.answer
+
+
+async def test_a_stream_begins_with_a_note_on_a_question_that_the_pair_does_not_know(spec: StepSpec) -> None:
+    assert spec.pair.scope is not None
+    with serving(spec.pair) as address:
+        async with RemoteStepSpec(address) as remote:
+            events = [event async for event in remote.stream("What is the capital of France?", max_tokens=5)]
+    assert events[0] == Noted(spec.pair.scope.knows)
+    assert sum(isinstance(event, Noted) for event in events) == 1
 
 
 def test_the_pair_loaded_by_name_is_the_default_pair() -> None:

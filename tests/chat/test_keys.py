@@ -1,7 +1,6 @@
 """API keys: who may use the service, the limits of keys, and what the service never shows."""
 
 import json
-import logging
 import os
 import signal
 import time
@@ -21,8 +20,8 @@ from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import UsageError
 from stepspec.serve import Keys, Settings
-from stepspec.serve.errors import NoKeyError
-from stepspec.serve.keys import ENVIRONMENT, key_hash
+from stepspec.serve.errors import NoKeyError, RateError
+from stepspec.serve.keys import ENVIRONMENT, Client, Rates, key_hash
 
 KEY, OTHER, SLOW = ("sk-" + letter * 40 for letter in "kos")
 BODY: Any = {"messages": [{"role": "user", "content": "How many?"}]}
@@ -84,6 +83,27 @@ def test_the_tokens_of_a_key_are_limited(tmp_path: Path) -> None:
         answers = [ask(address, SLOW) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]
     assert "10 tokens a minute" in answers[1].json()["error"]["message"]
+
+
+def test_windows_last_a_minute_whatever_happens_to_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, client = [1000.0], Client("team", requests_per_minute=2, tokens_per_minute=10)
+    rates = Rates(lambda: now[0])
+    for day in (0.0, 1e9, -1e9):
+        monkeypatch.setattr(time, "time", lambda day=day: day)
+        for _ in range(2):
+            rates.check(client)
+        with pytest.raises(RateError, match="2 requests a minute") as caught:
+            rates.check(client)
+        assert caught.value.retry_after_s == pytest.approx(60)
+        now[0] += 59.9
+        with pytest.raises(RateError):
+            rates.check(client)
+        now[0] += 0.2
+        assert rates.counts()["team", "requests"] == 0
+        rates.used(client, 25)
+        with pytest.raises(RateError, match="10 tokens a minute"):
+            rates.check(client)
+        now[0] += 60.1
 
 
 def test_keys_are_reloaded_and_stay_if_the_file_disappears(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +208,6 @@ class Endless(FollowingEngine):
 
 def test_a_client_that_leaves_pays_for_every_token_that_it_got(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "stepspec")
-    logging.getLogger("stepspec").propagate = True
     pair = following_pair(thinks=False)
     target = Endless(pair.target.tokenizer, "target", chunk_size=12, hangs=True)  # type: ignore[arg-type]
     with serving(Pair(target, None), "target") as address:

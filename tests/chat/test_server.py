@@ -28,6 +28,7 @@ from stepspec.cli.listening import listening_sockets
 from stepspec.errors import EngineError
 from stepspec.serve import Settings, create_app
 from stepspec.serve.hosts import LOCAL
+from stepspec.serve.log import line_formatter
 from stepspec.serve.server import Server, Serving
 
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
@@ -36,7 +37,7 @@ ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": Tr
 @contextmanager
 def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Server, int]]:
     """Run the server in a thread. Yield it and its port."""
-    serving = Serving(settings, options.get("logs_json", False), options.get("cert"), options.get("key"), ())
+    serving = Serving(settings, options.get("cert"), options.get("key"), ())
     server = serving.server(create_app(pair, "target", settings))
     sockets = listening_sockets("127.0.0.1", 0)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
@@ -79,7 +80,9 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_overloaded"
 
 
-def test_https_and_structured_logs(tmp_path: Path) -> None:
+def test_https_and_structured_logs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = trustme.CA()
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     issued = authority.issue_cert("127.0.0.1")
@@ -88,11 +91,11 @@ def test_https_and_structured_logs(tmp_path: Path) -> None:
         chain.write_to_path(cert, append=True)
     context = ssl.create_default_context()
     authority.configure_trust(context)
-    written = io.StringIO()
-    with running(following_pair(), Settings(log_prompts=True), cert=cert, key=key, logs_json=True) as (_, port):
-        handler = logging.getLogger("stepspec").handlers[0]
-        assert isinstance(handler, logging.StreamHandler)
-        handler.setStream(written)
+    handler = logging.StreamHandler(written := io.StringIO())
+    handler.setFormatter(line_formatter(as_json=True))
+    monkeypatch.setattr(logging.getLogger("stepspec"), "handlers", [handler])
+    caplog.set_level(logging.INFO, "stepspec")
+    with running(following_pair(), Settings(log_prompts=True), cert=cert, key=key) as (_, port):
         sent = {"messages": ASK["messages"], "request_id": "mine", "session_id": "s"}
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/chat/completions", json=sent, verify=context)
         assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
@@ -116,7 +119,7 @@ def test_only_named_web_origins_may_use_the_service_and_prompts_are_not_logged(
 ) -> None:
     settings = Settings(cors_origins=["https://a.example"])
     with running(following_pair(), settings) as (server, port):
-        logging.getLogger("stepspec").propagate = True
+        caplog.set_level(logging.INFO, "stepspec")
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
             answer = httpx.post(url, json=ASK, headers={"Origin": origin, "Authorization": "Bearer secret-key"})
@@ -167,7 +170,6 @@ def test_an_engine_that_dies_and_comes_back(caplog: pytest.LogCaptureFixture) ->
     pair = following_pair()
     target = Dying(pair.target.tokenizer, "target")  # type: ignore[arg-type]
     with running(Pair(target, pair.draft), Settings()) as (_, port):
-        logging.getLogger("stepspec").propagate = True
         root = f"http://127.0.0.1:{port}"
 
         def up() -> str:

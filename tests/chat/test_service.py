@@ -10,14 +10,17 @@ import anyio
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 from following import THOUGHTS, FollowingEngine, following_pair
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
-from service import serving
+from service import serving, serving_app
 
 from stepspec import AnswerDelta, Pair, Result, StepSpec
 from stepspec.client import RemoteStepSpec
+from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
 from stepspec.loop.step import Event, StepCommitted, StepJudged, StepProposed
@@ -294,10 +297,45 @@ async def test_the_remote_api_raises_a_context_error_for_a_long_prompt() -> None
                 await remote.generate("How many?")
 
 
+@pytest.mark.parametrize("seed", [2**63 - 1, 1 - 2**63])
+async def test_the_highest_seed_has_several_answers_in_every_format(seed: int) -> None:
+    with serving(following_pair(), "specreason") as address:
+        sent = {"messages": [{"role": "user", "content": "How many?"}], "seed": seed, "n": 2, "temperature": 0.6}
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            answer = await client.post("/chat/completions", json=sent)
+            assert answer.status_code == 200, answer.text
+            assert len(answer.json()["choices"]) == 2
+            assert (await client.post("/responses", json={"seed": seed, "input": "How many?"})).status_code == 200
+        async with RemoteStepSpec(address) as remote:
+            assert (await remote.generate("How many?", sampling={"seed": seed})).answer
+    highest, lowest = Sampling(seed=2**63 - 1), Sampling(seed=1 - 2**63)
+    assert highest.reseeded(1) == lowest
+    assert len({highest.reseeded(number).seed for number in range(16)}) == 16
+    assert (await StepSpec(pair=following_pair(), policy="specreason").generate("How?", sampling=highest)).answer
+
+
 async def test_an_unreachable_service_is_an_engine_error() -> None:
     async with RemoteStepSpec("http://127.0.0.1:9/v1", retries=0) as remote:
         with pytest.raises(EngineError, match="Nothing answers"):
             await remote.generate("How many?")
+
+
+@pytest.mark.parametrize("in_the_middle", [True, False])
+async def test_a_server_without_metrics_is_an_engine_error(*, in_the_middle: bool) -> None:
+    """The second one is what other servers send, which do not know the request's fields."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def answer() -> StreamingResponse:
+        choice = {"index": 0, "delta": {"content": "7"}, "finish_reason": None if in_the_middle else "stop"}
+        chunk = json.dumps({"model": "a", "choices": [choice]})
+        return StreamingResponse(iter([f"data: {chunk}\n\n", "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+    with serving_app(app) as address:
+        async with RemoteStepSpec(address) as remote:
+            wanted = "before it was complete" if in_the_middle else "sent no metrics. Check that it is a service"
+            with pytest.raises(EngineError, match=wanted):
+                await remote.generate("How many?")
 
 
 async def test_closing_the_remote_stream_frees_the_engines() -> None:

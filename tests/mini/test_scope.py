@@ -4,15 +4,18 @@ import html
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from stepspec import StepSpec
+from stepspec import Done, Noted, StepSpec
 from stepspec.api.loading import load_pair
 from stepspec.api.pairs import EMBEDDED
 from stepspec.api.scope import MAX_READ, PairScope
+from stepspec.api.session import MAX_UNKNOWN_TOKENS
 from stepspec.engines.protocol import TokenBuffer, Verification, Verify
 from stepspec.engines.torch_engine import TorchEngine
 from stepspec.errors import EngineError
@@ -52,6 +55,28 @@ async def test_a_result_has_the_note_and_notebooks_show_it() -> None:
     assert (strange.note, known.note) == (knows, None)
     assert html.escape(knows) in result_html(strange)
     assert "Note:" not in result_html(known)
+
+
+async def test_the_note_comes_first_and_bounds_the_answer_unless_the_request_does() -> None:
+    question, problem = "What is the capital of France?", next(load_split("test"))
+    async with StepSpec() as spec:
+        events = [event async for event in spec.stream(question)]
+        assert events[0] == Noted(PairScope.load(EMBEDDED).knows)
+        assert sum(isinstance(event, Noted) for event in events) == 1
+        done = events[-1]
+        assert isinstance(done, Done)
+        assert done.result.counts.committed <= MAX_UNKNOWN_TOKENS
+        assert (await spec.generate(question, max_tokens=MAX_UNKNOWN_TOKENS + 9)).limit == "max_tokens"
+        known = [event async for event in spec.stream(problem.question)]
+        assert not any(isinstance(event, Noted) for event in known)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_run_says_first_what_the_pair_knows_and_stops(options: list[str]) -> None:
+    command = [sys.executable, "-m", "stepspec", "run", "What is the capital of France?", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"stepspec: {PairScope.load(EMBEDDED).knows}\n"
 
 
 async def test_the_note_does_not_count_as_a_cached_prompt() -> None:

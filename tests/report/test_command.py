@@ -1,11 +1,13 @@
 """`stepspec report`: tables on the terminal, output files and error messages."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import typer
 from make_runs import make_run
+from markdown_it import MarkdownIt
 from typer.testing import CliRunner, Result
 
 from stepspec.cli.reporting import report_runs
@@ -74,6 +76,45 @@ def test_the_stored_runs_are_reported(tmp_path: Path) -> None:
         assert f"gsm-mini, temperature {temperature}: 300 problems, 95% intervals" in stdout
     accuracy = json.loads((STORED / "t0" / "summary.json").read_text())["policies"]["stepspec"]["accuracy"]
     assert f"{accuracy:.1%}" in (tmp_path / "text.md").read_text("utf-8")
+
+
+HOSTILE = "<img src=x onerror=alert(1)>![a](http://b)`\x1b]0;owned\x07\x9b2J\n# B |"
+
+
+def test_names_from_elsewhere_are_neither_markup_nor_terminal_codes(tmp_path: Path) -> None:
+    made = make_run(6, policies=POLICIES)
+    rows = [row.model_copy(update={"subject": HOSTILE}) for row in made.rows]
+    made.rows = [row.model_copy(update={"policy": HOSTILE}) if row.policy == "stepspec" else row for row in rows]
+    policies = {HOSTILE if name == "stepspec" else name: each for name, each in made.run.policies.items()}
+    engine = made.run.engines["target"]
+    assert engine is not None
+    engines = {"target": engine.model_copy(update={"name": HOSTILE})}
+    made.run = made.run.model_copy(update={"policies": policies, "benchmark": HOSTILE, "engines": engines})
+    made.blocks, made.traces = [], []
+    made.write(tmp_path)
+    stdout = report(tmp_path).stdout
+    assert "\\x1b]0" in stdout
+    assert stdout.replace("\n", "").isprintable()
+    markdown = (tmp_path / "report.md").read_text("utf-8")
+    assert markdown.count("onerror") >= 4
+    assert markdown.replace("\n", "").isprintable()
+    html = MarkdownIt("commonmark").enable("table").render(markdown)
+    assert "onerror" in html
+    assert not re.search(r"<(img|a|code)\b", html)
+    assert [line for line in markdown.splitlines() if line.startswith("# B")] == []
+    assert "<img" not in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_report_does_not_follow_a_link_over_another_file(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious", "utf-8")
+    for number, name in enumerate(("report.md", "report.html")):
+        make_run(6, policies=POLICIES).write(run := tmp_path / f"run{number}")
+        (run / name).symlink_to(mine)
+        with pytest.raises(StepSpecError, match="it is a symbolic link; remove it"):
+            report(run)
+        (run / f".{name}.tmp").symlink_to(mine)
+        assert mine.read_text("utf-8") == "precious"
 
 
 def test_invalid_input_is_a_one_sentence_error(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from stepspec.engines import hugging_face
 from stepspec.engines.hugging_face import load_tokenizer, template_problem, weights_hash
 from stepspec.engines.torch_engine import model
 from stepspec.engines.torch_engine.engine import TorchEngine
+from stepspec.engines.torch_engine.judge import TorchJudge
 from stepspec.engines.torch_engine.model import CausalModel
 from stepspec.errors import ModelError, UsageError
 
@@ -334,6 +335,16 @@ async def test_a_model_folder_is_loaded_and_described(config: LlamaConfig, tmp_p
         assert engine.tokenizer.decode([3, 5]) == engine.tokenizer.piece(3) + engine.tokenizer.piece(5)
     finally:
         await engine.aclose()
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_that_a_model_names_is_not_loaded(tmp_path: Path, key: str) -> None:
+    save_model(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), key: "someone/kernel"}), "utf-8")
+    network = model.load_network(str(tmp_path), "cpu")
+    assert network.config._attn_implementation == "sdpa"
+    TorchJudge.load(str(tmp_path), "cpu")
 
 
 def test_equal_weights_have_equal_hashes_and_other_weights_other_hashes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from stepspec.bench.service.script import POLICY, Script, scripted_pair
 from stepspec.serve import Limits, Settings, create_app
+from stepspec.serve.log import configure_logs
 from stepspec.serve.server import Serving
 
 BACKLOG = 2048
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app = create_app(scripted_pair(script), given.policy, settings)
     app.add_api_route("/tasks", tasks)
     with socket.create_server(("127.0.0.1", given.port), backlog=BACKLOG) as listening:
-        Serving(settings, logs_json=False, tls_cert=None, tls_key=None, trusted_proxies=()).run(app, [listening])
+        configure_logs(as_json=False)
+        Serving(settings, tls_cert=None, tls_key=None, trusted_proxies=()).run(app, [listening])
 
 
 def _parser() -> argparse.ArgumentParser:

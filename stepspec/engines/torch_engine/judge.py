@@ -63,10 +63,13 @@ class TorchJudge:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         options = loading_options(name)
         try:
-            config = AutoConfig.from_pretrained(name, **options)
+            config: Any = AutoConfig.from_pretrained(name, **options)
+            config._attn_implementation = None  # a model may name a kernel on the Hub, which is code that comes with it
             classifies = any("ForSequenceClassification" in each for each in config.architectures or ())
             kind: Any = AutoModelForSequenceClassification if classifies else AutoModel
-            loaded = kind.from_pretrained(name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options)
+            loaded = kind.from_pretrained(
+                name, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            )
         except Exception as error:  # a bad configuration can fail with any exception
             raise ModelError(f"Cannot load {name!r} as a judge model: {reason_of(error)}.") from error
         network, report = loaded

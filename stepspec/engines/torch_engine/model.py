@@ -624,11 +624,12 @@ def load_network(name: str, device: str, dtype: torch.dtype | None = None) -> Pr
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
     options = loading_options(name)
     try:
-        config = AutoConfig.from_pretrained(name, **options)
+        config: Any = AutoConfig.from_pretrained(name, **options)
+        config._attn_implementation = None  # a model may name a kernel on the Hub, which is code that comes with it
         refuse_unsupported(config, name)
         _check_weights(Path(name), config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            name, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
         network, report = loaded
     except ModelError:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from stepspec.errors import StepSpecError, UsageError
+from stepspec.base.files import write_text
+from stepspec.errors import UsageError
 from stepspec.evaluation.advise.findings import Measured
 from stepspec.evaluation.advise.prompts import Prompts
-from stepspec.evaluation.running.folder import write_whole
 
 MEASURED = "measured.json"
 """File with the measurements, next to the folders of the runs (one for each load)."""
@@ -66,11 +66,7 @@ def keep_measured(measured: Measured, folder: Path) -> None:
     Raises:
         StepSpecError: the file cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / MEASURED, measured.model_dump_json(indent=2) + "\n")
-    except OSError as error:
-        raise StepSpecError(f"Cannot store the runs in {folder}: {error.strerror}. Give another --output.") from error
+    write_text(folder / MEASURED, measured.model_dump_json(indent=2) + "\n")
 
 
 def identity(pair_hash: str, prompts: Prompts, plan: Plan) -> dict[str, str | float | int]:

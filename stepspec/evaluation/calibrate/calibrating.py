@@ -10,6 +10,7 @@ from textwrap import wrap
 
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
+from stepspec.base.files import write_text
 from stepspec.errors import UsageError
 from stepspec.evaluation.advise.prompts import choose_prompts
 from stepspec.evaluation.benchmark import Benchmark, DrawnData, wording_version
@@ -32,7 +33,6 @@ from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.conditions import hardware_in_words
 from stepspec.evaluation.running import Executor, load_problems
 from stepspec.evaluation.running.conditions import current_conditions, engine_records
-from stepspec.evaluation.running.folder import write_whole
 from stepspec.loop.certificate import Certificate
 from stepspec.loop.policy import Policy
 
@@ -171,7 +171,7 @@ async def calibrate(
         sentences=[],
     )
     results = results.model_copy(update={"sentences": sentences(results)})
-    write_whole(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
+    write_text(folder / RESULTS, results.model_dump_json(indent=2) + "\n")
     return results, _text(task, outcome, results, at_most)
 
 

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from stepspec.base.files import write_text
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.calibrate.records import Calibrated, Identity, Planned
 from stepspec.evaluation.records import Record
-from stepspec.evaluation.running.folder import write_whole
 
 R = TypeVar("R", bound=Record)
 _REFERENCES = TypeAdapter(dict[str, str])
@@ -29,7 +29,7 @@ def begin(folder: Path, identity: Identity) -> None:
     if (folder / STARTED).is_file():
         _refuse_another(folder, _read(folder / STARTED, Identity), identity)
         return
-    _write(folder / STARTED, identity.model_dump_json(indent=2))
+    write_text(folder / STARTED, identity.model_dump_json(indent=2) + "\n")
 
 
 def read_plan(folder: Path, identity: Identity) -> Planned | None:
@@ -47,7 +47,7 @@ def read_plan(folder: Path, identity: Identity) -> Planned | None:
 
 def store_plan(folder: Path, plan: Planned) -> None:
     """Write the plan."""
-    _write(folder / PLAN, plan.model_dump_json(indent=2))
+    write_text(folder / PLAN, plan.model_dump_json(indent=2) + "\n")
 
 
 def read_results(folder: Path) -> Calibrated | None:
@@ -71,7 +71,7 @@ def read_references(folder: Path) -> dict[str, str]:
 
 def store_references(folder: Path, references: Mapping[str, str]) -> None:
     """Write the target's own answers."""
-    _write(folder / REFERENCES, json.dumps(references, indent=0))
+    write_text(folder / REFERENCES, json.dumps(references, indent=0) + "\n")
 
 
 def _refuse_another(folder: Path, there: Identity, here: Identity) -> None:
@@ -91,11 +91,3 @@ def _read(file: Path, model: type[R]) -> R:
         raise UsageError(f"{file} is damaged, or of another version. Calibrate into another folder.") from error
     except OSError as error:
         raise StepSpecError(f"Cannot read {file}: {error.strerror}.") from error
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, text + "\n")
-    except OSError as error:
-        raise StepSpecError(f"Cannot write {file}: {error.strerror}. Choose another --output.") from error

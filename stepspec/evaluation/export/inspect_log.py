@@ -16,7 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from stepspec.evaluation.export.source import Outcome, Source, Written, whole_file
+from stepspec.base.files import whole_file
+from stepspec.evaluation.export.source import Outcome, Source, Written
 from stepspec.evaluation.records import ResultRow, RunRecord, Status, StepRecord, Trace
 from stepspec.evaluation.runs import reasoning
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stepspec.evaluation.export.source import Outcome, Source, Written, whole_file
+from stepspec.base.files import whole_file
+from stepspec.evaluation.export.source import Outcome, Source, Written
 from stepspec.evaluation.records import RunRecord, Trace
 from stepspec.evaluation.runs import reasoning
 

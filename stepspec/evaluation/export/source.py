@@ -1,18 +1,16 @@
 """Reads a run for the exports: a few figures of every row are in memory, steps and texts stay on disk."""
 
-import contextlib
 import hashlib
-import os
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from stepspec.evaluation.records import Block, ResultRow, RunRecord, Trace
 from stepspec.evaluation.runs import TraceIndex, iter_blocks, iter_rows, natural_order, read_run, says
@@ -157,20 +155,3 @@ class Mean:
         by_problem = [fmean(values) for values in repeats]
         error = stdev(by_problem) / sqrt(len(by_problem)) if len(by_problem) > 1 else None
         return cls(fmean(by_problem), error)
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Generator[TextIO]:
-    """Open a file to write that appears under its name only when it is complete.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            yield stream
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

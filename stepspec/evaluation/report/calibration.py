@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from stepspec.evaluation.calibrate.records import Calibrated, Tested
-from stepspec.evaluation.report.cells import UNKNOWN, joined, times
+from stepspec.evaluation.report.cells import UNKNOWN, in_markdown, joined, times
 from stepspec.evaluation.report.tables import markdown_table
 
 PATH_HEAD = ("setting", "thresholds", "predicted", "test", "problems", "loss at most", "accuracy", "target's")
@@ -21,12 +22,13 @@ def calibration_table(results: Calibrated) -> Table:
     """Return the path as a terminal table, with the chosen setting in bold."""
     table = Table(*PATH_HEAD)
     for each, row in zip(results.path, path_rows(results), strict=True):
-        table.add_row(*row, style="bold" if each.setting.name == results.chosen else None)
+        table.add_row(*map(Text, row), style="bold" if each.setting.name == results.chosen else None)
     return table
 
 
 def calibration_markdown(results: Calibrated) -> str:
     """Return the Markdown of a calibration: its sentences and the table of its path."""
+    results = in_markdown(results)
     blocks = [
         f"# Calibration on {results.identity.benchmark}",
         "\n".join(f"- {sentence}" for sentence in results.sentences),

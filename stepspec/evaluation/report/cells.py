@@ -1,12 +1,36 @@
 """Formatting of figures: a value and its interval, rounded to meaningful digits."""
 
-from stepspec.evaluation.records import Percentiles
+import re
+from typing import Any, TypeVar, cast
+
+from stepspec.base.printable import printable
+from stepspec.evaluation.records import Percentiles, Record
 
 UNKNOWN = "–"
 
 Cell = tuple[str, str]
 """A value and its interval; either may be empty."""
 Interval = tuple[float, float]
+R = TypeVar("R", bound=Record)
+
+
+def in_markdown(record: R) -> R:
+    """Return a record whose texts are no markup in Markdown. Names in a run may come from elsewhere."""
+    return type(record).model_validate(_in_markdown(record.model_dump()))
+
+
+def _in_markdown(value: Any) -> Any:
+    if isinstance(value, dict):  # the text of a policy is read, and never shown
+        table = cast("dict[Any, Any]", value)
+        return {_in_markdown(key): each if key == "text" else _in_markdown(each) for key, each in table.items()}
+    if isinstance(value, list | tuple):
+        return [_in_markdown(each) for each in cast("list[Any]", value)]
+    return escaped(value) if isinstance(value, str) else value
+
+
+def escaped(text: str) -> str:
+    """Return a text as one line of Markdown without markup."""
+    return re.sub(r"[\\`*<]|(?<=\])\(", r"\\\g<0>", printable(text))
 
 
 def percent(value: float | None, *, sign: str = "") -> str:

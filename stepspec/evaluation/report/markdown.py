@@ -1,6 +1,7 @@
 """`report.md`: the findings, the tables, the meanings of their figures, and the conditions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stepspec.evaluation.records import Group, PolicySummary, RunRecord, Stretch, Summary
 from stepspec.evaluation.report import cells
@@ -15,6 +16,8 @@ GROUPED_BY = {"level": "level", "subject": "subject", "length": "length of the t
 
 def markdown_report(run: RunRecord, summary: Summary, *, setting: str = "", extras: Sequence[Extra] = ()) -> str:
     """Return the Markdown report of one run. `setting` distinguishes it from other runs in the same file."""
+    run, summary, setting = cells.in_markdown(run), cells.in_markdown(summary), cells.escaped(setting)
+    extras = [replace(each, cells={cells.escaped(name): cell for name, cell in each.cells.items()}) for each in extras]
     found = findings(run, summary)
     columns = [*COLUMNS, *further_columns(summary)]
     meanings = [f"- **{column.title}**: {column.meaning}" for column in (*columns, *extras)]

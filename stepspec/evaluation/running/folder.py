@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from stepspec.base.files import whole_file
 from stepspec.errors import StepSpecError, UsageError
 from stepspec.evaluation.records import Block, Failure, ResultRow, RunRecord, Summary, Trace
 from stepspec.evaluation.report import markdown_report
@@ -146,16 +147,12 @@ def what_differs(there: RunRecord, run: RunRecord) -> str:
     )
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file atomically: readers see the old text or the new one, never a part."""
-    _write_temporary(file, text).replace(file)
-
-
 def write_new(file: Path, text: str) -> bool:
     """Create a file atomically and return whether it is new: another process may have created it first."""
     if file.exists():
         return False
-    temporary = _write_temporary(file, text)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    write_whole(temporary, text)
     try:
         file.hardlink_to(temporary)
     except FileExistsError:
@@ -167,22 +164,19 @@ def write_new(file: Path, text: str) -> bool:
     return True
 
 
-def _write_temporary(file: Path, text: str) -> Path:
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file atomically: readers see the old text or the new one, never a part."""
+    with whole_file(file) as stream:
         stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return temporary
 
 
 def _is_temporary(file: Path) -> bool:
-    return file.name.startswith(".run.json.") and file.name.endswith("tmp")
+    return file.name.lstrip(".").startswith("run.json.") and file.name.endswith("tmp")
 
 
 def _open_lines(file: Path) -> int:
     """Open a file of lines for appending, cut off an incomplete last line, and lock out other processes."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, _complete_length(fd))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stepspec.api.fitting import fit_policy
 from stepspec.api.loading import Pair
 from stepspec.base.files import find_data_file
+from stepspec.base.printable import printable
 from stepspec.engines.protocol import DrafterName
 from stepspec.errors import UsageError
 from stepspec.evaluation.records import BASELINE
@@ -49,7 +50,7 @@ def load_policies(names: Iterable[str]) -> dict[str, LoadedPolicy]:
     """
     loaded: dict[str, LoadedPolicy] = {}
     for each in names:
-        name = find_data_file("policies", each).stem
+        name = printable(find_data_file("policies", each).stem)
         if name in loaded:
             raise UsageError(f"There are two policies called {name!r}; results need a name for each.")
         loaded[name] = load_policy(each)

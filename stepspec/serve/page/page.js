@@ -94,10 +94,11 @@ class Reasoning {
     this.showCounts();
   }
 
-  read({ choices, stepspec: { step, event } = {} }) {
+  read({ choices, stepspec: { step, event, note } = {} }) {
     const delta = choices[0]?.delta ?? {};
     const box = $("scroll");
     const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 60; // the reader has not scrolled up
+    if (note) showNote(note);
     if (step) this.commit(step, delta);
     if (event?.type === "step.proposed") this.proposed(event.index).push({ ...event });
     if (event?.type === "step.judged") this.judge(event);
@@ -255,6 +256,11 @@ async function compare(model, question, signal) {
   setStatus(summary);
 }
 
+function showNote(text) {
+  $("note").textContent = text;
+  $("note").hidden = !text;
+}
+
 async function answer(clock, model, question, signal) {
   const reasoning = new Reasoning();
   setStatus("Waiting for the first step …");
@@ -262,8 +268,7 @@ async function answer(clock, model, question, signal) {
   try {
     const run = await timed(clock, model.id, question, signal, (chunk) => reasoning.read(chunk));
     const cut = run.reason === "length" && "The answer was cut off at the limit of tokens.";
-    $("note").textContent = [run.metrics?.stepspec?.note, cut].filter(Boolean).join(" ");
-    $("note").hidden = !$("note").textContent;
+    showNote([run.metrics?.stepspec?.note, cut].filter(Boolean).join(" "));
     return setStatus(summaryOf(run, reasoning.steps.length));
   } finally {
     $("pending").hidden = true;

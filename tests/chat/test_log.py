@@ -1,0 +1,131 @@
+"""The service's log: one line for each entry, whatever clients and servers send, in text and in JSON."""
+
+import http.client
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from following import following_pair
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_server import running
+
+from stepspec.base.printable import printable
+from stepspec.serve import Settings
+from stepspec.serve.log import POLLED, line_formatter
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\r\nINFO a false line\u2028\u2029\u202e\x7f\x85\x0b"
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+
+
+class Lines(logging.Handler):
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self.setFormatter(line_formatter(as_json=as_json))
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+@pytest.fixture
+def lines(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    """What the whole process logs, formatted as text, or as JSON with the parameter True."""
+    caplog.set_level(logging.INFO, "stepspec")
+    handler = Lines(as_json=getattr(request, "param", False))
+    logging.getLogger().addHandler(handler)
+    yield handler
+    logging.getLogger().removeHandler(handler)
+
+
+@given(st.text())
+@example(HOSTILE)
+def test_an_entry_is_one_line_without_control_characters(text: str) -> None:
+    record = logging.LogRecord("a", logging.ERROR, "", 0, "Failed: %s", (text,), None)
+    record.color_message = "\x1b[1mFailed\x1b[0m"
+    (line,) = line_formatter(as_json=False).format(record).splitlines()
+    assert re.match(TIME + "ERROR Failed: ", line)
+    assert line == printable(line)
+    (line,) = line_formatter(as_json=True).format(record).splitlines()
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["message"] == f"Failed: {text}"
+    assert "\\u001b[1m" not in line
+
+
+@given(st.text())
+@example(HOSTILE)
+def test_a_traceback_cannot_begin_a_line_of_the_log(text: str) -> None:
+    try:
+        raise ValueError(text)
+    except ValueError:
+        record = logging.LogRecord("a", logging.ERROR, "", 0, "It broke.", (), sys.exc_info())
+    first, *rest = line_formatter(as_json=False).format(record).split("\n")
+    assert first.endswith("ERROR It broke.")
+    assert all(line.startswith("    ") and line == printable(line) for line in rest)
+
+
+@pytest.mark.parametrize("lines", [False, True], indirect=True)
+def test_hostile_headers_write_one_line_for_a_request(lines: Lines) -> None:
+    span = b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01"
+    values = [HOSTILE.replace("\r\n", "").encode(errors="replace"), b"\x9b2J,=;" * 500, b"a,b=\xc2\x9bc,d" * 180]
+    headers = [(name, value) for name in (b"baggage", b"tracestate", b"x-request-id") for value in values]
+    with running(following_pair(), Settings()) as (_, port):
+        lines.texts.clear()
+        for name, value in headers:
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+                wire.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
+                wire.sendall(b"traceparent: " + span + b"\r\n" + name + b": " + value + b"\r\n\r\n")
+                while wire.recv(1000):
+                    pass
+    others = [line for line in lines.texts if "/v1/models" not in line]
+    assert len(others) <= len(headers), "one line for a head that the parser refuses, or for a bad tracestate"
+    assert len(lines.texts) - len(others) >= 2 * len(values), "not all are refused by the parser"
+    assert all(line == printable(line) for line in lines.texts)
+
+
+def test_successful_polls_are_not_logged_and_failures_are(lines: Lines) -> None:
+    with running(following_pair(), Settings()) as (server, port):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+        def get(path: str) -> int:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+        lines.texts.clear()
+        assert {get(path) for path in POLLED * 3} == {200}
+        assert not lines.texts
+        server._service.admission.is_draining = True  # pyright: ignore[reportPrivateUsage]
+        assert get("/ready") == 503
+        assert get("/v1/models") == 200
+        connection.close()
+    *asked, _ = lines.texts
+    for line, expected in zip(asked, ("/ready 503", "/v1/models 200"), strict=True):
+        assert re.match(TIME + rf"INFO \w+ GET {expected} ", line)
+    assert "Shutting down" in lines.texts[-1]
+
+
+def test_in_json_mode_every_line_of_the_process_is_json() -> None:
+    program = (
+        "import logging, warnings\n"
+        "from stepspec.serve.log import configure_logs\n"
+        "configure_logs(as_json=True)\n"
+        "logging.getLogger('opentelemetry.baggage').warning('bad %s', 'a\\n\\x9b')\n"
+        "logging.getLogger('uvicorn.error').info('up', extra={'color_message': '\\x1b[1mup'})\n"
+        "warnings.warn('old')\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: logging.getLogger('asyncio').exception('lost')\n"
+        "logging.getLogger('stepspec.serve').info('one')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [each["levelname"] for each in found] == ["WARNING", "INFO", "WARNING", "ERROR", "INFO"]
+    assert "ZeroDivisionError" in found[3]["exc_info"]
+    assert not any("color_message" in each for each in found)

@@ -322,10 +322,12 @@ async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
 @pytest.mark.parametrize(
     ("first", "written"), [(Reply(ONE), []), (Reply(fails=EngineError("gone")), [Reply(hangs=True)])]
 )
-async def test_a_deadline_while_the_target_reads_ahead_ends_the_thinking(first: Reply, written: list[Reply]) -> None:
+async def test_a_limit_of_time_while_the_target_reads_ahead_ends_the_thinking(
+    first: Reply, written: list[Reply]
+) -> None:
     reading = Opinion(delay_s=60)
     stage = Stage(chains(score={"look_ahead": True}), [first, TWO], [reading], [*written, ANSWER])
-    stage.request.demands = Demands(deadline_s=0.1)
+    stage.request.demands = Demands(max_thinking_s=0.1)
     stage.request.limits = Limits(stage.request.demands, stage.request.ledger, stage.request.transcript)
     events = [event async for event in stage.events()]
     assert isinstance(events[-1], Done)

@@ -7,6 +7,7 @@
 The name before the colon of a spec string selects the engine. The engine's library loads when it is first used.
 """
 
+import asyncio
 import logging
 import math
 import reprlib
@@ -31,7 +32,7 @@ from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger, Role
-from stepspec.loop.limits import Demands
+from stepspec.loop.limits import Demands, cut_off
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
@@ -72,6 +73,8 @@ class PreparedRequest:
     thinking: ThinkingTags | None
     """How the thinking is marked; None if it is not separate, and the steps are the answer."""
     sampling: Sampling
+    seconds: float
+    """What the preparation took."""
     _run: Callable[[Sampling, float], AsyncGenerator[Event, None]]
 
     def stream(self, seed: int | None = None, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
@@ -81,8 +84,8 @@ class PreparedRequest:
 
         Args:
             seed: random seed in place of the request's own, for further answers to the same request.
-            queue_s: seconds that the request has waited since it was prepared. They count in the result's times and
-                for the deadline.
+            queue_s: seconds that the request has waited, besides those of its preparation. They count in the result's
+                times, and for `deadline_s` and `max_thinking_s`.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
@@ -235,11 +238,13 @@ class StepSpec:
         encoded = await off_the_loop(inputs, encode)
         checked_at = encoded_at = time.perf_counter()
         if encoded.demands.json_schema is not None:
-            await self._answering.check_schema(encoded.demands.json_schema)
+            left_s = None if options.deadline_s is None else options.deadline_s - (encoded_at - since)
+            async with cut_off(None if left_s is None else asyncio.get_running_loop().time() + left_s):
+                await self._answering.check_schema(encoded.demands.json_schema)
             checked_at = time.perf_counter()
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
         work = partial(self._run, encoded, options, spent)
-        return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, work)
+        return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, sum(spent.values()), work)
 
     async def _run(
         self,
@@ -251,11 +256,7 @@ class StepSpec:
     ) -> AsyncGenerator[Event, None]:
         # max_context is above every possible number of committed tokens, because the prompt takes part of it.
         most = self.pair.target.max_context if options.max_tokens is None else options.max_tokens
-        demands = encoded.demands
-        if demands.deadline_s is not None:
-            demands = replace(demands, deadline_s=demands.deadline_s - queue_s)
-        ledger = Ledger(most, {**spent, "queue": queue_s})
-        request = self._request(encoded, options, sampling, demands, ledger)
+        request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -278,12 +279,15 @@ class StepSpec:
         size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
         piece = target.tokenizer.piece
         for start in range(0, len(ids), max(1, size)):
-            part = ids[start : start + size]
+            part, seen = ids[start : start + size], None
             try:
-                seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
+                async with cut_off(request.limits.end):
+                    seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
             except EngineError as error:
                 committed = result.reasoning * result.thinks + result.answer
                 raise TargetError(f"{error} The text was complete.", committed) from error
+            if seen is None:
+                break
             tops = seen.top or ((),) * len(part)
             for id, logprob, top in zip(part, seen.logprobs or (), tops, strict=True):
                 found.append(TokenLogprob(piece(id), logprob, tuple((piece(each), value) for each, value in top)))
@@ -306,16 +310,15 @@ class StepSpec:
             notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note
-                note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
-                notes += [] if note is None else [note]
+                async with cut_off(request.limits.end):
+                    note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
+                    notes += [] if note is None else [note]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
 
-    def _request(
-        self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, demands: Demands, ledger: Ledger
-    ) -> Request:
-        target, toolbox = self.pair.target, encoded.toolbox
+    def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
+        target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
             start = len(encoded.prompt.ids)
@@ -389,8 +392,14 @@ class StepSpec:
                 f"{self.pair.target.name} does not return {RETURNED['scores']}, so logprobs are not supported. Serve "
                 "it with the torch engine, vLLM or SGLang, or leave out logprobs."
             )
-        stop_ids = frozenset(options.stop_token_ids)
-        return Demands(schema, opener, options.max_thinking_tokens, options.deadline_s, stop_ids)
+        return Demands(
+            schema,
+            opener,
+            options.max_thinking_tokens,
+            options.max_thinking_s,
+            options.deadline_s,
+            frozenset(options.stop_token_ids),
+        )
 
     def _check_sampling(self, sampling: Sampling, demands: Demands) -> None:
         """Check that the model has the tokens of a bias, and that its engine counts the tokens of the whole output, if

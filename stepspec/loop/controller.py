@@ -92,10 +92,7 @@ def _result(request: Request) -> Result:
     reason: FinishReason = "tool_calls" if answer.calls else "stop"
     if not request.transcript.ended:
         reason = "length"
-        if limits.reached != "deadline":
-            limits.reached = "context" if ledger.remaining > 0 else "max_tokens"
-    elif limits.reached == "deadline" and not answer.calls:
-        reason = "length"
+        limits.cut()
     return Result(
         reasoning="".join(step.text for step in steps),
         answer=answer.text,

@@ -172,6 +172,11 @@ class Ledger:
         self._counts["committed"] = num_tokens
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the request was accepted."""
+        return time.perf_counter() - self._started
+
+    @property
     def num_accepted(self) -> int:
         """Accepted tokens so far."""
         return self._counts["accepted"]

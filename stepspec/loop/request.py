@@ -36,7 +36,7 @@ from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
-from stepspec.loop.limits import Demands, Limits
+from stepspec.loop.limits import Demands, Limits, has_passed
 from stepspec.loop.pace import StepPace
 from stepspec.loop.step import Event, JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
 from stepspec.loop.tracing import Spans
@@ -44,6 +44,9 @@ from stepspec.loop.transcript import MOST_HEADER, Transcript
 
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
+
+WHOLE_TEXT = 1 << 30
+"""More tokens than any text has."""
 
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target sample with other random numbers."""
@@ -192,7 +195,7 @@ class Request:
             return False
         if self.transcript.in_header and not self.demands.separate_answer:
             await self.write_header()
-        while self.transcript.thinking and self.draft is not None and self.limits.allow_thinking():
+        while self.transcript.thinking and self.draft is not None and self.limits.allow_more():
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
                 return False
             if len(self.transcript.steps) < self.policy.first_target_steps:
@@ -222,10 +225,8 @@ class Request:
         """Let the target write the header of a message, which decides whether the thinking goes on."""
         assert self.tags is not None
         assert self.tags.header_end is not None
-        if self.ledger.remaining > 0:
-            most = min(self.ledger.remaining, MOST_HEADER)
-            stop = Stop(most, token_ids=self.answer_ends | {self.tags.header_end})
-            await self._write(stop, self.limits.deadline, until=lambda: False)
+        if self.limits.allow_more():
+            await self._write(self.answer_ends | {self.tags.header_end}, most=MOST_HEADER)
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
@@ -842,19 +843,18 @@ class Request:
 
         `until` is asked after every chunk of the thinking, and may stop the writer, in the middle of a step too.
         """
-        transcript, limits, ledger = self.transcript, self.limits, self.ledger
-        if transcript.thinking and self.tags is not None and self.demands.separate_answer:
-            stop = Stop(limits.room, token_ids=self.ends) if limits.allow_thinking() else None
-            if stop is not None and not await self._write(stop, limits.deadline, until):
-                return
-        thought = transcript.in_header or not limits.allow_thinking()
-        if thought and self.tags is not None and self.demands.separate_answer:
+        transcript, limits = self.transcript, self.limits
+        separate = self.tags is not None and self.demands.separate_answer
+        if separate and transcript.thinking and limits.allow_more() and not await self._write(self.ends, until):
+            return
+        thought = transcript.in_header or (transcript.thinking and not limits.allow_more())
+        if separate and thought and not has_passed(limits.end):
             self._end_thinking()
-        if not transcript.ended and ledger.remaining > 0 and limits.allow_thinking():
-            stop = Stop(ledger.remaining, token_ids=self.answer_ends)
-            deadline = limits.deadline if self.tags is None else None
-            await self._write(stop, deadline, until, self.demands.json_schema)
-            limits.allow_thinking()
+        schema, goes_on = self.demands.json_schema, not transcript.ended and limits.allow_more()
+        if goes_on and not await self._write(self.answer_ends, until, schema):
+            return
+        if transcript.open_ids:
+            self._close_step()
 
     def _end_thinking(self) -> None:
         """Commit what is missing of the tags that end the thinking, in place of the target."""
@@ -864,9 +864,15 @@ class Request:
         self.emit(self.transcript.end_thinking("target", len(ids)))
 
     async def _write(
-        self, stop: Stop, deadline: float | None, until: Callable[[], bool], json_schema: str | None = None
+        self,
+        ends: frozenset[int],
+        until: Callable[[], bool] = lambda: False,
+        json_schema: str | None = None,
+        most: int = WHOLE_TEXT,
     ) -> bool:
-        """Let a single writer write. Return False if `until` stopped it, which may leave a step open."""
+        """Let a single writer write up to one of the tokens `ends`, and at most `most` tokens. Return False if `until`
+        stopped it, which may leave a step open."""
+        stop = Stop(min(self.limits.room, most), token_ids=ends)
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
@@ -874,7 +880,7 @@ class Request:
         await self._wait_for_prompt(writer)
         self._writing_since, self._proposed = time.time_ns(), False
         watch = self._writing_watch(control=self.transcript.thinking)
-        async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
+        async with aclosing(punctual((draft or self.target).generate(call), self.limits.deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
                     watch.asks()

@@ -30,7 +30,7 @@ StepEnd = Literal["delimiter", "cap", "thinking", "text"]
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
-Limit = Literal["max_tokens", "context", "deadline", "max_thinking_tokens"]
+Limit = Literal["max_tokens", "context", "deadline", "max_thinking_tokens", "max_thinking_s"]
 """The limit that ended a text or its thinking."""
 
 
@@ -303,8 +303,7 @@ class Result:
     thinks: bool = True
     """Whether the target separates its thinking from the answer. If not, the steps are the answer."""
     limit: Limit | None = None
-    """The limit that ended the text or its thinking, or None. After a deadline, `finish_reason` is `length` unless the
-    answer calls a tool."""
+    """The limit that ended the text or its thinking, or None. If it cut the text, `finish_reason` is `length`."""
     model: str = ""
     """Name of the target, or of the service's model."""
     policy: str = ""

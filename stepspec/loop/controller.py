@@ -54,7 +54,7 @@ async def _work(request: Request) -> None:
             committed += request.answer.text if request.tags is not None else request.transcript.open_text
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         finally:
-            request.stop_reading()
+            await request.stop_reading()
             request.tell_committed()
         request.emit(request.answer.finish())
         _check_json(request)

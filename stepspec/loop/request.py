@@ -531,14 +531,15 @@ class Request:
     async def _wait_for_prompt(self, writer: Literal["draft", "target"]) -> None:
         """Wait until the target has read the prompt, or until the deadline."""
         if self._prompt_read is not None:
-            with self.ledger.time(writer), suppress(TimeoutError):
+            with self.ledger.waiting(writer), suppress(TimeoutError):
                 async with asyncio.timeout_at(self.limits.deadline):
                     await self._prompt_is_read()
 
-    def stop_reading(self) -> None:
+    async def stop_reading(self) -> None:
         """Stop what `read_ahead` has begun."""
         if self._prompt_read is not None:
             self._prompt_read.cancel()
+            await asyncio.wait([self._prompt_read])
 
     # Committing
 

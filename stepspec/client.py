@@ -285,6 +285,7 @@ class _Reader:
             tool_calls=tuple(self._calls),
             thinks=statistics["thinks"],
             limit=statistics["limit"],
+            not_proposed=statistics.get("not_proposed"),
             model=model,
             policy=statistics["policy"],
             token_level_exact=statistics["token_level_exact"],

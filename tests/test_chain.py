@@ -19,7 +19,7 @@ from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.depth import MAX_DEPTH, ChainDepth
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.pace import FIRST_CONTROL, FREE_S, StepPace
+from stepspec.loop.pace import FIRST_CONTROL, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import WritingWatch
 from stepspec.loop.step import Done, Proposal
@@ -56,6 +56,7 @@ async def test_one_pass_judges_all_steps_of_a_chain() -> None:
         "target_generated": 5,
         "committed": 15,
         "steps": 2,
+        "steps_proposed": 2,
         "steps_judged": 2,
         "steps_accepted": 2,
         "target_passes": 1 + 5,
@@ -171,6 +172,7 @@ async def test_the_draft_s_answer_is_kept_as_far_as_the_target_would_write_it() 
         "drafted": 10,
         "committed": 10,
         "steps": 1,
+        "steps_proposed": 1,
         "steps_judged": 1,
         "steps_accepted": 1,
         "target_passes": 1,
@@ -250,6 +252,7 @@ async def test_the_draft_writes_on_while_the_target_judges() -> None:
         "drafted": 15,
         "committed": 15,
         "steps": 2,
+        "steps_proposed": 2,
         "steps_judged": 2,
         "steps_accepted": 2,
         "target_passes": 4,
@@ -648,9 +651,9 @@ async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
     assert unread[0] == prompt
     assert unread[1:] == [0, 0]
     pace = StepPace(0.02)
-    assert pace.patience_s(0) == FREE_S
-    assert pace.patience_s(10_000) == pytest.approx(FREE_S * (1 + 10_000 / 16 / 64))
     pace.wrote(100, 1.0)
+    assert pace.patience_s(10_000) is None, "the first step takes what it takes"
+    pace.depth.drafted(64, 5.0)
     assert pace.patience_s(10_000) == pytest.approx(2 * 0.01 * (64 + 10_000 / 16))
 
 
@@ -666,10 +669,9 @@ def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> No
         pace.tries("b")
     assert pace.speculates("c"), "the request that tried it was cancelled"
     pace.tries("c")
-    now[0] = FREE_S
-    assert pace.speculates("d")
-    pace.tries("d")
+    now[0] = 60.0
     assert not pace.speculates("e")
+    assert pace.why == "another request tries the draft"
     pace.depth.drafted(10, 0.1)
     assert pace.speculates("e")
 

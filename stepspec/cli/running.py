@@ -269,6 +269,9 @@ def figures(result: Result) -> str:
     """Return one line with the time and tokens of a request and the share of the draft's work that was accepted."""
     counts = result.counts
     parts = [f"{result.times.wall:.2f} s", f"{counts.committed:,} tokens"]
+    if result.not_proposed != "the policy proposes none":
+        why = f" ({result.not_proposed})" if result.not_proposed else ""
+        parts.append(f"{counts.steps_proposed:,} steps proposed{why}")
     if counts.steps_judged:
         parts.append(f"{counts.steps_accepted}/{counts.steps_judged} steps accepted")
     if counts.token_drafted:

@@ -180,6 +180,10 @@ class ResultRow(Record):
     tokens: TokenRecord
     time_s: TimeRecord
     num_prompt_tokens: int
+    steps_proposed: int | None = None
+    """Steps that the draft proposed; None in rows from before this field existed."""
+    not_proposed: str | None = None
+    """Why the draft proposed no step, or no further one; see `stepspec.loop.step.NotProposed`."""
     steps_judged: int
     steps_accepted: int
     token_drafted: int
@@ -374,6 +378,12 @@ class PolicySummary(Record):
     """Committed tokens over the target's."""
     tokens_per_s_ratio: float | None
     """Committed tokens per second over the target's; speedup = tokens_per_s_ratio / length_ratio."""
+    steps: int | None = None
+    """Steps of the texts; None in summaries from before this field existed, like the next."""
+    steps_proposed: int | None = None
+    """Steps that the draft proposed."""
+    not_proposed: dict[str, int] = {}
+    """Requests in which the draft proposed no step, or no further one, by the reason."""
     step_acceptance: float | None
     step_acceptance_ci: tuple[float, float] | None = None
     """Accounts for the dependence of steps within a problem."""

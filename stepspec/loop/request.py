@@ -38,7 +38,17 @@ from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
 from stepspec.loop.limits import Demands, Limits, has_passed
 from stepspec.loop.pace import StepPace
-from stepspec.loop.step import Event, JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
+from stepspec.loop.step import (
+    Event,
+    JudgedStep,
+    NotProposed,
+    Origin,
+    Proposal,
+    StepCommitted,
+    StepJudged,
+    StepProposed,
+    Verdict,
+)
 from stepspec.loop.tracing import Spans
 from stepspec.loop.transcript import MOST_HEADER, Transcript
 
@@ -157,6 +167,8 @@ class Request:
         self._held: Proposal | None = None  # the draft's beginning of a step that is not committed
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
+        self.not_proposed: NotProposed | None = None
+        """Why the draft was not asked for its next step, or did not write it; None if it did."""
         self._num_told = 0
         self._num_read = 0  # tokens that the draft has read
         self.prompt_s = 0.0
@@ -192,17 +204,21 @@ class Request:
         write here.
         """
         if self.policy.step_level_exact and not self.is_own_text:
+            self.not_proposed = "the sampling"
             return False
         if self.transcript.in_header and not self.demands.separate_answer:
             await self.write_header()
         while self.transcript.thinking and self.draft is not None and self.limits.allow_more():
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
+                self.not_proposed = "a tool call" if self.only_target else "too much was wasted"
                 return False
             if len(self.transcript.steps) < self.policy.first_target_steps:
                 await self.write_step()
             elif self.pace.speculates(self):
+                self.not_proposed = None
                 return True
             else:
+                self.not_proposed = self.pace.why
                 if drop_ahead is not None:
                     await drop_ahead()
                 await self.complete_step()  # which may open a tool call
@@ -293,7 +309,9 @@ class Request:
                 target would. Only for texts of which the target's own choices are kept.
         """
         if self.draft is None or not (self.breaker.is_closed if sibling else self.breaker.allows()):
+            self.not_proposed = "the draft failed"
             return None
+        is_step = not coupled
         coupled = coupled or (self.policy.step_level_exact and not sibling)
         sampling = self.sampling if coupled else self._draft_sampling(sibling)
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
@@ -311,6 +329,15 @@ class Request:
             is_failure = not isinstance(error, ContextError | UnknownIdError)  # the others are of this request
             if is_failure and not self.limits.expired and not sibling:
                 self.breaker.failed()
+            if is_step and not self.limits.expired:
+                slow = isinstance(error, TimeoutError)
+                self.not_proposed = (
+                    "no room in the context"
+                    if not is_failure
+                    else "the draft was too slow"
+                    if slow
+                    else "the draft failed"
+                )
             return None
         self._num_read = num_before + len(ids)
         self.breaker.worked()
@@ -630,6 +657,7 @@ class Request:
             self.ledger.abandoned(len(held.ids) + len(ids))
             return None
         self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
+        self.ledger.add(steps_proposed=not (held.ids or self.transcript.open_ids))
         return held.followed_by(draft)
 
     async def keep(self, draft: Proposal) -> None:

@@ -8,10 +8,15 @@ from stepspec.evaluation.report.cells import count, joined, percent, percent_wit
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
 from stepspec.loop.certificate import certificate_in
+from stepspec.loop.step import NotProposed
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02
 """Share of drafted tokens in the target's tokens below which token-level speculation was practically off."""
+FEW_PROPOSED = 0.1
+"""Share of the steps below which the draft proposed hardly any."""
+LEFT: Sequence[NotProposed] = ("the draft was too slow", "the draft failed", "too much was wasted")
+"""Reasons for which a request goes on without its draft."""
 MUCH_TROUBLE = 0.05
 """Share of rows from which a problem affects the meaning of the other figures."""
 
@@ -49,6 +54,23 @@ def speeds_that_do_not_count(summary: Summary) -> list[str]:
         for name, policy in summary.policies.items()
         if policy.no_speed is not None
     ]
+
+
+def steps_not_proposed(summary: Summary) -> list[str]:
+    """Return a sentence for each policy whose draft proposed hardly any steps, or was often left in the middle."""
+    found: list[str] = []
+    for name, policy in summary.policies.items():
+        rows, why = num_rows(policy), policy.not_proposed
+        if policy.steps_proposed is None or "the policy proposes none" in why:
+            continue
+        left = sum(number for reason, number in why.items() if reason in LEFT)
+        if policy.steps_proposed < FEW_PROPOSED * (policy.steps or 0) or left > MUCH_TROUBLE * rows:
+            reasons = _list(f"{reason} in {number:,}" for reason, number in why.items()) or "none is known"
+            proposed = (
+                f"the draft proposed {count(policy.steps_proposed, 'step')}; the texts have {policy.steps or 0:,}"
+            )
+            found.append(f"{name}: {proposed}. Why no more, in {count(rows, 'request')}: {reasons}.")
+    return found
 
 
 def _headline(summary: Summary) -> str:
@@ -138,6 +160,7 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
 
 def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from speeds_that_do_not_count(summary)
+    yield from steps_not_proposed(summary)
     yield from _failures(run, summary)
     yield from _certificates(run)
     if summary.n < run.num_problems:

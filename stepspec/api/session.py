@@ -124,6 +124,7 @@ class StepSpec:
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = policy.summary if isinstance(policy, Policy) else policy
         self._owns_pair, self._record = not isinstance(pair, Pair), record
+        self._warned = set[str]()
         if isinstance(pair, Pair):
             if judges:
                 raise UsageError("judges belong to the pair: pass them to load_pair.")
@@ -153,7 +154,7 @@ class StepSpec:
         if note is not None:
             logger.warning("%s", note)
         if any(each.certificate is not None for each, _ in self._panels.values()):
-            _ = self.pair.models  # hashes weights now, and not in the first request
+            _ = self.pair.by_role  # hashes weights now, and not in the first request
 
     async def __aenter__(self) -> "StepSpec":
         return self
@@ -257,6 +258,7 @@ class StepSpec:
         # max_context is above every possible number of committed tokens, because the prompt takes part of it.
         most = self.pair.target.max_context if options.max_tokens is None else options.max_tokens
         request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
+        self._warn(request)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -295,19 +297,8 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     async def _with_notes(self, result: Result, prompt: Sequence[int], request: Request) -> Result:
-        """Add a note to the result if the question is unlike the pair's training data, or if the policy's certificate
-        is not for this request."""
+        """Add a note to the result if the question is unlike the pair's training data."""
         notes: list[str] = []
-        certificate, sampling = request.policy.certificate, request.sampling
-        if certificate is not None:
-            usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
-            unusual = {
-                each.name: "set"
-                for each in fields(Sampling)
-                if getattr(sampling, each.name) != getattr(usual, each.name)
-            }
-            known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
-            notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note
                 async with cut_off(request.limits.end):
@@ -316,6 +307,20 @@ class StepSpec:
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
+
+    def _warn(self, request: Request) -> None:
+        """Say once in a session that the policy's certificate is not for a request like this."""
+        certificate, sampling = request.policy.certificate, request.sampling
+        if certificate is None:
+            return
+        usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
+        names = [each.name for each in fields(Sampling)]
+        unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
+        known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
+        for note in certificate.notes(self.pair.by_role, **known, template_sha256=self.pair.template_sha256):
+            if note not in self._warned:
+                self._warned.add(note)
+                logger.warning("%s", note)
 
     def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
         target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands

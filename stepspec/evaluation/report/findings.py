@@ -1,5 +1,6 @@
 """Findings of a run in sentences: the fastest policy that keeps the accuracy, exactness, and warnings."""
 
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summ
 from stepspec.evaluation.report.cells import count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
-from stepspec.loop.certificate import certificate_in
+from stepspec.loop.certificate import by_role, certificate_in
 from stepspec.loop.step import NotProposed
 
 FEW_PROBLEMS = 100
@@ -180,14 +181,15 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
 
 
 def _certificates(run: RunRecord) -> Iterable[str]:
-    """Yield a sentence for each policy whose certificate is for other models or another sampling."""
+    """Yield sentences for each policy whose certificate is for other models, problems or settings."""
     engines = {role.removeprefix("judge "): each for role, each in run.engines.items() if each is not None}
-    models = {role: each.weights or each.name for role, each in engines.items()}
+    models = by_role({role: each.model_dump() for role, each in engines.items()})
+    names = ("benchmark", "data_sha256", "temperature", "top_p", "max_tokens", "prompt_version")
     for name, policy in run.policies.items():
         certificate = certificate_in(policy.text, run.temperature)
         if certificate is not None:
-            known = {name: getattr(run, name) for name in ("temperature", "top_p", "max_tokens", "prompt_version")}
-            for note in certificate.notes(models, **known):
+            overhead = tomllib.loads(policy.text).get("score", {}).get("max_overhead")
+            for note in certificate.notes(models, overhead, **{name: getattr(run, name) for name in names}):
                 yield f"{name}: {note}"
 
 

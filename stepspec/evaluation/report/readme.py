@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stepspec.base.files import list_data_files
 from stepspec.errors import UsageError
@@ -94,13 +95,21 @@ def _models(run: RunRecord) -> str:
 
 def _policy(run: RunRecord) -> str:
     shipped, record = list_data_files("policies")[HEADLINED].read_text("utf-8"), run.policies.get(HEADLINED)
-    if record is None or tomllib.loads(record.text) == tomllib.loads(shipped):
+    if record is None or _settings(record.text) == _settings(shipped):
         return f"the policy `{HEADLINED}`"
     certificate = Policy.model_validate(tomllib.loads(record.text)).at(run.temperature).certificate
     models = {role: engine.weights for role, engine in run.engines.items() if engine is not None}
     if certificate is not None and certificate.models == models:
         return f"the policy `{HEADLINED}` certified for this pair"
     return f"a policy `{HEADLINED}` with other settings than the shipped one"
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Return the settings in the text of a policy file, without its certificates."""
+    table = tomllib.loads(text)
+    for each in (table, *table.get("temperatures", ())):
+        each.pop("certificate", None)
+    return table
 
 
 def _at_temperature(run: RunRecord, summary: Summary) -> str:

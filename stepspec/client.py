@@ -6,6 +6,7 @@
 It yields the events of `StepSpec.stream`.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -21,6 +22,7 @@ from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalle
 from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling, side_by_side
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
+from stepspec.loop.limits import cut_off, has_passed
 from stepspec.loop.options import Options, RequestOptions, check_patience
 from stepspec.loop.step import (
     Counts,
@@ -40,6 +42,10 @@ with from_extra("remote", "stepspec.client"):
     from stepspec.engines.remote.address import Address
     from stepspec.engines.remote.client import Wire
     from stepspec.engines.remote.problems import nonsense, refused
+
+
+GRACE_S = 5.0
+"""Seconds after a request's deadline in which the service's response has to arrive."""
 
 
 class RemoteStepSpec:
@@ -104,21 +110,36 @@ class RemoteStepSpec:
         body = await off_the_loop(
             (question, requested.tools, requested.json_schema), lambda: self._body(question, requested)
         )
-        url, reader = f"{self._address.base}/chat/completions", _Reader(self._address)
+        reader, seconds = _Reader(self._address), requested.deadline_s
+        end = None if seconds is None else asyncio.get_running_loop().time() + seconds + GRACE_S
         event: Event | None = None
-        async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
-            async for chunk in chunks:
+        async with aclosing(self._chunks(body)) as chunks:
+            while True:
+                chunk = None
+                async with cut_off(end):
+                    chunk = await anext(chunks, None)
+                if chunk is None:
+                    break
                 for event in reader.read(chunk):
                     yield event
+        if reader.ended is None and has_passed(end):
+            raise EngineError(f"{self._address.base} did not end the request within {GRACE_S:g} s of its deadline.")
         if reader.ended is None:
             raise EngineError(f"{self._address.base} ended the response before it was complete. See the server's log.")
         if not isinstance(event, Done):
             raise EngineError(f"{self._address.base} sent no metrics. Check that it is a service of stepspec.")
 
+    async def _chunks(self, body: bytes) -> AsyncGenerator[Any, None]:
+        url = f"{self._address.base}/chat/completions"
+        async with self._wire.stream(url, body, self._headers) as (chunks, _), aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
     def _body(self, question: str | Sequence[Message], options: RequestOptions) -> bytes:
         messages = one_conversation(question, options.prompt)
         stream = {"stream": True, "stream_options": {"include_usage": True}}
-        speculation = {"policy": self._policy, "deadline_s": options.deadline_s, "events": True}
+        limits = {"max_thinking_s": options.max_thinking_s, "deadline_s": options.deadline_s}
+        speculation = {"policy": self._policy, **limits, "events": True}
         fields = {
             "messages": list(messages),
             "model": self._model,
@@ -270,6 +291,7 @@ class _Reader:
             tool_calls=tuple(self._calls),
             thinks=statistics["thinks"],
             limit=statistics["limit"],
+            not_proposed=statistics.get("not_proposed"),
             model=model,
             policy=statistics["policy"],
             token_level_exact=statistics["token_level_exact"],

@@ -121,6 +121,7 @@ def make_result(answer: str, wall_s: float = 1.0, *, judged: int = 0, accepted: 
         committed=4 * judged + 10,
         target_generated=regenerated + 10,
         steps=judged,
+        steps_proposed=judged,
         steps_judged=judged,
         steps_accepted=accepted,
         target_passes=10,

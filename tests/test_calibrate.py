@@ -5,6 +5,7 @@ import json
 import random
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,15 @@ from stepspec.evaluation.calibrate import Budget, Calibrated, Plan, Sizes, Watch
 from stepspec.evaluation.calibrate.calibrating import calibration_split
 from stepspec.evaluation.calibrate.testing import Limits, by_problem, certified_settings, problems_needed, status_of
 from stepspec.evaluation.policy_files import policy_text
+from stepspec.evaluation.records import PolicyRecord
 from stepspec.evaluation.replay.path import changed_policy
 from stepspec.evaluation.report.calibration import calibrations_block
+from stepspec.evaluation.report.findings import findings
 from stepspec.evaluation.running import Local, load_benchmark
-from stepspec.evaluation.runs import iter_rows
+from stepspec.evaluation.runs import iter_rows, read_run, read_summary
 from stepspec.loop.certificate import certificate_in
 from stepspec.loop.policy import Policy, SalvageTable, load_policy
+from stepspec.loop.step import Done
 
 SMALL = Sizes(recorded=4, least_recorded=4, chunk=8, timed=2, timed_chunk=2)
 SILENT = Watcher(lambda title: None, lambda row, done, total: None, lambda words: None)
@@ -103,30 +107,77 @@ def test_a_certificate_edited_by_hand_is_refused(found: tuple[Path, Calibrated, 
             load_policy(str(file))
 
 
-def test_a_certificate_for_another_sampling_or_pair_is_named(
-    found: tuple[Path, Calibrated, str], tmp_path: Path
+def test_what_a_certificate_does_not_cover_is_named(found: tuple[Path, Calibrated, str]) -> None:
+    certificate = certificate_in(found[2], 0.0)
+    assert certificate is not None
+    same = {name: dict(getattr(certificate, name)) for name in ("models", "dtypes", "engines")}
+    own = {"benchmark": "gsm-mini", "data_sha256": "0" * 64, "max_tokens": 2 * certificate.max_tokens}
+    assert certificate.notes(same, **own) == certificate.notes({"models": same["models"]}) == []
+    longer = certificate.max_tokens
+    changes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({}, {"max_tokens": 8}, f"max tokens {longer}, not 8"),
+        ({}, {"benchmark": "typed", "data_sha256": "0" * 64}, "other problems (gsm-mini)"),
+        ({"dtypes": {**same["dtypes"], "draft": "bfloat16"}}, {}, "a draft in float32, not bfloat16"),
+        ({"dtypes": {**same["dtypes"], "target": "float32, fp8"}}, {}, "a target in float32, not float32, fp8"),
+        ({"engines": {**same["engines"], "target": "vLLM"}}, {}, "a target on torch, not vLLM"),
+        ({}, {"min_p": "set"}, "no min p"),
+        ({}, {"template_sha256": "0" * 64}, "another chat template"),
+    ]
+    for models, request, words in changes:
+        assert certificate.notes({**same, **models}, **request) == [f"Certified for {words}. Run `stepspec calibrate`."]
+    other = {**same, "models": {"target": "0", "draft": "0"}}
+    tuned = "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
+    assert certificate.notes(other, temperature=2.0) == [tuned]
+    (note,) = certificate.notes(same, 0.02)
+    assert note.startswith("Certified without max_overhead. With 0.02 ")
+    older = certificate.model_copy(update=dict.fromkeys(("pair", "dtypes", "engines", "max_overhead")))
+    assert older.notes(same, 0.02) == []
+    assert older.notes(other) == ["Thresholds were tuned for other models. Run `stepspec calibrate`."]
+
+
+def test_a_report_says_that_a_policy_is_certified_for_other_problems(found: tuple[Path, Calibrated, str]) -> None:
+    folder, _, text = found
+    run = read_run(folder / "tested")
+    record = PolicyRecord(text=text, sha256="0", kind="step")
+    run = run.model_copy(update={"policies": {**run.policies, "mine": record}, "temperature": 0.0})
+    typed = run.model_copy(update={"benchmark": "typed", "data_sha256": "0" * 64})
+    summary = read_summary(folder / "tested")
+    for each, is_named in (run, False), (typed, True):
+        warnings = findings(each, summary).warnings
+        assert ("mine: Certified for other problems (gsm-mini). Run `stepspec calibrate`." in warnings) is is_named
+        assert any(sentence.startswith("mine: Certified without max_overhead. ") for sentence in warnings)
+
+
+def test_a_session_says_once_before_an_answer_that_its_certificate_does_not_hold(
+    found: tuple[Path, Calibrated, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(found[2])
-    certificate = certificate_in(found[2], 0.0)
-    assert certificate is not None
-    assert certificate.notes(certificate.models, max_tokens=2 * certificate.max_tokens) == []
-    (note,) = certificate.notes(certificate.models, max_tokens=8)
-    assert f"max tokens is 8, not {certificate.max_tokens}" in note
-    asyncio.run(_notes_are_right(file))
+    asyncio.run(_notes_are_right(file, caplog))
 
 
-async def _notes_are_right(file: Path) -> None:
+async def _notes_are_right(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     question = "Vera has 40 books. Finn has 20 fewer books than Vera. How many books does Finn have?"
     pair = load_pair(notes=False)
     try:
         spec = StepSpec(policy=str(file), pair=pair)
         assert (await spec.generate(question, max_tokens=640)).note is None
-        warm = await spec.generate(question, max_tokens=640, sampling=Sampling(0.6))
-        assert warm.note == "The policy's certificate does not hold here: temperature is 0.6, not 0."
+        assert caplog.messages == []
+        warm = [spec.stream(question, max_tokens=8, sampling=Sampling(0.6)) for _ in range(2)]
+        first = await anext(warm[0])
+        assert not isinstance(first, Done)
+        assert caplog.messages == ["Certified for temperature 0, not 0.6. Run `stepspec calibrate`."], (
+            "before an answer"
+        )
+        async for each in warm[1]:
+            assert not isinstance(each, Done) or each.result.note is None
+        await warm[0].aclose()
+        assert len(caplog.messages) == 1
         swapped = StepSpec(policy=str(file), pair=Pair(pair.draft, pair.draft, one_vocabulary=True))  # pyright: ignore
-        other = await swapped.generate(question, max_tokens=8)
-        assert "the target is another model" in (other.note or "")
+        for _ in range(2):
+            await swapped.generate(question, max_tokens=8)
+        tuned = "Thresholds were tuned for the embedded pair. Run `stepspec calibrate`."
+        assert caplog.messages.count(tuned) == 1
     finally:
         await pair.aclose()
 

@@ -2,24 +2,30 @@
 
 import asyncio
 import re
+import time
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import pytest
-from scripted import PROMPT, Opinion, Reply, Stage
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import PROMPT, Opinion, Play, Reply, Stage
+from test_family_runs import VirtualLoop
 
 from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import StepSpec
+from stepspec.cli.running import figures
 from stepspec.engines.protocol import Probe, Sampling, TokenBuffer, Verify
 from stepspec.errors import EngineError
 from stepspec.evaluation.generators.gsm_mini import load_split
 from stepspec.loop.chain import Chain, SharedPass
 from stepspec.loop.depth import MAX_DEPTH, ChainDepth
 from stepspec.loop.limits import Demands, Limits
-from stepspec.loop.pace import FIRST_CONTROL, FREE_S, StepPace
+from stepspec.loop.pace import FIRST_CONTROL, StepPace
 from stepspec.loop.policy import Policy, load_policy
 from stepspec.loop.request import WritingWatch
 from stepspec.loop.step import Done, Proposal
@@ -56,6 +62,7 @@ async def test_one_pass_judges_all_steps_of_a_chain() -> None:
         "target_generated": 5,
         "committed": 15,
         "steps": 2,
+        "steps_proposed": 2,
         "steps_judged": 2,
         "steps_accepted": 2,
         "target_passes": 1 + 5,
@@ -171,6 +178,7 @@ async def test_the_draft_s_answer_is_kept_as_far_as_the_target_would_write_it() 
         "drafted": 10,
         "committed": 10,
         "steps": 1,
+        "steps_proposed": 1,
         "steps_judged": 1,
         "steps_accepted": 1,
         "target_passes": 1,
@@ -250,6 +258,7 @@ async def test_the_draft_writes_on_while_the_target_judges() -> None:
         "drafted": 15,
         "committed": 15,
         "steps": 2,
+        "steps_proposed": 2,
         "steps_judged": 2,
         "steps_accepted": 2,
         "target_passes": 4,
@@ -322,10 +331,12 @@ async def test_a_thinking_that_the_target_ends_stops_what_follows() -> None:
 @pytest.mark.parametrize(
     ("first", "written"), [(Reply(ONE), []), (Reply(fails=EngineError("gone")), [Reply(hangs=True)])]
 )
-async def test_a_deadline_while_the_target_reads_ahead_ends_the_thinking(first: Reply, written: list[Reply]) -> None:
+async def test_a_limit_of_time_while_the_target_reads_ahead_ends_the_thinking(
+    first: Reply, written: list[Reply]
+) -> None:
     reading = Opinion(delay_s=60)
     stage = Stage(chains(score={"look_ahead": True}), [first, TWO], [reading], [*written, ANSWER])
-    stage.request.demands = Demands(deadline_s=0.1)
+    stage.request.demands = Demands(max_thinking_s=0.1)
     stage.request.limits = Limits(stage.request.demands, stage.request.ledger, stage.request.transcript)
     events = [event async for event in stage.events()]
     assert isinstance(events[-1], Done)
@@ -646,10 +657,64 @@ async def test_a_draft_has_time_to_read_what_it_has_not_read() -> None:
     assert unread[0] == prompt
     assert unread[1:] == [0, 0]
     pace = StepPace(0.02)
-    assert pace.patience_s(0) == FREE_S
-    assert pace.patience_s(10_000) == pytest.approx(FREE_S * (1 + 10_000 / 16 / 64))
     pace.wrote(100, 1.0)
+    assert pace.patience_s(10_000) is None, "the first step takes what it takes"
+    pace.depth.drafted(64, 5.0)
     assert pace.patience_s(10_000) == pytest.approx(2 * 0.01 * (64 + 10_000 / 16))
+
+
+@given(st.floats(0.001, 50), st.floats(0.001, 50), st.floats(0.001, 1), st.booleans())
+def test_the_first_step_of_a_session_is_allowed_whatever_it_takes(
+    draft_s: float, judge_s: float, token_s: float, is_known: bool
+) -> None:
+    async def played() -> Play:
+        draft = [Reply(each, delay_s=draft_s) for each in (ONE, TWO, THREE, END)]
+        opinions = [Opinion(each, delay_s=judge_s) for each in (ONE, TWO, THREE, END)]
+        writes = Reply(9 * (TWO + ONE) + END + ANSWER, chunk_size=1, gap_s=token_s, delay_s=token_s)
+        stage = Stage(chains(1, score={"max_overhead": 0.02}), draft, opinions, [writes] * 9)
+        stage.request.pace = StepPace(0.02)
+        if is_known:
+            stage.request.pace.wrote(64, 64 * token_s)
+        return await stage.play()
+
+    runner = asyncio.Runner(loop_factory=VirtualLoop)
+    with runner, patch.object(time, "perf_counter", runner.get_loop().time):
+        result = runner.run(played()).result
+    assert result.steps[0].origin == "draft"
+    assert result.counts.steps_proposed >= 1
+    assert result.not_proposed is not None or result.counts.steps_proposed == 3
+
+
+@pytest.mark.parametrize(
+    ("why", "draft", "settings"),
+    [
+        ("the draft was too slow", [Reply("One", chunk_size=1, hangs=True)], {"step": {"draft_deadline_s": 0.05}}),
+        ("the draft failed", [Reply("One", chunk_size=1, fails=EngineError("gone"))], {}),
+        ("the thinking ended first", [], {"first_target_steps": 5}),
+        ("the policy proposes none", [], {"family": "target", "judges": ()}),
+        ("no draft", None, {}),
+        ("no room in the context", [], {"draft_context": 5}),
+        ("max_overhead", [], {"score": {"depth": 1, "max_overhead": 0.0}}),
+        (None, [ONE, END], {}),
+    ],
+)
+async def test_a_result_says_why_no_step_was_proposed(
+    why: str | None, draft: list[Any] | None, settings: dict[str, Any]
+) -> None:
+    table = {"score": {"depth": 1}, **settings}
+    context = table.pop("draft_context", 100_000)
+    policy = chains(1, **table)
+    stage = Stage(policy, draft or [], [ONE, END], [ANSWER if why is None else END + ANSWER] * 2, draft_context=context)
+    stage.request.draft = None if draft is None else stage.draft
+    stage.request.pace = StepPace(policy.score.max_overhead)
+    if why == "max_overhead":
+        stage.request.pace.ended(0, 5.0)
+    result = (await stage.play()).result
+    assert (result.not_proposed, result.counts.steps_proposed) == (why, int(why is None))
+    assert result.counts.cancelled == (why in ("the draft was too slow", "the draft failed")), "one token was abandoned"
+    shown = figures(result)
+    assert ("proposed" in shown) == (why != "the policy proposes none")
+    assert why is None or why == "the policy proposes none" or f"0 steps proposed ({why})" in shown
 
 
 def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> None:
@@ -664,10 +729,9 @@ def test_one_request_at_a_time_tries_a_draft_that_has_not_written_a_step() -> No
         pace.tries("b")
     assert pace.speculates("c"), "the request that tried it was cancelled"
     pace.tries("c")
-    now[0] = FREE_S
-    assert pace.speculates("d")
-    pace.tries("d")
+    now[0] = 60.0
     assert not pace.speculates("e")
+    assert pace.why == "another request tries the draft"
     pace.depth.drafted(10, 0.1)
     assert pace.speculates("e")
 

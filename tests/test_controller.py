@@ -72,6 +72,7 @@ async def test_accepted_steps_are_the_draft_s_and_the_answer_is_the_target_s() -
         "target_generated": 5,
         "committed": 15,
         "steps": 2,
+        "steps_proposed": 2,
         "steps_judged": 2,
         "steps_accepted": 2,
         "target_passes": 3 + 5,
@@ -93,6 +94,7 @@ async def test_the_target_writes_a_rejected_step_again_from_its_beginning() -> N
         "target_generated": 10,
         "committed": 11,
         "steps": 1,
+        "steps_proposed": 1,
         "steps_judged": 1,
         "target_passes": 2 + 5 + 5,
     }
@@ -118,6 +120,7 @@ async def test_salvage_keeps_the_agreed_beginning_and_the_target_s_next_token_is
         "target_generated": 9,
         "committed": 12,
         "steps": 1,
+        "steps_proposed": 1,
         "steps_judged": 1,
         "target_passes": 2 + 3 + 5,
     }

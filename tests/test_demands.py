@@ -1,6 +1,8 @@
 """Request options with scripted engines: stop strings, thinking budgets, deadlines, schemas and tools."""
 
+import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ ADD = {
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 ONE, TWO = "One two.\n\n", "Three four.\n\n"
 
 
@@ -129,51 +132,128 @@ async def test_a_thinking_budget_is_refused_without_separate_thinking() -> None:
 # Deadlines.
 
 
-async def test_at_the_deadline_the_thinking_is_ended_and_the_target_answers() -> None:
+async def test_after_its_seconds_the_thinking_is_ended_and_the_target_answers() -> None:
     slow = [Reply(ONE, delay_s=0.06), Reply(TWO, delay_s=60.0)]
-    result = await ask(pair_of(["So 9.<|end|>"], [ONE], slow), deadline_s=0.2)
+    result = await ask(pair_of(["So 9.<|end|>"], [ONE], slow), max_thinking_s=0.2)
     assert (result.reasoning, result.answer) == (ONE, "So 9.")
-    assert (result.finish_reason, result.limit) == ("length", "deadline")
+    assert (result.finish_reason, result.limit) == ("stop", "max_thinking_s")
 
 
-async def test_the_deadline_counts_the_time_in_a_queue() -> None:
+@pytest.mark.parametrize(("limit", "answer"), [("max_thinking_s", "So 9."), ("deadline_s", "")])
+async def test_the_limits_of_time_count_the_time_in_a_queue(limit: str, answer: str) -> None:
     pair = pair_of([Reply(ONE, delay_s=60.0), "So 9.<|end|>"])
-    request = await StepSpec(policy="target", pair=pair).prepare("How many?", deadline_s=30.0)
+    request = await StepSpec(policy="target", pair=pair).prepare("How many?", **{limit: 30.0})  # type: ignore[arg-type]
     events = [event async for event in request.stream(queue_s=29.9)]
     assert isinstance(done := events[-1], Done)
-    assert (done.result.answer, done.result.limit) == ("So 9.", "deadline")
+    assert (done.result.answer, done.result.limit) == (answer, limit.removesuffix("_s") if not answer else limit)
 
 
-async def test_a_draft_that_a_deadline_cuts_short_is_not_taken_for_a_failing_one() -> None:
+@pytest.mark.parametrize("limit", ["max_thinking_s", "deadline_s"])
+async def test_a_draft_that_a_deadline_cuts_short_is_not_taken_for_a_failing_one(limit: str) -> None:
     pair = pair_of(["So 9.<|end|>"], [], [Reply(ONE, delay_s=60.0)])
-    await ask(pair, deadline_s=0.05)
+    await ask(pair, **{limit: 0.05})
     assert pair.breaker.allows()
 
 
 @pytest.mark.parametrize("policy", ["target", "specreason"])
-async def test_the_target_s_text_up_to_the_deadline_is_kept(policy: str) -> None:
+async def test_the_target_s_text_up_to_the_end_of_its_time_is_kept(policy: str) -> None:
     replies = [Reply("One two", chunk_size=1, hangs=True), "So 9.<|end|>"]
     pair = pair_of(replies, [Opinion(rating="0")], ["Five.\n\n"])
-    result = await ask(pair, policy, deadline_s=0.1)
-    assert (result.reasoning, result.answer, result.limit) == ("One two", "So 9.", "deadline")
+    result = await ask(pair, policy, max_thinking_s=0.1)
+    assert (result.reasoning, result.answer, result.limit) == ("One two", "So 9.", "max_thinking_s")
     assert pair.target.num_open == 0  # type: ignore[attr-defined]
 
 
-async def test_the_answer_is_not_cut_by_the_deadline() -> None:
+async def test_the_answer_is_not_cut_by_the_time_for_the_thinking() -> None:
     pair = pair_of(["One</think>", Reply("So 9.<|end|>", delay_s=0.1)])
-    result = await ask(pair, "target", deadline_s=0.05)
+    result = await ask(pair, "target", max_thinking_s=0.05)
     assert (result.answer, result.finish_reason, result.limit) == ("So 9.", "stop", None)
 
 
-async def test_without_separate_thinking_the_deadline_ends_the_text() -> None:
+@pytest.mark.parametrize(("name", "limit"), [("deadline_s", "deadline"), ("max_thinking_s", "max_thinking_s")])
+async def test_without_separate_thinking_both_limits_of_time_end_the_text(name: str, limit: str) -> None:
     pair = pair_of([Reply("One two", chunk_size=1, hangs=True)], tags=False)
-    result = await ask(pair, "target", deadline_s=0.05)
-    assert (result.answer, result.finish_reason, result.limit) == ("One two", "length", "deadline")
+    result = await ask(pair, "target", **{name: 0.05})
+    assert (result.answer, result.finish_reason, result.limit) == ("One two", "length", limit)
 
 
-async def test_a_deadline_in_the_past_is_refused() -> None:
-    with pytest.raises(UsageError, match="above 0"):
-        await ask(pair_of([]), deadline_s=0)
+@pytest.mark.parametrize("name", ["deadline_s", "max_thinking_s"])
+async def test_no_time_at_all_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} must be above 0"):
+        await ask(pair_of([]), **{name: 0})
+
+
+HANG = Reply(hangs=True)
+STALLS: dict[str, tuple[dict[str, Any], str, str]] = {
+    # The models' scripts with options, and the thinking and the answer at the deadline.
+    "the prompt": ({"replies": [HANG]}, "", ""),
+    "the thinking": ({"replies": [Reply("One", chunk_size=1, hangs=True)]}, "One", ""),
+    "a step of the draft": ({"draft_replies": [ONE, HANG], "opinions": [ONE]}, ONE, ""),
+    "judging": ({"draft_replies": [ONE, TWO], "opinions": [ONE, Opinion(hangs=True)]}, ONE, ""),
+    "a step again": ({"replies": [HANG], "draft_replies": [ONE], "opinions": [Opinion(rating="0")]}, "", ""),
+    "the answer": ({"replies": [Reply("One</think>So", chunk_size=1, hangs=True)]}, "One", "So"),
+    "JSON": (
+        {"replies": ["One</think>", Reply('{"n"', chunk_size=1, hangs=True)], "json_schema": SCHEMA},
+        "One",
+        '{"n"',
+    ),
+    "a forced call": (
+        {
+            "replies": ["One</think>", Reply('[{"name": "add", "arguments": {"a"', chunk_size=1, hangs=True)],
+            "tools": [ADD],
+            "tool_choice": "required",
+        },
+        "One",
+        "",
+    ),
+    "a call": ({"replies": [Reply(f"One</think>{CALL[:-14]}", chunk_size=1, hangs=True)], "tools": [ADD]}, "One", ""),
+    "log-probs": (
+        {"replies": ["One</think>So 9.<|end|>"], "opinions": [Opinion(hangs=True)], "logprobs": True},
+        "One",
+        "So 9.",
+    ),
+}
+
+
+@pytest.mark.parametrize("stalls", STALLS)
+async def test_whatever_stalls_a_request_ends_at_its_deadline_with_what_was_committed(
+    stalls: str,
+) -> None:
+    script, reasoning, answer = STALLS[stalls]
+    options = dict(script)
+    pair = pair_of(*(options.pop(name, []) for name in ("replies", "opinions", "draft_replies")))
+    policy = "specreason" if "opinions" in script and stalls != "log-probs" else "target"
+    spec, since = StepSpec(policy=policy, pair=pair), time.perf_counter()
+    events = [event async for event in spec.stream("How many?", deadline_s=0.1, **options)]
+    done = events[-1]
+    assert time.perf_counter() - since < 0.4
+    assert isinstance(done, Done)
+    done.result.counts.check()
+    assert done.result.reasoning == reasoning
+    assert all(call.problem for call in done.result.tool_calls)
+    assert done.result.answer == answer or stalls == "a call"
+    ends = ("stop", None) if stalls == "log-probs" else ("length", "deadline")
+    assert (done.result.finish_reason, done.result.limit) == ends
+    assert pair.target.num_open == pair.draft.num_open == 0  # type: ignore[union-attr]
+
+
+async def test_a_request_that_is_late_when_it_begins_asks_no_model() -> None:
+    pair = pair_of([])
+    request = await StepSpec(pair=pair).prepare("How many?", deadline_s=1.0)
+    (done,) = [event async for event in request.stream(queue_s=2.0)]
+    assert isinstance(done, Done)
+    assert (done.result.finish_reason, done.result.limit, done.result.counts.committed) == ("length", "deadline", 0)
+
+
+async def test_a_schema_that_takes_too_long_to_check_ends_the_request_at_its_deadline() -> None:
+    pair = pair_of([])
+
+    async def check(schema: str) -> None:
+        await asyncio.sleep(60)
+
+    pair.target.check_schema = check  # type: ignore[method-assign]
+    result = await ask(pair, json_schema=SCHEMA, deadline_s=0.05)
+    assert (result.answer, result.finish_reason, result.limit) == ("", "length", "deadline")
 
 
 # Schemas.
@@ -271,10 +351,10 @@ async def test_several_calls_are_made_only_if_allowed(parallel: bool, names: lis
     assert result.finish_reason == "tool_calls"
 
 
-async def test_a_call_after_a_deadline_is_still_a_call() -> None:
+async def test_a_call_after_thinking_that_was_cut_off_is_still_a_call() -> None:
     slow = [Reply(ONE, delay_s=60.0)]
-    result = await ask(pair_of([f"{CALL}<|end|>"], [], slow), tools=[ADD], deadline_s=0.05)
-    assert (result.finish_reason, result.limit) == ("tool_calls", "deadline")
+    result = await ask(pair_of([f"{CALL}<|end|>"], [], slow), tools=[ADD], max_thinking_s=0.05)
+    assert (result.finish_reason, result.limit) == ("tool_calls", "max_thinking_s")
 
 
 async def test_a_list_schema_is_refused_beside_tools() -> None:
@@ -294,9 +374,6 @@ async def test_without_separate_thinking_nothing_counts_as_reasoning() -> None:
 async def test_contradictory_options_are_refused() -> None:
     with pytest.raises(UsageError, match="does not match json_schema"):
         await ask(following_pair(), tools=[ADD], tool_choice="add", json_schema=SCHEMA)
-
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 
 
 async def test_a_draft_s_call_is_rejected_without_a_judge_and_the_target_writes_its_own() -> None:

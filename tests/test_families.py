@@ -329,15 +329,15 @@ async def test_the_target_writes_the_first_steps(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", SPECULATING)
-async def test_the_deadline_cuts_off_a_pass_that_hangs(family: str) -> None:
+async def test_the_time_for_the_thinking_cuts_off_a_pass_that_hangs(family: str) -> None:
     judges = {"score": [{"kind": "likelihood", "threshold": -3.0}], "compare": [ALIKE]}.get(family, [])
     other = [step.replace("One", "Oh one") for step in OWN[:2]]
     stage = staged(of_family(family, judges=judges), letters_of(OWN), steps(other) if judges else letters_of(other))
     stage.target.hangs_to_verify = True  # type: ignore[attr-defined]
-    stage.request.demands = stage.request.limits._demands = Demands(deadline_s=0.2)  # type: ignore[attr-defined]
+    stage.request.demands = stage.request.limits._demands = Demands(max_thinking_s=0.2)  # type: ignore[attr-defined]
     async with asyncio.timeout(2):
         play = await stage.play()
-    assert play.result.limit == "deadline"
+    assert play.result.limit == "max_thinking_s"
     assert play.result.answer == "So 9."
 
 

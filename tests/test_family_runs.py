@@ -141,7 +141,7 @@ class Erratic(ScriptedEngine):
             reply = replace(reply, delay_s=rng.random() / 100)
         if rng.random() < self.fault:
             cut = text[: rng.randrange(len(text) + 1)]
-            broken = bool(ended) or rng.random() < 0.5  # no deadline cuts off an answer that hangs
+            broken = rng.random() < 0.5
             reply = replace(reply, text=cut, hangs=not broken, fails=EngineError("no") if broken else None)
         return reply
 
@@ -168,12 +168,15 @@ async def run(seed: int) -> str:
         engine.__class__ = Erratic
         assert isinstance(engine, Erratic)
         engine.rng, engine.fault, engine.generating, engine.verifying = rng, fault, Meter(), Meter()
-    limited = rng.choice((None, None, 0.03)) if fault == 0 else 0.03  # else a hanging target would never end
-    demands = Demands(deadline_s=limited, max_thinking_tokens=rng.choice((None, None, 12)))
+    late = rng.choice((None, None, 0.03, 0.06)) if fault == 0 else 0.06  # else a hanging target would never end
+    limits = {"max_thinking_tokens": rng.choice((None, None, 12)), "max_thinking_s": rng.choice((None, None, 0.03))}
+    demands = Demands(deadline_s=late, **limits)
     stage.request.demands = stage.request.limits._demands = demands  # pyright: ignore[reportPrivateUsage]
     patience = rng.random() / 20 if rng.random() < 0.3 else None
     events: list[Event] = []
     ended = "done"
+    now = asyncio.get_running_loop().time
+    began = now()
     try:
         async with asyncio.timeout(patience or 60), aclosing(stage.events()) as found:
             async for event in found:
@@ -183,6 +186,7 @@ async def run(seed: int) -> str:
         ended = "cancelled"
     except StepSpecError:
         ended = "failed"
+    assert late is None or now() - began <= late + 1e-9
     check(stage, events, ended)
     return ended
 
@@ -211,6 +215,8 @@ def check(stage: Stage, events: list[Event], ended: str) -> None:
     assert "".join(event.text for event in events if isinstance(event, AnswerDelta)) == result.answer
     text = stage.tokenizer.decode(request.transcript.buffer.since(0))
     assert text.removeprefix(PROMPT).removesuffix("<|end|>").replace(END, "") == result.reasoning + result.answer
+    if (late := request.demands.deadline_s) is not None and result.times.wall >= late - 1e-9:
+        assert (result.finish_reason, result.limit) == ("length", "deadline") or request.transcript.ended
     check_limits(stage, result.reasoning, steps)
     score = stage.policy.score
     overlapping = stage.policy.family == "compare" or score.candidates > 1 or score.look_ahead

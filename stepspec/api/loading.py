@@ -20,6 +20,7 @@ from stepspec.engines.judge_model import JudgeModel
 from stepspec.engines.protocol import Engine
 from stepspec.errors import ModelError, StepSpecError, UsageError, unknown_name
 from stepspec.loop.breaker import Breaker
+from stepspec.loop.certificate import by_role
 
 REMOTE = ("stepspec.engines.remote.replicas", "Replicas", "remote")
 ENGINES: Mapping[str, tuple[str, str, str]] = {
@@ -69,9 +70,13 @@ class Pair:
     def models(self) -> Mapping[str, str]:
         """The hash of each model's weights by role, or its name if the weights are not local. Judge models have their
         names in policies."""
+        return self.by_role["models"]
+
+    @cached_property
+    def by_role(self) -> Mapping[str, Mapping[str, str]]:
+        """What certificates compare of the models, see `stepspec.loop.certificate.by_role`."""
         models: dict[str, Any] = {"target": self.target, "draft": self.draft, **self.judges}
-        described = {role: model.describe() for role, model in models.items() if model is not None}
-        return {role: str(each.get("weights") or each["name"]) for role, each in described.items()}
+        return by_role({role: model.describe() for role, model in models.items() if model is not None})
 
     @cached_property
     def template_sha256(self) -> str:

@@ -7,6 +7,7 @@
 The name before the colon of a spec string selects the engine. The engine's library loads when it is first used.
 """
 
+import asyncio
 import logging
 import math
 import reprlib
@@ -16,7 +17,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import TracebackType
-from typing import Unpack
+from typing import Any, Unpack
 
 from stepspec.api.fitting import RETURNED, fit_policy
 from stepspec.api.loading import NO_DRAFT, Pair, close_now, load_pair
@@ -27,12 +28,12 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Prompt, RawPrompt, Room, checked_messages, encode_prompt, problem_prompt
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
-from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
+from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verification, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger, Role
-from stepspec.loop.limits import Demands
+from stepspec.loop.limits import Demands, cut_off
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
@@ -75,6 +76,8 @@ class PreparedRequest:
     thinking: ThinkingTags | None
     """How the thinking is marked; None if it is not separate, and the steps are the answer."""
     sampling: Sampling
+    seconds: float
+    """What the preparation took."""
     _run: Callable[[Sampling, float], AsyncGenerator[Event, None]]
 
     def stream(self, number: int = 0, queue_s: float = 0.0) -> AsyncGenerator[Event, None]:
@@ -84,8 +87,8 @@ class PreparedRequest:
 
         Args:
             number: number of the answer among several to the same request. Each has its own random seed.
-            queue_s: seconds that the request has waited since it was prepared. They count in the result's times and
-                for the deadline.
+            queue_s: seconds that the request has waited, besides those of its preparation. They count in the result's
+                times, and for `deadline_s` and `max_thinking_s`.
 
         Raises:
             TargetError: the target failed; the error carries the committed text.
@@ -124,6 +127,7 @@ class StepSpec:
         wanted = policy if isinstance(policy, Policy) else load_policy(policy)[0]
         self.policy_name = policy.summary if isinstance(policy, Policy) else policy
         self._owns_pair, self._record = not isinstance(pair, Pair), record
+        self._warned = set[str]()
         if isinstance(pair, Pair):
             if judges:
                 raise UsageError("judges belong to the pair: pass them to load_pair.")
@@ -153,7 +157,7 @@ class StepSpec:
         if note is not None:
             logger.warning("%s", note)
         if any(each.certificate is not None for each, _ in self._panels.values()):
-            _ = self.pair.models  # hashes weights now, and not in the first request
+            _ = self.pair.by_role  # hashes weights now, and not in the first request
 
     async def __aenter__(self) -> "StepSpec":
         return self
@@ -238,11 +242,12 @@ class StepSpec:
         encoded = await off_the_loop(inputs, encode)
         checked_at = encoded_at = time.perf_counter()
         if encoded.demands.json_schema is not None:
-            await self._answering.check_schema(encoded.demands.json_schema)
+            async with cut_off(_end(options.deadline_s, encoded_at - since)):
+                await self._answering.check_schema(encoded.demands.json_schema)
             checked_at = time.perf_counter()
         spent: Mapping[Role, float] = {"controller": encoded_at - since, "target": checked_at - encoded_at}
         work = partial(self._run, encoded, options, spent)
-        return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, work)
+        return PreparedRequest(encoded.prompt.ids, encoded.tags, sampling, sum(spent.values()), work)
 
     async def _run(
         self,
@@ -257,18 +262,16 @@ class StepSpec:
             prompt = TokenBuffer(encoded.prompt.ids)
             num_read = 0 if self.pair.scope.has_checked(prompt) else MAX_READ
             with suppress(EngineError):  # the answer is valid without a note
-                note = await self.pair.scope.note(self.pair.target, prompt)
+                async with cut_off(_end(options.deadline_s, sum(spent.values()) + queue_s)):
+                    note = await self.pair.scope.note(self.pair.target, prompt)
         spent = {**spent, "target": spent["target"] + time.perf_counter() - since}
         if note is not None:
             yield Noted(note)
         # max_context is above every possible number of committed tokens, because the prompt takes part of it.
         most = self.pair.target.max_context if note is None else MAX_UNKNOWN_TOKENS
         most = most if options.max_tokens is None else options.max_tokens
-        demands = encoded.demands
-        if demands.deadline_s is not None:
-            demands = replace(demands, deadline_s=demands.deadline_s - queue_s)
-        ledger = Ledger(most, {**spent, "queue": queue_s})
-        request = self._request(encoded, options, sampling, demands, ledger)
+        request = self._request(encoded, options, sampling, Ledger(most, {**spent, "queue": queue_s}))
+        self._warn(request)
         async with aclosing(run(request)) as events:
             async for event in events:
                 if isinstance(event, Done):
@@ -294,11 +297,15 @@ class StepSpec:
         piece = target.tokenizer.piece
         for start in range(0, len(ids), max(1, size)):
             part = ids[start : start + size]
+            seen: Verification | None = None
             try:
-                seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
+                async with cut_off(request.limits.end):
+                    seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
             except EngineError as error:
                 committed = result.reasoning * result.thinks + result.answer
                 raise TargetError(f"{error} The text was complete.", committed) from error
+            if seen is None:
+                break
             tops = seen.top or ((),) * len(part)
             for id, logprob, top in zip(part, seen.logprobs or (), tops, strict=True):
                 found.append(TokenLogprob(piece(id), logprob, tuple((piece(each), value) for each, value in top)))
@@ -306,26 +313,28 @@ class StepSpec:
         return replace(result, logprobs=tuple(found))
 
     def _with_notes(self, result: Result, note: str | None, request: Request) -> Result:
-        """Add `note` to the result, and what else there is to say about it."""
+        """Add `note` to the result, and whether a server failed."""
         notes = [] if note is None else [note]
-        certificate, sampling = request.policy.certificate, request.sampling
-        if certificate is not None:
-            usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
-            unusual = {
-                each.name: "set"
-                for each in fields(Sampling)
-                if getattr(sampling, each.name) != getattr(usual, each.name)
-            }
-            known = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
-            notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
         return replace(result, note=" ".join(notes) or None)
 
-    def _request(
-        self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, demands: Demands, ledger: Ledger
-    ) -> Request:
-        target, toolbox = self.pair.target, encoded.toolbox
+    def _warn(self, request: Request) -> None:
+        """Say once in a session that the policy's certificate is not for a request like this."""
+        certificate, sampling = request.policy.certificate, request.sampling
+        if certificate is None:
+            return
+        usual = Sampling(sampling.temperature, sampling.top_p, seed=sampling.seed)
+        names = [each.name for each in fields(Sampling)]
+        unusual = {name: "set" for name in names if getattr(sampling, name) != getattr(usual, name)}
+        known: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, **unusual}
+        for note in certificate.notes(self.pair.by_role, **known, template_sha256=self.pair.template_sha256):
+            if note not in self._warned:
+                self._warned.add(note)
+                logger.warning("%s", note)
+
+    def _request(self, encoded: _Encoded, options: RequestOptions, sampling: Sampling, ledger: Ledger) -> Request:
+        target, toolbox, demands = self.pair.target, encoded.toolbox, encoded.demands
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
             start = len(encoded.prompt.ids)
@@ -399,8 +408,14 @@ class StepSpec:
                 f"{self.pair.target.name} does not return {RETURNED['scores']}, so logprobs are not supported. Serve "
                 "it with the torch engine, vLLM or SGLang, or leave out logprobs."
             )
-        stop_ids = frozenset(options.stop_token_ids)
-        return Demands(schema, opener, options.max_thinking_tokens, options.deadline_s, stop_ids)
+        return Demands(
+            schema,
+            opener,
+            options.max_thinking_tokens,
+            options.max_thinking_s,
+            options.deadline_s,
+            frozenset(options.stop_token_ids),
+        )
 
     def _check_sampling(self, sampling: Sampling, demands: Demands) -> None:
         """Check that the model has the tokens of a bias, and that its engine counts the tokens of the whole output, if
@@ -517,6 +532,11 @@ class StepSpec:
         Results are in the order of the questions. The first failure cancels the other questions.
         """
         return await side_by_side(*(self.generate(each, options, **changes) for each in questions))
+
+
+def _end(limit_s: float | None, spent_s: float) -> float | None:
+    """Return when a limit ends of which some seconds have passed, in the event loop's time; None without one."""
+    return None if limit_s is None else asyncio.get_running_loop().time() + limit_s - spent_s
 
 
 def one_conversation(question: str | Sequence[Message], prompt: str) -> list[Message]:

@@ -210,8 +210,8 @@ class _Comparison:
         from stepspec.evaluation.benchmark import wording_version
 
         sampling = self.benchmark.sampling
-        models, template = await executor.call(lambda pair: (dict(pair.models), pair.template_sha256))
-        return [
+        models, template = await executor.call(lambda pair: (pair.by_role, pair.template_sha256))
+        notes = [
             f"{name}: {note}"
             for setting in settings
             for name, (policy, _) in policies.items()
@@ -219,6 +219,9 @@ class _Comparison:
             if (certificate := policy.at(temperature).certificate) is not None
             for note in certificate.notes(
                 models,
+                policy.score.max_overhead,
+                benchmark=self.name,
+                data_sha256=self.problems.sha256,
                 temperature=temperature,
                 top_p=sampling.top_p,
                 max_tokens=setting.max_tokens or self.benchmark.max_tokens,
@@ -226,6 +229,7 @@ class _Comparison:
                 prompt_version=wording_version(self.benchmark),
             )
         ]
+        return list(dict.fromkeys(notes))
 
     async def _run(
         self,

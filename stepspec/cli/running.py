@@ -69,7 +69,10 @@ def answer_question(
     max_thinking_tokens: Annotated[
         int | None, typer.Option(help="Limit for the thinking before the answer, in tokens; 0 disables thinking.")
     ] = None,
-    deadline_s: Annotated[float | None, typer.Option(help="Limit for the thinking, in seconds.")] = None,
+    max_thinking_s: Annotated[float | None, typer.Option(help="Limit for the thinking, in seconds.")] = None,
+    deadline_s: Annotated[
+        float | None, typer.Option(help="Limit for the whole request, in seconds; it returns what exists.")
+    ] = None,
     enable_thinking: Annotated[
         bool | None, typer.Option(help="Think before the answer, or answer directly. The default is to think.")
     ] = None,
@@ -126,6 +129,7 @@ def answer_question(
         sampling={name: value for name, value in sampling.items() if value is not None},
         max_tokens=max_tokens,
         max_thinking_tokens=max_thinking_tokens,
+        max_thinking_s=max_thinking_s,
         deadline_s=deadline_s,
         enable_thinking=enable_thinking,
         reasoning_effort=reasoning_effort,
@@ -275,6 +279,9 @@ def figures(result: Result) -> str:
     """Return one line with the time and tokens of a request and the share of the draft's work that was accepted."""
     counts = result.counts
     parts = [f"{result.times.wall:.2f} s", f"{counts.committed:,} tokens"]
+    if result.not_proposed != "the policy proposes none":
+        why = f" ({result.not_proposed})" if result.not_proposed else ""
+        parts.append(f"{counts.steps_proposed:,} steps proposed{why}")
     if counts.steps_judged:
         parts.append(f"{counts.steps_accepted}/{counts.steps_judged} steps accepted")
     if counts.token_drafted:
@@ -283,7 +290,7 @@ def figures(result: Result) -> str:
     if counts.target_passes:
         parts.append(f"{counts.committed / counts.target_passes:.2f} tokens per target pass")
     if result.finish_reason == "length":
-        parts.append("cut short by the token limit")
+        parts.append(f"cut short by {result.limit}")
     if counts.wasted:
         parts.append(f"{counts.wasted:,} tokens wasted")
     return " · ".join(parts)

@@ -98,7 +98,9 @@ class VllmEngine:
         self.max_context = int(config.max_model_len)
         self._vocab_size = int(config.get_vocab_size())
         self._served = config.served_model_name
-        self._dtype = str(config.dtype).removeprefix("torch.")
+        self._dtype = ", ".join(
+            filter(None, (str(config.dtype).removeprefix("torch."), getattr(config, "quantization", None)))
+        )
         self._folder = folder
         self._llm = llm
         self._loop = loop

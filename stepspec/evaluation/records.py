@@ -210,6 +210,10 @@ class ResultRow(Record):
     tokens: TokenRecord
     time_s: TimeRecord
     num_prompt_tokens: Count
+    steps_proposed: Count | None = None
+    """Steps that the draft proposed; None in rows from before this field existed."""
+    not_proposed: Name | None = None
+    """Why the draft proposed no step, or no further one; see `stepspec.loop.step.NotProposed`."""
     steps_judged: Count
     steps_accepted: Count
     token_drafted: Count
@@ -411,6 +415,12 @@ class PolicySummary(Record):
     """Committed tokens over the target's."""
     tokens_per_s_ratio: float | None
     """Committed tokens per second over the target's; speedup = tokens_per_s_ratio / length_ratio."""
+    steps: int | None = None
+    """Steps of the texts; None in summaries from before this field existed, like the next."""
+    steps_proposed: Count | None = None
+    """Steps that the draft proposed."""
+    not_proposed: dict[str, int] = {}
+    """Requests in which the draft proposed no step, or no further one, by the reason."""
     step_acceptance: float | None
     step_acceptance_ci: tuple[float, float] | None = None
     """Accounts for the dependence of steps within a problem."""

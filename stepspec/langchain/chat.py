@@ -6,10 +6,13 @@ model = ChatStepSpec(model="Qwen3-32B", base_url="http://localhost:8000/v1")    
 
 import asyncio
 import hashlib
+import math
 import os
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from operator import itemgetter
@@ -51,7 +54,7 @@ from stepspec.loop.step import Done, Event, StepCommitted
 STEP_EVENT = "stepspec.step.committed"
 """Name of the custom event for a committed step. It is emitted if the model is called inside a run."""
 
-LIMITS = ("max_tokens", "max_thinking_tokens", "deadline_s", "enable_thinking", "reasoning_effort")
+LIMITS = ("max_tokens", "max_thinking_tokens", "max_thinking_s", "deadline_s", "enable_thinking", "reasoning_effort")
 LOGPROBS = ("logprobs", "top_logprobs")
 TEMPLATE = ("chat_template_kwargs", "draft_chat_template_kwargs")
 PER_CALL = (
@@ -115,8 +118,10 @@ class ChatStepSpec(BaseChatModel):
     """Limit for thinking and answer together. None allows as many as fit the context."""
     max_thinking_tokens: int | None = None
     """After this many tokens, the thinking ends and the target answers."""
-    deadline_s: float | None = None
+    max_thinking_s: float | None = None
     """After this many seconds, the thinking ends and the target answers."""
+    deadline_s: float | None = None
+    """After this many seconds, the request ends and returns what exists. `timeout` raises an error instead."""
     enable_thinking: bool | None = None
     """False turns the thinking off."""
     reasoning_effort: str | None = None
@@ -529,7 +534,8 @@ class _Call:
 async def _retried(
     spec: Any, turns: Sequence[Mapping[str, Any]], options: RequestOptions, tries: int
 ) -> AsyncGenerator[Event, None]:
-    """Yield the events of a request. Retry the request if it fails before its first event."""
+    """Yield the events of a request. Retry the request if it fails before its first event and its deadline."""
+    end = math.inf if options.deadline_s is None else time.perf_counter() + options.deadline_s
     for retries_left in reversed(range(tries)):
         begun = False
         try:
@@ -539,8 +545,11 @@ async def _retried(
                     yield event
             return
         except EngineError:
-            if begun or not retries_left:
+            left_s = end - time.perf_counter()
+            if begun or not retries_left or left_s <= 0:
                 raise
+            if options.deadline_s is not None:
+                options = replace(options, deadline_s=left_s)
 
 
 def _calls(message: AIMessage) -> bool:

@@ -177,6 +177,8 @@ def _metadata(result: Result, model: str | None) -> dict[str, Any]:
             "target_tokens": usage.target_tokens,
             "estimated_speedup": result.estimated_speedup,
             "steps": result.counts.steps,
+            "steps_proposed": result.counts.steps_proposed,
+            "not_proposed": result.not_proposed,
             "steps_judged": result.counts.steps_judged,
             "steps_accepted": result.counts.steps_accepted,
             "wall_s": result.times.wall,

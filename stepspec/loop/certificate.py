@@ -6,6 +6,7 @@ changed without the other.
 
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -21,7 +22,10 @@ CONTENT_HASHES = {"template_sha256": "chat template", "prompt_version": "prompt 
 NOT_COVERED = frozenset({"summary", "paper", "certificate", "temperatures", "fallbacks"})
 """Keys of a policy that say nothing about what it does, or belong to other temperatures or engines."""
 SPEED_ONLY = {"score": frozenset({"depth", "draft_answer", "look_ahead", "max_overhead"})}
-"""Keys of tables that say when a text is written, and not which text is accepted."""
+"""Keys of tables that say when a text is written, and not which text is accepted. A certificate has the last one."""
+
+
+NEXT_STEP = "Run `stepspec calibrate`."
 
 
 class Certificate(FileModel):
@@ -48,6 +52,14 @@ class Certificate(FileModel):
     """Hash of the target's chat template, as rendered for a question."""
     models: Mapping[str, str]
     """Hash of the weights of `target`, `draft` and the judge models, or their names if the weights are not local."""
+    pair: str | None = None
+    """The models in words. None in certificates from before this field existed, like the next three."""
+    dtypes: Mapping[str, str] | None = None
+    """Data type of each model, with its quantization, by role."""
+    engines: Mapping[str, str] | None = None
+    """What ran each model, by role."""
+    max_overhead: float | Literal["none"] | None = None
+    """The policy's limit in the test. `stepspec calibrate` tests without one, which speculates on every step."""
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
     max_tokens: int = Field(ge=1)
@@ -60,28 +72,51 @@ class Certificate(FileModel):
     sha256: Sha256
     """Hash of everything above and of the policy's settings."""
 
-    def notes(self, models: Mapping[str, str], **request: float | str | None) -> list[str]:
-        """Return a sentence if the certificate does not cover requests like this, else nothing.
+    def notes(
+        self, models: Mapping[str, Mapping[str, str]], max_overhead: float | None = None, **request: float | str | None
+    ) -> list[str]:
+        """Return a sentence if the certificate does not cover requests like this, and one about the policy's overhead.
+
+        What the certificate does not say is not compared.
 
         Args:
-            models: hash of each model's weights by role, or its name.
+            models: by `models`, `dtypes` and `engines`, the value of each model by role.
+            max_overhead: the policy's.
             request: what is known of the requests: `temperature`, `top_p`, `max_tokens` (larger ones are covered),
-                other settings of their sampling and limits that are not the default, and `template_sha256` and
-                `prompt_version`. None means not known.
+                other settings of their sampling and limits that are not the default, and `benchmark`, `data_sha256`,
+                `template_sha256` and `prompt_version`. None means not known.
         """
-        found = [f"the {role} is another model" for role, hash in self.models.items() if models.get(role) != hash]
+        if any(models["models"].get(role) != hash for role, hash in self.models.items()):
+            return [f"Thresholds were tuned for {self.pair or 'other models'}. {NEXT_STEP}"]
+        found = [
+            f"a {role} {words} {certified}, not {models[name].get(role)}"
+            for name, words in (("dtypes", "in"), ("engines", "on"))
+            for role, certified in (getattr(self, name) or {}).items()
+            if models.get(name, {}).get(role, certified) != certified
+        ]
+        if (
+            request.pop("benchmark", None) not in (None, self.benchmark)
+            and request.get("data_sha256") != self.data_sha256
+        ):
+            found.append(f"other problems ({self.benchmark})")
+        request.pop("data_sha256", None)
         for name, value in request.items():
             certified = getattr(self, name, None)
             longer = name == "max_tokens" and isinstance(value, int) and value > self.max_tokens
             if value is None or value == certified or longer:
                 continue
+            words = name.replace("_", " ")
             if name in CONTENT_HASHES:
-                found.append(f"the {CONTENT_HASHES[name]} is another one")
-            elif certified is None:
-                found.append(f"{name.replace('_', ' ')} is set")
+                found.append(f"another {CONTENT_HASHES[name]}")
             else:
-                found.append(f"{name.replace('_', ' ')} is {value:g}, not {certified:g}")
-        return [f"The policy's certificate does not hold here: {', and '.join(found)}."] if found else []
+                found.append(f"no {words}" if certified is None else f"{words} {certified:g}, not {value:g}")
+        notes = [f"Certified for {' and '.join(found)}. {NEXT_STEP}"] if found else []
+        if self.max_overhead is not None and max_overhead is not None and self.max_overhead != max_overhead:
+            tested = (
+                "without max_overhead" if self.max_overhead == "none" else f"with max_overhead {self.max_overhead:g}"
+            )
+            notes.append(f"Certified {tested}. With {max_overhead:g} the models take turns in other places.")
+        return notes
 
 
 def certificate_in(text: str, temperature: float) -> Certificate | None:
@@ -111,3 +146,17 @@ def certificate_hash(settings: Mapping[str, Any], certificate: Mapping[str, Any]
         "certificate": {key: value for key, value in certificate.items() if key != "sha256" and value is not None},
     }
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()
+
+
+def by_role(described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """Return what certificates compare of models: `models`, `dtypes` and `engines` by role, as far as they are known.
+
+    Args:
+        described: the description of each model by role, see `Engine.describe`.
+    """
+    devices = {role: str(each["device"]) for role, each in described.items() if each.get("device")}
+    return {
+        "models": {role: str(each.get("weights") or each["name"]) for role, each in described.items()},
+        "dtypes": {role: str(each["dtype"]) for role, each in described.items() if each.get("dtype")},
+        "engines": {role: re.split(" on | at ", each)[0] if " " in each else "torch" for role, each in devices.items()},
+    }

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 from stepspec.errors import ContextError, EngineError, TargetError
 from stepspec.loop.families import FAMILIES
 from stepspec.loop.request import Request
-from stepspec.loop.step import Done, Event, FinishReason, Result
+from stepspec.loop.step import Done, Event, FinishReason, NotProposed, Result
 
 
 async def run(request: Request) -> AsyncGenerator[Event, None]:
@@ -54,7 +54,7 @@ async def _work(request: Request) -> None:
             committed += request.answer.text if request.tags is not None else request.transcript.open_text
             raise TargetError(f"{error} Text committed before the failure: {committed!r}.", committed) from error
         finally:
-            request.stop_reading()
+            await request.stop_reading()
             request.tell_committed()
         request.emit(request.answer.finish())
         _check_json(request)
@@ -83,6 +83,15 @@ def _check_json(request: Request) -> None:
         ) from error
 
 
+def _not_proposed(request: Request) -> NotProposed | None:
+    """Return why the draft proposed no step, or no further one; None if it proposed steps to the end."""
+    if not FAMILIES[request.policy.family].table.speculates:
+        return "the policy proposes none"
+    if request.draft is None:
+        return "no draft"
+    return request.not_proposed or (None if request.ledger.counts.steps_proposed else "the thinking ended first")
+
+
 def _result(request: Request) -> Result:
     """Return the result of a finished request."""
     ledger, limits, answer = request.ledger, request.limits, request.answer
@@ -92,10 +101,7 @@ def _result(request: Request) -> Result:
     reason: FinishReason = "tool_calls" if answer.calls else "stop"
     if not request.transcript.ended:
         reason = "length"
-        if limits.reached != "deadline":
-            limits.reached = "context" if ledger.remaining > 0 else "max_tokens"
-    elif limits.reached == "deadline" and not answer.calls:
-        reason = "length"
+        limits.cut()
     return Result(
         reasoning="".join(step.text for step in steps),
         answer=answer.text,
@@ -107,6 +113,7 @@ def _result(request: Request) -> Result:
         num_cached_tokens=ledger.cached or 0,
         tool_calls=tuple(answer.calls),
         thinks=request.tags is not None,
+        not_proposed=_not_proposed(request),
         limit=limits.reached,
         token_level_exact=request.policy.token_level_exact,
         token_rounds=ledger.token_rounds,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.engines.protocol import Chunk
-from stepspec.loop.step import Counts, Event, StepCommitted, Times, TokenRounds
+from stepspec.loop.step import Counts, Event, StepCommitted, StepProposed, Times, TokenRounds
 
 T = TypeVar("T")
 Role = Literal["queue", "draft", "judge", "target", "controller"]
@@ -102,7 +102,8 @@ class Ledger:
         self._role, self._since = role, now
 
     def shown(self, event: Event) -> None:
-        """Record when the first step and the first chunk of the answer were emitted."""
+        """Count proposed steps, and record when the first step and the first chunk of the answer were emitted."""
+        self._counts["steps_proposed"] += isinstance(event, StepProposed) and bool(event.text.strip())
         first = FIRSTS.get(type(event))
         if first is not None and first not in self._firsts:
             self._firsts[first] = time.perf_counter() - self._started
@@ -170,6 +171,11 @@ class Ledger:
     def committed(self, num_tokens: int) -> None:
         """Set the number of committed tokens, counted in the text itself."""
         self._counts["committed"] = num_tokens
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the request was accepted."""
+        return time.perf_counter() - self._started
 
     @property
     def num_accepted(self) -> int:

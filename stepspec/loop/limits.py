@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from stepspec.loop.ledger import Ledger
@@ -17,21 +19,23 @@ class Demands:
         json_schema: JSON schema of the answer, see `Engine.generate`.
         call_opener: matches the beginning of a tool call, for a model that does not separate its thinking.
         max_thinking_tokens: after this many tokens, the thinking ends and the answer begins.
-        deadline_s: after this many seconds, the thinking ends and the answer begins. If the model does not separate
+        max_thinking_s: after this many seconds, the thinking ends and the answer begins. If the model does not separate
             its thinking, the text ends.
+        deadline_s: after this many seconds, the text ends where it is.
         stop_token_ids: tokens that end the answer, like the model's own end tokens.
     """
 
     json_schema: str | None = None
     call_opener: re.Pattern[str] | None = None
     max_thinking_tokens: int | None = None
+    max_thinking_s: float | None = None
     deadline_s: float | None = None
     stop_token_ids: frozenset[int] = frozenset()
 
     @property
     def separate_answer(self) -> bool:
         """Whether the answer needs a separate call after the thinking."""
-        limited = self.max_thinking_tokens is not None or self.deadline_s is not None
+        limited = self.max_thinking_tokens is not None or self.max_thinking_s is not None
         return self.json_schema is not None or limited or bool(self.stop_token_ids)
 
     def opens_call(self, text: str) -> bool:
@@ -43,19 +47,30 @@ class Limits:
     """What is left of a request's tokens and time.
 
     Attributes:
-        deadline: in the event loop's time; None without one, and before the start.
+        end: the request's deadline in the event loop's time; None without one, and before the start.
         reached: the limit that ended the text or its thinking.
     """
 
     def __init__(self, demands: Demands, ledger: Ledger, transcript: Transcript) -> None:
         self._demands, self._ledger, self._transcript = demands, ledger, transcript
-        self.deadline: float | None = None
+        self.end: float | None = None
+        self._thinking_end: float | None = None
         self.reached: Limit | None = None
 
     def start(self) -> None:
-        """Set the deadline. The request's time begins now."""
-        if self._demands.deadline_s is not None:
-            self.deadline = asyncio.get_running_loop().time() + self._demands.deadline_s
+        """Set the limits of time. They count from the request's acceptance, and so its time in a queue, too."""
+        accepted_at = asyncio.get_running_loop().time() - self._ledger.age_s
+        thinking_s, seconds = self._demands.max_thinking_s, self._demands.deadline_s
+        self._thinking_end = None if thinking_s is None else accepted_at + thinking_s
+        self.end = None if seconds is None else accepted_at + seconds
+
+    @property
+    def deadline(self) -> float | None:
+        """When calls are cut off, in the event loop's time: at the end of the request or, before that, of its
+        thinking. None without a limit."""
+        thinks = self._transcript.thinking or self._transcript.in_header
+        ends = (self.end, self._thinking_end if thinks else None)
+        return min((end for end in ends if end is not None), default=None)
 
     @property
     def room(self) -> int:
@@ -67,18 +82,42 @@ class Limits:
 
     @property
     def expired(self) -> bool:
-        """Whether the deadline has passed."""
-        return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline
+        """Whether calls are cut off now."""
+        return has_passed(self.deadline)
 
-    def allow_thinking(self) -> bool:
-        """Whether tokens and time are left for more thinking. Sets `reached` if not.
-
-        Always true once the thinking has ended, because no deadline cuts off a separate answer.
-        """
-        if not self._transcript.thinking:
-            return True
-        if self.expired:
+    def cut(self) -> None:
+        """Note which limit has cut the text, in place of one that ended its thinking."""
+        if has_passed(self.end):
             self.reached = "deadline"
+        elif self._ledger.remaining <= 0:
+            self.reached = "max_tokens"
+        else:
+            self.reached = "max_thinking_s" if self.expired else "context"
+
+    def allow_more(self) -> bool:
+        """Whether tokens and time are left for more thinking or, after it, for more of the answer. Sets `reached` if
+        the thinking has to end."""
+        if not self._transcript.thinking:
+            return self.room > 0 and not self.expired
+        if self.expired:
+            self.reached = "max_thinking_s"
         elif self.room <= 0 < self._ledger.remaining:
             self.reached = "max_thinking_tokens"
         return self.room > 0 and self.reached is None
+
+
+@asynccontextmanager
+async def cut_off(end: float | None) -> AsyncGenerator[None]:
+    """Cancel the block at a moment in the event loop's time, and go on after it. None never does."""
+    limit = asyncio.timeout_at(end)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+
+
+def has_passed(moment: float | None) -> bool:
+    """Whether a moment in the event loop's time has passed. None never does."""
+    return moment is not None and asyncio.get_running_loop().time() >= moment

@@ -167,7 +167,7 @@ class Lookahead:
             await asyncio.wait([draft], timeout=patience)
         if draft.done():
             return draft.result()
-        self._draft_failed = True
+        self._draft_failed, self._request.not_proposed = True, "the draft was too slow"
         return None
 
     async def draft(self, place: Place, sibling: int = 0) -> StepAhead | None:

@@ -23,6 +23,7 @@ class Options(TypedDict, total=False):
     sampling: Sampling | Mapping[str, Any] | None
     max_tokens: int | None
     max_thinking_tokens: int | None
+    max_thinking_s: float | None
     deadline_s: float | None
     enable_thinking: bool | None
     reasoning_effort: str | None
@@ -61,8 +62,10 @@ class RequestOptions:
         max_tokens: limit for thinking and answer together; None allows as many as fit the context. Tokens that
             speculation wastes do not count; they have their own limit, see `Ledger.may_waste`.
         max_thinking_tokens: after this many tokens, the thinking ends and the target answers.
-        deadline_s: after this many seconds, the thinking ends and the target answers. If the model does not separate
-            its thinking, the text ends.
+        max_thinking_s: after this many seconds, the thinking ends and the target answers. If the model does not
+            separate its thinking, the text ends.
+        deadline_s: after this many seconds, the request ends and returns what exists, with the finish reason
+            "length". Like `max_thinking_s`, it counts from the request's acceptance, time in a queue included.
         enable_thinking: False turns the thinking off: by the chat template if it has a switch, else by closing the
             thinking at its beginning. True and None leave it on.
         reasoning_effort: how much to think, in the words of the model's chat template, such as "low"; "none" turns the
@@ -77,7 +80,7 @@ class RequestOptions:
         tool_choice: "auto", "none", "required", or the name of the tool to call.
         parallel_tool_calls: whether one answer may contain several tool calls.
         logprobs: whether the result has the log-probabilities of all committed tokens under the target. They take
-            further passes over the text, at its end.
+            further passes over the text, at its end. A deadline may leave out the last ones.
         top_logprobs: number of the most likely tokens to list at each place, at most 20. Requires `logprobs`.
         session_id: id of the conversation, the same in all its requests. Routers and pools of servers send requests of
             one conversation to the same replica. It never changes a text.
@@ -92,6 +95,7 @@ class RequestOptions:
     )
     max_tokens: int | None = None
     max_thinking_tokens: int | None = None
+    max_thinking_s: float | None = None
     deadline_s: float | None = None
     enable_thinking: bool | None = _option(None, (bool, NoneType), "True, False or None")
     reasoning_effort: str | None = _option(None, (str, NoneType), "a string, such as 'low', or None")
@@ -195,6 +199,7 @@ class RequestOptions:
         check_numbers(
             max_tokens=self.max_tokens,
             max_thinking_tokens=self.max_thinking_tokens,
+            max_thinking_s=self.max_thinking_s,
             deadline_s=self.deadline_s,
             top_logprobs=self.top_logprobs,
         )
@@ -206,8 +211,9 @@ class RequestOptions:
             raise UsageError(f"max_tokens must be at least 1, got {self.max_tokens}.")
         if self.max_thinking_tokens is not None and self.max_thinking_tokens < 0:
             raise UsageError(f"max_thinking_tokens must be at least 0 (no thinking), got {self.max_thinking_tokens}.")
-        if self.deadline_s is not None and self.deadline_s <= 0:
-            raise UsageError(f"deadline_s must be above 0 seconds, got {self.deadline_s}.")
+        for name, seconds in {"max_thinking_s": self.max_thinking_s, "deadline_s": self.deadline_s}.items():
+            if seconds is not None and seconds <= 0:
+                raise UsageError(f"{name} must be above 0 seconds, got {seconds}.")
 
     def _check_stops(self) -> None:
         for text in cast("Sequence[object]", self.stop):

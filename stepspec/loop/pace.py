@@ -9,6 +9,7 @@ from statistics import median_low
 
 from stepspec.loop.depth import ChainDepth, Mean
 from stepspec.loop.load import LoadChoice
+from stepspec.loop.step import NotProposed
 
 MOST_SAVED = 10.0
 """Savings that count as credit, in times of a chain; at least the first credit does. It bounds what a change for the
@@ -17,8 +18,8 @@ KEPT = 3.0
 """Savings and losses that are kept when the load changes, in times of a chain; of savings one more for each running
 request. What pays at one load may not pay at another."""
 FREE_S = 1.0
-"""Seconds that speculation may cost at first, and may take before the target's own speed is known. The first passes of
-a model also allocate and compile, and a bad first step says little about the next ones."""
+"""Seconds that speculation may cost at first, and after which no chain begins before the target's own speed is known.
+The first passes of a model also allocate and compile, and a bad first step says little about the next ones."""
 LEAST_GAIN = 0.05
 """Least share of the target's time that a chain must save to be no loss."""
 KNOWN_TOKENS = 32
@@ -31,8 +32,6 @@ MOST_CONTROLS, SPREAD = 16, 1.5
 as. A machine that stalls in one of the first few would make the target look slow for long."""
 PATIENCE, LEAST_PATIENCE_S = 2.0, 0.1
 """How many times as long as the target a draft may take for a step, and the shortest such limit."""
-FIRST_STEP_TOKENS = 64
-"""Tokens that the draft's first step is taken to have, for this limit."""
 READ_TOKENS = 16
 """Tokens that a draft may read in the time in which it may write one."""
 MOST_REREAD = 256
@@ -153,6 +152,7 @@ class StepPace:
     Attributes:
         depth: chooses the length of chains.
         load: chooses whether the requests of the session speculate.
+        why: why the latest request that asked should not speculate.
     """
 
     def __init__(self, max_overhead: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -165,6 +165,7 @@ class StepPace:
         self._begun: dict[Hashable, float] = {}  # when chains that run or may now begin did so, by request
         self.depth, self.load = ChainDepth(), LoadChoice()
         self._target = TargetSpeed(self.load)
+        self.why: NotProposed = "max_overhead"
         self.forget()
 
     def forget(self) -> None:
@@ -280,6 +281,7 @@ class StepPace:
         self._begun.pop(request, None)
         if self._max_overhead is None:
             return True
+        self.why = "the load"
         if self.load.pays:
             self._note_level()
             if self._balance_s < 0:  # the machine may have become slower, and the target with it
@@ -287,11 +289,11 @@ class StepPace:
                 self.load.doubts()
             return self.load.speculates(request)
         if self.pauses:
-            speculates = False
+            speculates, self.why = False, "max_overhead"
         elif not self.depth.step_tokens.weight:
-            speculates = all(self._clock() - began >= FREE_S for began in self._begun.values())
+            speculates, self.why = not self._begun, "another request tries the draft"
         elif self._target.controls(request):
-            speculates = False
+            speculates, self.why = False, "measuring the target"
         elif self._pays_for(self.load.num_running - 1) or not self.load.prefers_steps:
             return self.load.speculates(request)
         else:
@@ -323,11 +325,8 @@ class StepPace:
         Args:
             num_unread: tokens that it reads first.
         """
-        if self._max_overhead is None:
-            return None
-        reading = num_unread / READ_TOKENS
-        if not self._target.is_known:
-            return FREE_S * (1 + reading / FIRST_STEP_TOKENS)
         step_tokens = self.depth.step_tokens
-        num_tokens = step_tokens.value if step_tokens.weight else FIRST_STEP_TOKENS
-        return max(LEAST_PATIENCE_S, PATIENCE * self._target.token_s * (num_tokens + reading))
+        if self._max_overhead is None or not (self._target.is_known and step_tokens.weight):
+            return None  # the first step may take what it takes, and what it took then counts
+        num_tokens = step_tokens.value + num_unread / READ_TOKENS
+        return max(LEAST_PATIENCE_S, PATIENCE * self._target.token_s * num_tokens)

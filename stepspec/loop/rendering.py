@@ -27,7 +27,7 @@ def _lines(result: "Result") -> Iterator[str]:
     usage, times = result.usage, result.times
     summary = f"{usage.completion_tokens} tokens in {times.wall:.2f} s, {usage.draft_tokens} of them the draft's"
     if result.finish_reason == "length":
-        summary += "; stopped by the limit of tokens"
+        summary += f"; cut short by {result.limit}"
     yield f'<div style="opacity: 0.7; font-size: 90%">{summary}</div>'
     if result.note is not None:
         yield f'<div style="font-size: 90%"><b>Note:</b> {escape(result.note)}</div>'

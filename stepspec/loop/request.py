@@ -36,14 +36,27 @@ from stepspec.loop.breaker import Breaker
 from stepspec.loop.hopeless import Watch
 from stepspec.loop.judging import Answer, Evidence, Panel, Verifier, own_choices
 from stepspec.loop.ledger import Ledger, ahead
-from stepspec.loop.limits import Demands, Limits
+from stepspec.loop.limits import Demands, Limits, has_passed
 from stepspec.loop.pace import StepPace
-from stepspec.loop.step import Event, JudgedStep, Origin, Proposal, StepCommitted, StepJudged, StepProposed, Verdict
+from stepspec.loop.step import (
+    Event,
+    JudgedStep,
+    NotProposed,
+    Origin,
+    Proposal,
+    StepCommitted,
+    StepJudged,
+    StepProposed,
+    Verdict,
+)
 from stepspec.loop.tracing import Spans
 from stepspec.loop.transcript import MOST_HEADER, Transcript
 
 if TYPE_CHECKING:
     from stepspec.loop.policy import Policy  # which imports the families, and they this module
+
+WHOLE_TEXT = 1 << 30
+"""More tokens than any text has."""
 
 DRAFT_SEED = 0x5EED
 """Added to the draft's seed, so that draft and target sample with other random numbers."""
@@ -154,6 +167,8 @@ class Request:
         self._held: Proposal | None = None  # the draft's beginning of a step that is not committed
         self._draft_samplings: dict[int, Sampling] = {}
         self.only_target = False
+        self.not_proposed: NotProposed | None = None
+        """Why the draft was not asked for its next step, or did not write it; None if it did."""
         self._num_told = 0
         self._num_read = 0  # tokens that the draft has read
         self.prompt_s = 0.0
@@ -189,17 +204,21 @@ class Request:
         write here.
         """
         if self.policy.step_level_exact and not self.is_own_text:
+            self.not_proposed = "the sampling"
             return False
         if self.transcript.in_header and not self.demands.separate_answer:
             await self.write_header()
-        while self.transcript.thinking and self.draft is not None and self.limits.allow_thinking():
+        while self.transcript.thinking and self.draft is not None and self.limits.allow_more():
             if self.only_target or not self.ledger.may_waste(*self.policy.waste):
+                self.not_proposed = "a tool call" if self.only_target else "too much was wasted"
                 return False
             if len(self.transcript.steps) < self.policy.first_target_steps:
                 await self.write_step()
             elif self.pace.speculates(self):
+                self.not_proposed = None
                 return True
             else:
+                self.not_proposed = self.pace.why
                 if drop_ahead is not None:
                     await drop_ahead()
                 await self.complete_step()  # which may open a tool call
@@ -222,10 +241,8 @@ class Request:
         """Let the target write the header of a message, which decides whether the thinking goes on."""
         assert self.tags is not None
         assert self.tags.header_end is not None
-        if self.ledger.remaining > 0:
-            most = min(self.ledger.remaining, MOST_HEADER)
-            stop = Stop(most, token_ids=self.answer_ends | {self.tags.header_end})
-            await self._write(stop, self.limits.deadline, until=lambda: False)
+        if self.limits.allow_more():
+            await self._write(self.answer_ends | {self.tags.header_end}, most=MOST_HEADER)
 
     async def write_on(self) -> None:
         """Let the target write steps in one call until speculation pays again, and commit them."""
@@ -292,7 +309,9 @@ class Request:
                 target would. Only for texts of which the target's own choices are kept.
         """
         if self.draft is None or not (self.breaker.is_closed if sibling else self.breaker.allows()):
+            self.not_proposed = "the draft failed"
             return None
+        is_step = not coupled
         coupled = coupled or (self.policy.step_level_exact and not sibling)
         sampling = self.sampling if coupled else self._draft_sampling(sibling)
         recorded = self.judged_steps is not None and "logprobs" in self.draft.abilities
@@ -311,18 +330,22 @@ class Request:
                 self.breaker.worked()
             elif num_worked == self.breaker.num_worked and not self.limits.expired and not sibling:
                 self.breaker.failed()
-            return None
+            why: NotProposed = "the draft was too slow"
         except (ContextError, UnknownIdError):  # of this request
-            return None
+            why = "no room in the context"
         except EngineError:
             if not self.limits.expired and not sibling:
                 self.breaker.failed()
-            return None
-        self._num_read = num_before + len(ids)
-        self.breaker.worked()
-        self.ledger.waited("draft", chunk.queue_s)
-        seconds = time.perf_counter() - since
-        return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted, seconds=seconds)
+            why = "the draft failed"
+        else:
+            self._num_read = num_before + len(ids)
+            self.breaker.worked()
+            self.ledger.waited("draft", chunk.queue_s)
+            seconds = time.perf_counter() - since
+            return replace(_step_of(chunk, self._text_of(chunk)), aborted=watch.aborted, seconds=seconds)
+        if is_step and not self.limits.expired:
+            self.not_proposed = why
+        return None
 
     def room_after(self, ids: Sequence[int]) -> int:
         """Return how many tokens may follow uncommitted ids."""
@@ -536,14 +559,15 @@ class Request:
     async def _wait_for_prompt(self, writer: Literal["draft", "target"]) -> None:
         """Wait until the target has read the prompt, or until the deadline."""
         if self._prompt_read is not None:
-            with self.ledger.time(writer), suppress(TimeoutError):
+            with self.ledger.waiting(writer), suppress(TimeoutError):
                 async with asyncio.timeout_at(self.limits.deadline):
                     await self._prompt_is_read()
 
-    def stop_reading(self) -> None:
+    async def stop_reading(self) -> None:
         """Stop what `read_ahead` has begun."""
         if self._prompt_read is not None:
             self._prompt_read.cancel()
+            await asyncio.wait([self._prompt_read])
 
     # Committing
 
@@ -634,6 +658,7 @@ class Request:
             self.ledger.abandoned(len(held.ids) + len(ids))
             return None
         self.spans.drafted(since, len(self.transcript.steps), len(draft.ids))
+        self.ledger.add(steps_proposed=not (held.ids or self.transcript.open_ids))
         return held.followed_by(draft)
 
     async def keep(self, draft: Proposal) -> None:
@@ -848,19 +873,18 @@ class Request:
 
         `until` is asked after every chunk of the thinking, and may stop the writer, in the middle of a step too.
         """
-        transcript, limits, ledger = self.transcript, self.limits, self.ledger
-        if transcript.thinking and self.tags is not None and self.demands.separate_answer:
-            stop = Stop(limits.room, token_ids=self.ends) if limits.allow_thinking() else None
-            if stop is not None and not await self._write(stop, limits.deadline, until):
-                return
-        thought = transcript.in_header or not limits.allow_thinking()
-        if thought and self.tags is not None and self.demands.separate_answer:
+        transcript, limits = self.transcript, self.limits
+        separate = self.tags is not None and self.demands.separate_answer
+        if separate and transcript.thinking and limits.allow_more() and not await self._write(self.ends, until):
+            return
+        thought = transcript.in_header or (transcript.thinking and not limits.allow_more())
+        if separate and thought and not has_passed(limits.end):
             self._end_thinking()
-        if not transcript.ended and ledger.remaining > 0 and limits.allow_thinking():
-            stop = Stop(ledger.remaining, token_ids=self.answer_ends)
-            deadline = limits.deadline if self.tags is None else None
-            await self._write(stop, deadline, until, self.demands.json_schema)
-            limits.allow_thinking()
+        schema, goes_on = self.demands.json_schema, not transcript.ended and limits.allow_more()
+        if goes_on and not await self._write(self.answer_ends, until, schema):
+            return
+        if transcript.open_ids:
+            self._close_step()
 
     def _end_thinking(self) -> None:
         """Commit what is missing of the tags that end the thinking, in place of the target."""
@@ -870,9 +894,15 @@ class Request:
         self.emit(self.transcript.end_thinking("target", len(ids)))
 
     async def _write(
-        self, stop: Stop, deadline: float | None, until: Callable[[], bool], json_schema: str | None = None
+        self,
+        ends: frozenset[int],
+        until: Callable[[], bool] = lambda: False,
+        json_schema: str | None = None,
+        most: int = WHOLE_TEXT,
     ) -> bool:
-        """Let a single writer write. Return False if `until` stopped it, which may leave a step open."""
+        """Let a single writer write up to one of the tokens `ends`, and at most `most` tokens. Return False if `until`
+        stopped it, which may leave a step open."""
+        stop = Stop(min(self.limits.room, most), token_ids=ends)
         draft = self.draft if self.policy.family == "draft" else None
         writer: Literal["draft", "target"] = "draft" if draft else "target"
         drafting = Drafting() if draft else self.policy.token.drafting
@@ -880,7 +910,7 @@ class Request:
         await self._wait_for_prompt(writer)
         self._writing_since, self._proposed = time.time_ns(), False
         watch = self._writing_watch(control=self.transcript.thinking)
-        async with aclosing(punctual((draft or self.target).generate(call), deadline)) as chunks:
+        async with aclosing(punctual((draft or self.target).generate(call), self.limits.deadline)) as chunks:
             while not self.transcript.ended:
                 with self.ledger.time(writer):
                     watch.asks()

@@ -30,8 +30,25 @@ StepEnd = Literal["delimiter", "cap", "thinking", "text"]
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
-Limit = Literal["max_tokens", "context", "deadline", "max_thinking_tokens"]
+Limit = Literal["max_tokens", "context", "deadline", "max_thinking_tokens", "max_thinking_s"]
 """The limit that ended a text or its thinking."""
+
+NotProposed = Literal[
+    "the policy proposes none",
+    "no draft",
+    "max_overhead",
+    "the load",
+    "another request tries the draft",
+    "measuring the target",
+    "the draft was too slow",
+    "the draft failed",
+    "no room in the context",
+    "too much was wasted",
+    "a tool call",
+    "the sampling",
+    "the thinking ended first",
+]
+"""Why the draft proposed no step, or no further one."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +162,8 @@ class Counts:
     committed: int = 0
     target_generated: int = 0
     steps: int = 0
+    steps_proposed: int = 0
+    """Steps that the draft wrote, or in families that judge none, began."""
     steps_judged: int = 0
     steps_accepted: int = 0
     token_drafted: int = 0
@@ -168,7 +187,7 @@ class Counts:
         assert self.drafted == self.accepted + self.rejected + self.cancelled, self
         assert self.target_generated == self.regenerated + self.forced + self.discarded, self
         assert 0 <= self.salvaged <= self.accepted, self
-        assert self.steps_accepted <= self.steps_judged, self
+        assert self.steps_accepted <= self.steps_judged <= self.steps_proposed, self
         assert self.token_accepted <= self.token_drafted, self
 
 
@@ -311,9 +330,10 @@ class Result:
     tool_calls: tuple[ToolCall, ...] = ()
     thinks: bool = True
     """Whether the target separates its thinking from the answer. If not, the steps are the answer."""
+    not_proposed: NotProposed | None = None
+    """Why the draft proposed no step, or left the rest of the thinking to the target; None if it went on to its end."""
     limit: Limit | None = None
-    """The limit that ended the text or its thinking, or None. After a deadline, `finish_reason` is `length` unless the
-    answer calls a tool."""
+    """The limit that ended the text or its thinking, or None. If it cut the text, `finish_reason` is `length`."""
     model: str = ""
     """Name of the target, or of the service's model."""
     policy: str = ""
@@ -321,8 +341,8 @@ class Result:
     token_level_exact: bool = True
     """Whether the target's own text follows its distribution. False under a policy with a tolerance."""
     note: str | None = None
-    """Sentences, if the question is unlike the training data of a pair that stepspec provides, or if the policy was
-    certified for other models or another sampling; else None."""
+    """Sentences, if the question is unlike the training data of a pair that stepspec provides, or a server failed; else
+    None."""
     judged_steps: tuple[JudgedStep, ...] = ()
     """The draft's steps with what was seen of them; empty unless the session records them."""
     token_rounds: TokenRounds | None = None

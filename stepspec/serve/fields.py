@@ -69,7 +69,11 @@ class Speculation(BaseModel):
         description="Keep only what the target would have written itself: if the policy is not exact, the policy "
         "`exact` takes its place.",
     )
-    deadline_s: float | None = Field(default=None, description="Seconds after which the thinking is cut off.")
+    max_thinking_s: float | None = Field(default=None, description="Seconds after which the thinking is cut off.")
+    deadline_s: float | None = Field(
+        default=None,
+        description="Seconds after which the request ends and returns what exists, its time in the queue included.",
+    )
     events: bool = Field(
         default=False, description="Whether a stream has the proposed steps and what the judges say, too."
     )
@@ -233,6 +237,7 @@ class TextRequest(Body):
             "max_tokens": self.limit,
             "max_thinking_tokens": "thinking_token_budget",
             "json_schema": self.form.field,
+            "max_thinking_s": "stepspec.max_thinking_s",
             "deadline_s": "stepspec.deadline_s",
         }
 
@@ -301,6 +306,7 @@ class TextRequest(Body):
             sampling={"seed": secrets.randbits(31), "logit_bias": bias, **given},
             max_tokens=getattr(self, self.limit),
             max_thinking_tokens=self.thinking_token_budget,
+            max_thinking_s=self.speculation.max_thinking_s,
             deadline_s=self.speculation.deadline_s,
             stop=[self.stop] if isinstance(self.stop, str) else self.stop or [],
             stop_token_ids=self.stop_token_ids or [],

@@ -83,6 +83,7 @@ def _step_level(result: Result, policy: str) -> dict[str, Any]:
         "times": {part: seconds for part, seconds in asdict(result.times).items() if part != "reached"},
         "thinks": result.thinks,
         "limit": result.limit,
+        "not_proposed": result.not_proposed,
         "estimated_speedup": result.estimated_speedup,
         "token_level_exact": result.token_level_exact,
         "note": result.note,

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
 from stepspec.chat.events import AnswerDelta, ToolCallDelta
 from stepspec.errors import StepSpecError
+from stepspec.loop.limits import cut_off
 from stepspec.loop.step import Done, Event, StepCommitted
 from stepspec.serve.admission import Admission, Ticket
 from stepspec.serve.choices import unquoted
@@ -35,6 +36,8 @@ class Generation:
         priority: its priority in the queue.
         has_choices: whether the answer is one of several texts, which the engine writes as a JSON string.
         log: receives what the log says about the request.
+        deadline_s: the request's deadline, in seconds after `since`.
+        since: when it was accepted, by `time.perf_counter`.
     """
 
     prompts: Sequence[PreparedRequest]
@@ -45,6 +48,8 @@ class Generation:
     priority: int
     has_choices: bool
     log: LogEntry
+    deadline_s: float | None
+    since: float
     admission: Admission
     rates: Rates
     monitor: Monitor
@@ -67,16 +72,20 @@ class Generation:
             raise
 
     async def _admitted(self) -> IndexedEvents:
-        since = time.perf_counter()
         num_tokens = sum(len(prompt.prompt) for prompt in self.prompts)
         most = self.admission.limits.max_running
         num_answers = min(len(self.prompts) * self.num_answers, most)
         ticket = Ticket(self.client.name, self.priority, num_tokens, num_answers, self.model.name)
-        async with self.admission.slot(ticket):
-            self.log.queue_s = queue_s = time.perf_counter() - since
+        asked_at, end = time.perf_counter(), None
+        if self.deadline_s is not None:
+            end = asyncio.get_running_loop().time() + self.deadline_s - (asked_at - self.since)
+        async with AsyncExitStack() as turn:
+            async with cut_off(end):  # without a turn, the answers end where they begin
+                await turn.enter_async_context(self.admission.slot(ticket))
+            self.log.queue_s = time.perf_counter() - asked_at
             self.rates.used(self.client, num_tokens)
             answers = [
-                self._answer(place * self.num_answers + number, prompt, number, since, queue_s)
+                self._answer(place * self.num_answers + number, prompt, number)
                 for place, prompt in enumerate(self.prompts)
                 for number in range(self.num_answers)
             ]
@@ -84,10 +93,9 @@ class Generation:
                 async for each in events:
                     yield each
 
-    async def _answer(
-        self, index: int, prompt: PreparedRequest, number: int, since: float, queue_s: float
-    ) -> IndexedEvents:
-        watch = self.monitor.watch(self.model.name, self.policy, self.model.pair, since)
+    async def _answer(self, index: int, prompt: PreparedRequest, number: int) -> IndexedEvents:
+        queue_s = max(0.0, time.perf_counter() - self.since - prompt.seconds)
+        watch = self.monitor.watch(self.model.name, self.policy, self.model.pair, self.since)
         watch.queued(queue_s)
         stream = prompt.stream(number, queue_s)
         outcome: Outcome = "cancelled"

@@ -15,6 +15,7 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     # Moved into the object `stepspec`.
     "policy": (),
     "deadline_s": (),
+    "max_thinking_s": (),
     # Choice among answers, and token details in the response.
     "best_of": (1,),
     "use_beam_search": (False,),
@@ -74,6 +75,7 @@ OF_CHAT = (
 INSTEAD: Mapping[str, str] = {
     "policy": "Use stepspec.policy.",
     "deadline_s": "Use stepspec.deadline_s.",
+    "max_thinking_s": "Use stepspec.max_thinking_s.",
     "max_completion_tokens": "Use max_tokens.",
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",

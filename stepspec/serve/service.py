@@ -1,6 +1,7 @@
 """The service behind the routes: checks who asks, prepares requests, and queues them."""
 
 import asyncio
+import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -121,6 +122,7 @@ class Service:
     async def _prepared(
         self, asked: TextRequest, questions: Sequence[Question], client: Client, request: Request
     ) -> Generation:
+        since = time.perf_counter()
         model, named = self.models.find(asked.model)
         policy, session = model.session(named, asked.speculation)
         entry = entry_of(request.scope)
@@ -144,6 +146,8 @@ class Service:
             priority=max(asked.priority or 0, client.priority),
             has_choices=bool(asked.form.choices),
             log=entry,
+            deadline_s=options.deadline_s,
+            since=since,
             admission=self.admission,
             rates=self.rates,
             monitor=self.monitor,

@@ -151,7 +151,7 @@ async def test_a_call_can_override_settings() -> None:
     message = await chat.ainvoke("How many?", max_thinking_tokens=0)
     assert message.response_metadata["stepspec"]["limit"] == "max_thinking_tokens"
     assert (await chat.ainvoke("How many?", stop=["things"])).text == "\n\nYou said 1 "
-    assert (await chat.ainvoke("How many?", deadline_s=60)).text == ANSWER
+    assert (await chat.ainvoke("How many?", max_thinking_s=60, deadline_s=60)).text == ANSWER
 
 
 async def test_without_a_seed_every_call_uses_a_new_one() -> None:
@@ -367,6 +367,7 @@ async def test_unsupported_messages_are_rejected(messages: Any, error: str) -> N
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [{"type": "function"}]}, "Tool 1"),
         ({"deadline_s": -1}, "above 0"),
+        ({"max_thinking_s": -1}, "above 0"),
         ({"tool_choice": "x"}, "no tool_choice 'x'"),
         ({"model": "nothing:x"}, "engine kind 'nothing'"),
         ({"draft": "following:x"}, "draft was named without a target"),

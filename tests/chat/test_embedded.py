@@ -1,6 +1,7 @@
 """With the embedded pair, the chat model gives the same answers as the Python API, in the order of commitment."""
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -123,6 +124,17 @@ def test_a_loaded_pair_reports_its_context_length(spec: StepSpec) -> None:
     assert ChatStepSpec().get_num_tokens("Ann has 12 apples.") == len(
         spec.pair.target.tokenizer.encode_text("Ann has 12 apples.")
     )
+
+
+@pytest.mark.parametrize("policy", ["target", "stepspec", "draft"])
+async def test_a_text_without_an_end_is_cut_at_the_deadline(spec: StepSpec, policy: str) -> None:
+    no_end = dict.fromkeys(spec.pair.target.tokenizer.end_ids, -100.0)
+    since, session = time.perf_counter(), StepSpec(policy=policy, pair=spec.pair)
+    result = await session.generate(QUESTION, sampling={"logit_bias": no_end}, deadline_s=0.5)
+    assert 0.5 <= time.perf_counter() - since < 1.5
+    assert (result.finish_reason, result.limit) == ("length", "deadline")
+    assert result.counts.committed > 10
+    result.counts.check()
 
 
 def test_a_text_that_ignores_its_end_has_exactly_the_wanted_length() -> None:

@@ -76,6 +76,7 @@ IGNORED = {
 CHANGING = {
     "policy": "token",
     "deadline_s": 1.0,
+    "max_thinking_s": 1.0,
     "best_of": 2,
     "use_beam_search": True,
     "prompt_logprobs": 1,
@@ -257,6 +258,7 @@ def test_the_service_accepts_stop_tokens(root: str) -> None:
         ({"temperature": -1}, "temperature", "between 0"),
         ({"top_p": 2}, "top_p", "top_p"),
         ({"stepspec": {"deadline_s": 0}}, "stepspec", "stepspec.deadline_s must be above 0"),
+        ({"stepspec": {"max_thinking_s": 0}}, "stepspec", "stepspec.max_thinking_s must be above 0"),
         ({"stepspec": {"threshold": 5, "policy": "target"}}, "stepspec", "has 0"),
         ({"stepspec": {"polcy": "target"}}, "stepspec.polcy", "not permitted"),
         ({"n": 17}, "n", "less than or equal to 16"),
@@ -456,6 +458,7 @@ WRONG: Mapping[str, list[Any]] = {
     "max_tokens": [0, -1, "1", True, NAN],
     "max_thinking_tokens": [-1, "1", True],
     "deadline_s": [0, -1.0, "1", True],
+    "max_thinking_s": [0, -1.0, "1", True],
     "enable_thinking": [1, "no"],
     "reasoning_effort": [5, True],
     "chat_template_kwargs": [None, "x", []],
@@ -519,7 +522,7 @@ async def test_non_finite_numbers_are_rejected_in_python_and_langchain(value: An
             Sampling(**{name: value})
         with pytest.raises(UsageError, match=name):
             await chat.ainvoke("a", **{name: value})
-    for name in ("max_tokens", "max_thinking_tokens", "deadline_s"):
+    for name in ("max_tokens", "max_thinking_tokens", "max_thinking_s", "deadline_s"):
         with pytest.raises(UsageError, match=name):
             await spec.generate("a", **{name: value})
     for options in ({"tools": [{**ADD, "x": [NAN]}]}, {"json_schema": {"minimum": NAN}}):

@@ -1,9 +1,12 @@
 """`stepspec serve` over loopback: the OpenAI client, the stepspec client, LangChain, and clients that disconnect."""
 
+import asyncio
 import json
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -18,12 +21,14 @@ from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from service import serving, serving_app
 
-from stepspec import AnswerDelta, Pair, Result, StepSpec
+from stepspec import AnswerDelta, Pair, Result, StepSpec, SyncStepSpec
 from stepspec.client import RemoteStepSpec
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
 from stepspec.langchain import ChatStepSpec
 from stepspec.loop.step import Event, StepCommitted, StepJudged, StepProposed
+from stepspec.serve import Settings
+from stepspec.serve.admission import Limits
 
 pytestmark = pytest.mark.anyio
 
@@ -336,6 +341,58 @@ async def test_a_server_without_metrics_is_an_engine_error(*, in_the_middle: boo
             wanted = "before it was complete" if in_the_middle else "sent no metrics. Check that it is a service"
             with pytest.raises(EngineError, match=wanted):
                 await remote.generate("How many?")
+
+
+RAW = json.dumps({"messages": ASK, "tools": None}) + "\n<|assistant|>"
+DEADLINE = {"stepspec": {"deadline_s": 0.3}, "model": "target"}
+ROUTES: Mapping[str, tuple[Mapping[str, Any], Callable[[Any], object]]] = {
+    "chat/completions": ({"messages": ASK}, lambda answer: answer["choices"][0]["finish_reason"]),
+    "completions": ({"prompt": RAW, "n": 3}, lambda answer: answer["choices"][2]["finish_reason"]),
+    "responses": ({"input": "a"}, lambda answer: answer["incomplete_details"]["reason"]),
+}
+
+
+async def test_a_request_ends_at_its_deadline_in_every_interface_in_the_queue_too() -> None:
+    pair = following_pair(delay_s=60)
+    ends = list[object]()
+
+    async def limit_of(work: Awaitable[Any]) -> None:
+        found = await work
+        ends.append(found.limit if isinstance(found, Result) else found.response_metadata["stepspec"]["limit"])
+
+    async def route(path: str, client: httpx.AsyncClient) -> None:
+        fields, reason = ROUTES[path]
+        answer = await client.post(path, json={**DEADLINE, **fields})
+        assert answer.status_code == 200
+        ends.append(reason(answer.json()))
+        async with client.stream("POST", path, json={**DEADLINE, **fields, "stream": True}) as streamed:
+            assert re.search("length|max_output_tokens", (await streamed.aread()).decode())
+
+    with serving(pair, settings=Settings(limits=Limits(max_running=1))) as address:
+        options = {"base_url": address, "api_key": "none", "model": "target"}
+        blocking = SyncStepSpec(pair=following_pair(delay_s=60))
+        async with RemoteStepSpec(address) as remote, httpx.AsyncClient(base_url=address, timeout=10) as client:
+            since = time.perf_counter()
+            async with asyncio.TaskGroup() as group:
+                for path in ROUTES:
+                    group.create_task(route(path, client))
+                group.create_task(limit_of(remote.generate("a", deadline_s=0.3)))
+                group.create_task(limit_of(StepSpec(pair=following_pair(delay_s=60)).generate("a", deadline_s=0.3)))
+                group.create_task(limit_of(ChatStepSpec(pair=following_pair(delay_s=60)).ainvoke("a", deadline_s=0.3)))
+                group.create_task(limit_of(ChatStepSpec(**options).ainvoke("a", deadline_s=0.3)))
+                group.create_task(limit_of(anyio.to_thread.run_sync(partial(blocking.generate, "a", deadline_s=0.3))))
+            assert time.perf_counter() - since < 5
+        assert sorted(map(str, ends)) == sorted(["deadline"] * 5 + ["length"] * 2 + ["max_output_tokens"])
+        wait_until_free(pair)
+
+
+async def test_a_service_that_does_not_keep_the_deadline_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepspec.client.GRACE_S", 0.1)
+    monkeypatch.setattr("stepspec.loop.limits.Limits.start", lambda self: None)
+    with serving(following_pair(delay_s=2)) as address:
+        async with RemoteStepSpec(address) as remote:
+            with pytest.raises(EngineError, match="did not end the request within"):
+                await remote.generate("How many?", deadline_s=0.1)
 
 
 async def test_closing_the_remote_stream_frees_the_engines() -> None:

@@ -113,6 +113,18 @@ def test_problems_of_a_run_become_warnings() -> None:
         assert words in warnings
 
 
+def test_a_draft_that_proposed_hardly_any_steps_or_was_often_left_becomes_a_warning() -> None:
+    slow, none = "the draft was too slow", "max_overhead"
+    for why, steps in ({slow: 60}, 900), ({none: 900, slow: 10}, 3):
+        changes = {"not_proposed": why, "steps_proposed": steps, "steps": 1000, "num_rows": 1000}
+        sentences = [each for each in findings(RUN, summary("stepspec", **changes)).warnings if "proposed" in each]
+        assert len(sentences) == 1
+        assert all(f"{reason} in {number}" in sentences[0] for reason, number in why.items())
+    for why, steps in ({slow: 10, none: 500}, 900), ({"the policy proposes none": 1000}, 0), ({slow: 1000}, None):
+        changes = {"not_proposed": why, "steps_proposed": steps, "steps": 1000, "num_rows": 1000}
+        assert not [each for each in findings(RUN, summary("stepspec", **changes)).warnings if "proposed" in each]
+
+
 def test_with_missing_rows_the_difference_is_over_the_shared_problems() -> None:
     for num_rows in ({"n": 1200}, {"n": 1000, "num_rows": 990}):
         found = findings(RUN, summary("stepspec", **num_rows))

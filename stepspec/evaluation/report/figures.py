@@ -64,6 +64,13 @@ SPEEDUP_VS_TOKEN = Column(
     lambda each: cells.times(each.speedup_vs_token, each.speedup_vs_token_ci),
     is_speed=True,
 )
+STEPS_PROPOSED = Column(
+    "steps proposed",
+    "steps that the draft proposed, of all steps of the texts",
+    lambda each: (
+        (UNKNOWN, "") if each.steps_proposed is None else (f"{each.steps_proposed:,}", f"({each.steps or 0:,} in all)")
+    ),
+)
 STEPS_ACCEPTED = Column(
     "steps accepted",
     "share of the draft's judged steps that were accepted",
@@ -199,13 +206,13 @@ def num_rows(policy: PolicySummary) -> int:
     return policy.n if policy.num_rows is None else policy.num_rows
 
 
-CLOSING: Sequence[Column] = (*COLUMNS, TRUNCATED, NO_ANSWER)
+CLOSING: Sequence[Column] = (*COLUMNS, STEPS_PROPOSED, TRUNCATED, NO_ANSWER)
 """The columns of every terminal table. Texts that are cut off or have no answer make a speed meaningless."""
 
 GROUPS: Mapping[str, Sequence[Column]] = {
     "Accuracy": (ACCURACY, ACCURACY_GAIN, LOST_AND_WON, ACCURACY_KEPT, P_VALUE, LOSS_BOUND, ACCURACY_WITHOUT_FAILED),
     "Speed": (SPEEDUP, SPEEDUP_MEDIAN, SPEEDUP_VS_TOKEN, TOKENS_PER_S_RATIO, LENGTH_WITH_INTERVAL),
-    "Speculation": (STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
+    "Speculation": (STEPS_PROPOSED, STEPS_ACCEPTED, TOKENS_ACCEPTED, TOKENS_PER_PASS, JUDGING),
     "Latency": (LATENCY, FIRST_THOUGHT, FIRST_ANSWER),
     "Throughput": (PROBLEMS_PER_S, TOKENS_PER_S, THROUGHPUT_RATIO),
     "Trouble": (TRUNCATED, NO_ANSWER, NOT_READ, BY_LAST_NUMBER, FAILED),

@@ -1,5 +1,6 @@
 """Findings of a run in sentences: the fastest policy that keeps the accuracy, exactness, and warnings."""
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,8 @@ from stepspec.evaluation.records import BASELINE, PolicySummary, RunRecord, Summ
 from stepspec.evaluation.report.cells import UNKNOWN, count, joined, percent, percent_with_interval, times
 from stepspec.evaluation.report.figures import num_rows
 from stepspec.evaluation.stats import Candidate
-from stepspec.loop.certificate import certificate_in
+from stepspec.loop.certificate import by_role, certificate_in
+from stepspec.loop.step import NotProposed
 
 FEW_PROBLEMS = 100
 HARDLY = 0.02
@@ -19,6 +21,10 @@ REFERENCES = ("draft", "always")
 """Policies without a judge, which every table shows beside those with one."""
 WITH_TOKENS = {"specreason": "specreason-decode"}
 """Published methods without token-level speculation, and the same with it."""
+FEW_PROPOSED = 0.1
+"""Share of the steps below which the draft proposed hardly any."""
+LEFT: Sequence[NotProposed] = ("the draft was too slow", "the draft failed", "too much was wasted")
+"""Reasons for which a request goes on without its draft."""
 MUCH_TROUBLE = 0.05
 """Share of rows from which a problem affects the meaning of the other figures."""
 
@@ -96,6 +102,23 @@ def speeds_that_do_not_count(summary: Summary) -> list[str]:
         for name, policy in summary.policies.items()
         if policy.no_speed is not None
     ]
+
+
+def steps_not_proposed(summary: Summary) -> list[str]:
+    """Return a sentence for each policy whose draft proposed hardly any steps, or was often left in the middle."""
+    found: list[str] = []
+    for name, policy in summary.policies.items():
+        rows, why = num_rows(policy), policy.not_proposed
+        if policy.steps_proposed is None or "the policy proposes none" in why:
+            continue
+        left = sum(number for reason, number in why.items() if reason in LEFT)
+        if policy.steps_proposed < FEW_PROPOSED * (policy.steps or 0) or left > MUCH_TROUBLE * rows:
+            reasons = _list(f"{reason} in {number:,}" for reason, number in why.items()) or "none is known"
+            proposed = (
+                f"the draft proposed {count(policy.steps_proposed, 'step')}; the texts have {policy.steps or 0:,}"
+            )
+            found.append(f"{name}: {proposed}. Why no more, in {count(rows, 'request')}: {reasons}.")
+    return found
 
 
 def _headline(summary: Summary) -> str:
@@ -184,6 +207,7 @@ def _exactness(run: RunRecord, summary: Summary) -> str:
 
 def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
     yield from speeds_that_do_not_count(summary)
+    yield from steps_not_proposed(summary)
     yield from _failures(run, summary)
     yield from _certificates(run)
     if summary.n < run.num_problems:
@@ -205,14 +229,15 @@ def _warnings(run: RunRecord, summary: Summary) -> Iterable[str]:
 
 
 def _certificates(run: RunRecord) -> Iterable[str]:
-    """Yield a sentence for each policy whose certificate is for other models or another sampling."""
+    """Yield sentences for each policy whose certificate is for other models, problems or settings."""
     engines = {role.removeprefix("judge "): each for role, each in run.engines.items() if each is not None}
-    models = {role: each.weights or each.name for role, each in engines.items()}
+    models = by_role({role: each.model_dump() for role, each in engines.items()})
+    names = ("benchmark", "data_sha256", "temperature", "top_p", "max_tokens", "prompt_version")
     for name, policy in run.policies.items():
         certificate = certificate_in(policy.text, run.temperature)
         if certificate is not None:
-            known = {name: getattr(run, name) for name in ("temperature", "top_p", "max_tokens", "prompt_version")}
-            for note in certificate.notes(models, **known):
+            overhead = tomllib.loads(policy.text).get("score", {}).get("max_overhead")
+            for note in certificate.notes(models, overhead, **{name: getattr(run, name) for name in names}):
                 yield f"{name}: {note}"
 
 

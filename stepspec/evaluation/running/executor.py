@@ -59,8 +59,15 @@ class Evaluation:
 
     def systems(self, pair: Pair) -> dict[str, StepSpec]:
         """Return what answers under each policy, with the models of a pair."""
-        record = self.keeping.record
-        return {name: StepSpec(policy=policy, pair=pair, record=record) for name, policy in self.policies.items()}
+        record, plain = (
+            self.keeping.record,
+            {"certificate": None, "temperatures": ()},
+        )  # what is certified is said before
+        fixed = {name: policy.at(self.run.temperature) for name, policy in self.policies.items()}
+        return {
+            name: StepSpec(policy=policy.model_copy(update=plain), pair=pair, record=record)
+            for name, policy in fixed.items()
+        }
 
     def gauges_of(self, pair: Pair) -> Gauges:
         """Return the counters to read."""

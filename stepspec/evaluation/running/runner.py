@@ -233,6 +233,8 @@ def make_row(run: RunRecord, job: Job, result: Result, grade: Grade) -> ResultRo
         tokens=TokenRecord(**{name: counts[name] for name in TokenRecord.model_fields}),
         time_s=TimeRecord(**{name: times[name] for name in TimeRecord.model_fields}),
         num_prompt_tokens=result.num_prompt_tokens,
+        steps_proposed=result.counts.steps_proposed,
+        not_proposed=result.not_proposed,
         steps_judged=result.counts.steps_judged,
         steps_accepted=result.counts.steps_accepted,
         token_drafted=result.counts.token_drafted,

@@ -52,6 +52,10 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter[str])
     """Sums over rows: statuses, token counts, drafted and accepted tokens, and target passes."""
     seconds: Counter[str] = field(default_factory=Counter[str])
+    steps_proposed: int | None = 0
+    """None if a row is from before they were counted."""
+    not_proposed: Counter[str] = field(default_factory=Counter[str])
+    """Requests by why the draft proposed no step, or no further one."""
 
     def add(self, row: ResultRow) -> None:
         """Add a row."""
@@ -73,7 +77,13 @@ class Tally:
             self.first_answer_s.append(row.first_answer_s)
         self.counts.update(row.tokens.model_dump())
         self.counts.update(row.model_dump(include=ADDED_UP))
-        self.counts.update({row.status: 1})
+        if row.steps_proposed is None or self.steps_proposed is None:
+            self.steps_proposed = None
+        else:
+            self.steps_proposed += row.steps_proposed
+        if row.not_proposed is not None:
+            self.not_proposed[row.not_proposed] += 1
+        self.counts.update({row.status: 1, "steps": len(row.steps)})
         self.counts["truncated"] += row.finish_reason == "length"
         self.counts["by last number"] += correct and row.found_by == "last number"
         self.seconds.update(row.time_s.model_dump())  # pyright: ignore[reportArgumentType]  # a Counter adds floats too

@@ -28,12 +28,12 @@ from stepspec.chat.answer import AnswerReader
 from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Prompt, RawPrompt, Room, checked_messages, encode_prompt, problem_prompt
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
-from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verification, Verify, check_range, side_by_side
+from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
 from stepspec.engines.thinking import ThinkingTags
 from stepspec.errors import EngineError, StepSpecError, TargetError, UnknownIdError, UsageError
 from stepspec.loop.controller import run
 from stepspec.loop.ledger import Ledger, Role
-from stepspec.loop.limits import Demands, cut_off
+from stepspec.loop.limits import Demands, cut_off, has_passed
 from stepspec.loop.options import Options, RequestOptions
 from stepspec.loop.pace import StepPace
 from stepspec.loop.policy import Policy, load_policy
@@ -297,18 +297,18 @@ class StepSpec:
         piece = target.tokenizer.piece
         for start in range(0, len(ids), max(1, size)):
             part = ids[start : start + size]
-            seen: Verification | None = None
             try:
                 async with cut_off(request.limits.end):
                     seen = await target.verify(Verify(prompt, part, top=options.top_logprobs))
+                    tops = seen.top or ((),) * len(part)
+                    for id, logprob, top in zip(part, seen.logprobs or (), tops, strict=True):
+                        likely = tuple((piece(each), value) for each, value in top)
+                        found.append(TokenLogprob(piece(id), logprob, likely))
             except EngineError as error:
                 committed = result.reasoning * result.thinks + result.answer
                 raise TargetError(f"{error} The text was complete.", committed) from error
-            if seen is None:
+            if has_passed(request.limits.end):
                 break
-            tops = seen.top or ((),) * len(part)
-            for id, logprob, top in zip(part, seen.logprobs or (), tops, strict=True):
-                found.append(TokenLogprob(piece(id), logprob, tuple((piece(each), value) for each, value in top)))
             prompt.append(part)
         return replace(result, logprobs=tuple(found))
 

@@ -14,12 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 
+from stepspec.serve.connections import Connection
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
 
@@ -63,6 +64,14 @@ class Server(uvicorn.Server):
                 "Serving at %s://%s:%d/v1. Press Ctrl-C to stop, twice to stop immediately.", scheme, shown, number
             )
         notify_systemd("READY=1")
+
+    async def on_tick(self, counter: int) -> bool:
+        """See `uvicorn.Server`. Runs ten times a second."""
+        if counter % 10 == 0:
+            now = time.monotonic()
+            for each in cast("set[Connection]", set(self.server_state.connections)):
+                each.check(now)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain, or exit immediately if that has begun."""
@@ -116,6 +125,8 @@ class Serving:
         """Return the server of an application."""
         config = uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",  # a handshake is answered as any other request
             access_log=False,
             log_config=self._log_config(),
             timeout_graceful_shutdown=int(self.settings.drain_s) + CLOSING_S,

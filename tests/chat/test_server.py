@@ -1,6 +1,5 @@
 """The server: draining, HTTPS, logs, web origins, and a draft or a target that dies and comes back."""
 
-import asyncio
 import io
 import json
 import logging
@@ -8,8 +7,6 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,36 +17,16 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from following import FollowingEngine, following_pair
 from scripted import Call, Reply
+from service import running
 from typer.testing import CliRunner
 
 from stepspec import Pair
 from stepspec.cli import app
-from stepspec.cli.listening import listening_sockets
 from stepspec.errors import EngineError
-from stepspec.serve import Settings, create_app
+from stepspec.serve import Settings
 from stepspec.serve.hosts import LOCAL
-from stepspec.serve.server import Server, Serving
 
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
-
-
-@contextmanager
-def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Server, int]]:
-    """Run the server in a thread. Yield it and its port."""
-    serving = Serving(settings, options.get("logs_json", False), options.get("cert"), options.get("key"), ())
-    server = serving.server(create_app(pair, "target", settings))
-    sockets = listening_sockets("127.0.0.1", 0)
-    thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield server, sockets[0].getsockname()[1]
-    finally:
-        if not server.is_draining:
-            server.handle_exit(signal.SIGTERM, None)
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def stream(port: int, into: list[str], **fields: Any) -> None:

@@ -156,21 +156,28 @@ def test_open_connections_are_limited_and_those_that_are_idle_give_way(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_stream_whose_client_does_not_read_holds_its_place_and_is_then_cut_off() -> None:
-    with running(following_pair(), Settings()) as (server, port), socket.socket() as wire:
+def test_a_stream_holds_its_place_while_it_is_read_and_is_cut_off_when_it_is_not() -> None:
+    with running(following_pair(), Settings()) as (server, port), ExitStack() as stack:
         admission = server._service.admission  # pyright: ignore[reportPrivateUsage]
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        wire.connect(("127.0.0.1", port))
         body = json.dumps({**said("so " * 1_000), "stream": True, "n": 8}).encode()
-        wire.sendall(POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        time.sleep(1)
-        assert admission.num_running == 8
-        end = time.monotonic() + 8
+        wires = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for wire in wires:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.connect(("127.0.0.1", port))
+            wire.settimeout(5)
+            wire.sendall(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        time.sleep(0.8)
+        assert admission.num_running == 16
+        unread, slow = wires
+        found, end = b"", time.monotonic() + 20
+        while (part := slow.recv(8_000)) and time.monotonic() < end:
+            found += part
+            time.sleep(0.01)
+        assert b"[DONE]" in found
         while admission.num_running and time.monotonic() < end:
             time.sleep(0.05)
         assert admission.num_running == 0
-        wire.settimeout(5)
-        assert b"[DONE]" not in read(wire)
+        assert b"[DONE]" not in read(unread)
 
 
 def test_a_key_does_not_keep_others_from_sending() -> None:

@@ -34,10 +34,10 @@ def stream(port: int, into: list[str], **fields: Any) -> None:
         into.extend(line for line in answer.iter_lines() if line.startswith("data: "))
 
 
-@pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.3, "shut down")])
+@pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.8, "shut down")])
 def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: str) -> None:
     lines: list[str] = []
-    with running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
+    with httpx.Client() as client, running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
         thread = threading.Thread(target=stream, args=(port, lines))
         thread.start()
         time.sleep(0.4)
@@ -45,10 +45,10 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
         server.handle_exit(signal.SIGTERM, None)
         time.sleep(0.1)
         root = f"http://127.0.0.1:{port}"
-        assert httpx.get(f"{root}/ready").status_code == 503, "a load balancer can see that the service ends"
-        refused = httpx.post(f"{root}/v1/chat/completions", json=ASK)
+        assert client.get(f"{root}/ready").status_code == 503, "a load balancer can see that the service ends"
+        refused = client.post(f"{root}/v1/chat/completions", json=ASK)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        assert httpx.head(f"{root}/health").status_code == 200
+        assert client.head(f"{root}/health").status_code == 200
         thread.join()
         assert time.monotonic() - since < 5
     assert last in lines[-1]

@@ -92,7 +92,8 @@ def test_it_scales_under_load_and_survives_a_killed_replica(service: StartedServ
 
 def front_of(arguments: Arguments, **models: Any) -> Any:
     """Return a front outside of Ray."""
-    made: Any = Front.func_or_class.__bases__[0]  # Ray's class around it needs a cluster
+    deployed: Any = Front
+    made = deployed.func_or_class.__bases__[0]  # Ray's class around it needs a cluster
     return made(arguments, SimpleNamespace(**models), None)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -20,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 
+from stepspec.serve import connections
 from stepspec.serve.connections import Connection
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
@@ -49,8 +51,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to serve, and log the addresses."""
-        await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        if self.config.is_ssl:  # uvicorn cannot set it, and without it a client has 60 s before it counts as connected
+            self._loop.create_server = partial(self._loop.create_server, ssl_handshake_timeout=connections.HEAD_S)
+        await super().startup(sockets)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             keys = self._service.settings.keys
             self._loop.add_signal_handler(signal.SIGHUP, keys.reload)

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import signal
+import socket
 import ssl
 import threading
 import time
@@ -23,7 +24,7 @@ from typer.testing import CliRunner
 from stepspec import Pair
 from stepspec.cli import app
 from stepspec.errors import EngineError
-from stepspec.serve import Settings
+from stepspec.serve import Settings, connections
 from stepspec.serve.hosts import LOCAL
 
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
@@ -56,7 +57,7 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
         assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "service_overloaded"
 
 
-def test_https_and_structured_logs(tmp_path: Path) -> None:
+def test_https_and_structured_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     issued = authority.issue_cert("127.0.0.1")
@@ -66,13 +67,17 @@ def test_https_and_structured_logs(tmp_path: Path) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     written = io.StringIO()
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)
     with running(following_pair(), Settings(log_prompts=True), cert=cert, key=key, logs_json=True) as (_, port):
+        silent = socket.create_connection(("127.0.0.1", port), timeout=10)
         handler = logging.getLogger("stepspec").handlers[0]
         assert isinstance(handler, logging.StreamHandler)
         handler.setStream(written)
         sent = {"messages": ASK["messages"], "request_id": "mine", "session_id": "s"}
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/chat/completions", json=sent, verify=context)
         assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+        with silent:
+            assert silent.recv(1) == b"", "a client has as much time for its handshake as for a head"
     entries = [json.loads(line) for line in written.getvalue().splitlines()]
     entry = next(each for each in entries if each.get("path") == "/v1/chat/completions")
     assert (entry["request_id"], entry["session_id"], entry["status"], entry["policy"]) == ("mine", "s", 200, "target")

@@ -122,7 +122,7 @@ async def test_a_request_of_several_answers_takes_as_many_places_and_alone_as_ma
     await requests.end()
 
 
-class Places:
+class Entering:
     """Requests that hold places of an entrance until the end. `ends` has how those that are over ended."""
 
     def __init__(self, max_places: int) -> None:
@@ -153,7 +153,7 @@ class Places:
 
 
 async def test_a_full_entrance_goes_to_the_client_with_fewer_places() -> None:
-    places = Places(4)
+    places = Entering(4)
     await places.arrive("a1", "a2", "a3", "a4", "a5")
     assert places.ends == {"a5": BusyError}
     assert places.entrance.is_full("a")
@@ -168,7 +168,7 @@ async def test_a_full_entrance_goes_to_the_client_with_fewer_places() -> None:
 
 @given(st.lists(st.sampled_from("abcd"), max_size=25), st.integers(1, 7))
 async def test_a_client_is_turned_away_only_with_its_share_of_the_places(clients: list[str], max_places: int) -> None:
-    places, names = Places(max_places), [f"{client}{number}" for number, client in enumerate(clients)]
+    places, names = Entering(max_places), [f"{client}{number}" for number, client in enumerate(clients)]
     for number, name in enumerate(names):
         await places.arrive(name)
         held = Counter(each[0] for each in names[: number + 1] if each not in places.ends)

@@ -41,10 +41,13 @@ def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: s
     with httpx.Client() as client, running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
         thread = threading.Thread(target=stream, args=(port, lines))
         thread.start()
-        time.sleep(0.4)
+        admission = server._service.admission  # pyright: ignore[reportPrivateUsage]
+        while not admission.num_running:
+            time.sleep(0.01)
         since = time.monotonic()
         server.handle_exit(signal.SIGTERM, None)
-        time.sleep(0.1)
+        while not admission.is_draining:
+            time.sleep(0.01)
         root = f"http://127.0.0.1:{port}"
         assert client.get(f"{root}/ready").status_code == 503, "a load balancer can see that the service ends"
         refused = client.post(f"{root}/v1/chat/completions", json=ASK)

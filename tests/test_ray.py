@@ -18,8 +18,8 @@ from stepspec.bench.service.client import Client, chat_request
 from stepspec.bench.service.process import StartedService, started
 from stepspec.bench.service.replicas import processes, ray_command, under_kill
 from stepspec.errors import UsageError
+from stepspec.serve.keys import ENVIRONMENT, Rates
 from stepspec.serve.keys import Client as KeyClient
-from stepspec.serve.keys import Rates
 from stepspec.serve.merging import merged_metrics
 from stepspec.serve.ray import Arguments, Board, Front, app
 
@@ -54,12 +54,23 @@ def test_it_answers_streams_and_refuses_like_one_process(root: str) -> None:
     answer = httpx.post(f"{root}/v1/chat/completions", json={"messages": ASK, "request_id": "mine"})
     assert len(answer.headers.get_list("x-request-id")) == 1
     assert httpx.get(f"{root}/health").status_code == httpx.get(f"{root}/").status_code == 200
+    answer = httpx.get(f"{root}/v1/models", headers={"Host": "attacker.example"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
     too_large = httpx.post(f"{root}/v1/chat/completions", content=b" " * 4_000_001)
     assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "request_too_large")
     end = time.monotonic() + 10
     while 'replica="' not in (text := httpx.get(f"{root}/metrics").text) and time.monotonic() < end:
         time.sleep(0.2)
     assert "stepspec_committed_tokens_total{" in text
+
+
+def test_a_websocket_is_refused_without_a_traceback(root: str) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    for path in ("/", "/v1/chat/completions", "/metrics"):
+        answer = httpx.get(f"{root}{path}", headers={**upgrade, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="})
+        assert answer.status_code == 403
+    logs = Path("/tmp/ray/session_latest/logs/serve")
+    assert not any("Traceback" in log.read_text() for log in logs.glob("replica_default_front_*"))
 
 
 def test_it_scales_under_load_and_survives_a_killed_replica(service: StartedService) -> None:
@@ -79,6 +90,59 @@ def test_it_scales_under_load_and_survives_a_killed_replica(service: StartedServ
     assert found.back_s < 30
 
 
+def front_of(arguments: Arguments, **models: Any) -> Any:
+    """Return a front outside of Ray."""
+    deployed: Any = Front
+    made = deployed.func_or_class.__bases__[0]  # Ray's class around it needs a cluster
+    return made(arguments, SimpleNamespace(**models), None)
+
+
+def test_without_keys_only_this_machine_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(client: str, host: str, **settings: Any) -> tuple[int, str]:
+        board = SimpleNamespace(metrics=SimpleNamespace(remote=metrics))
+        front = front_of(Arguments(**settings))
+        front._board = board
+        transport = httpx.ASGITransport(front.__serve_build_asgi_app__(), client=(client, 1))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as sender:
+            found = await sender.get("/metrics")
+            return found.status_code, found.text
+
+    async def metrics() -> bytes:
+        return b""
+
+    def status(client: str, host: str = "localhost", **settings: Any) -> int:
+        return asyncio.run(answer(client, host, **settings))[0]
+
+    assert {status(client) for client in ("127.0.0.1", "::1", "::ffff:127.0.0.1")} == {200}
+    for client in ("10.0.0.9", "::ffff:10.0.0.9", "fe80::1%eth0", "2001:db8::1"):
+        assert status(client) == 403
+        assert status(client, insecure=True) == 200
+    assert "api_keys" in asyncio.run(answer("10.0.0.9", "localhost"))[1]
+    assert status("127.0.0.1", "attacker.example") == 403
+    assert status("127.0.0.1", "models.example", allowed_host="models.example") == 200
+    monkeypatch.setenv(ENVIRONMENT, "a-key-of-a-client")
+    assert status("10.0.0.9", "models.example") == 200
+    assert status("10.0.0.9", "attacker.example", allowed_host=["models.example"]) == 403
+
+
+@pytest.mark.parametrize("authorization", [b"", b"Bearer a-key-of-nobody", b"Bearer"])
+def test_a_body_is_not_read_without_a_key(authorization: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, "a-key-of-a-client")
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", authorization), (b"content-length", b"9")]
+    scope = {**SCOPE, "headers": headers}
+    asyncio.run(front_of(Arguments())._forward(scope, receive, send))
+    assert sent[0]["status"] == 401
+
+
+SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 PART = {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
 LAST = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
@@ -111,8 +175,7 @@ class ScriptedStream:
 def test_a_stream_ends_once_whenever_its_replica_dies(replicas: list[Any], parts: list[bytes]) -> None:
     answers, sent = iter(replicas), list[Any]()
     models: Any = SimpleNamespace(respond=SimpleNamespace(remote=lambda *asked: ScriptedStream(next(answers))))
-    front: Any = object.__new__(Front.func_or_class)
-    front._models = SimpleNamespace(options=lambda **options: models)
+    front = front_of(Arguments(), options=lambda **options: models)
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
@@ -120,8 +183,7 @@ def test_a_stream_ends_once_whenever_its_replica_dies(replicas: list[Any], parts
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
-    asyncio.run(front._forward(scope, receive, send))
+    asyncio.run(front._forward(SCOPE, receive, send))
     bodies = [each["body"] for each in sent if each["type"] == "http.response.body"]
     assert len(bodies) == len(parts)
     assert all(part in body for part, body in zip(parts, bodies, strict=True))

@@ -11,6 +11,8 @@ from stepspec.errors import UsageError
 
 BACKLOG = 2048
 """Maximum number of connections waiting to be accepted. This is uvicorn's default."""
+SEND_BYTES = 128 * 1024
+"""Bytes of a response that the system holds for a client that does not read. Its default is up to 4 MB a connection."""
 
 
 def check_exposure(host: str, *, has_keys: bool, insecure: bool) -> None:
@@ -103,6 +105,7 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
             bound = socket.socket(family, kind, protocol)
             found.append(bound)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             if family == socket.AF_INET6 and len(addresses) > 1:  # IPv4 addresses get their own sockets
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind((address[0], number, *address[2:]))

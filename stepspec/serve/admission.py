@@ -9,11 +9,12 @@ who wait, so that it can neither save up nor be made to catch up.
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from stepspec.serve.errors import BusyError
+from stepspec.serve.keys import ANONYMOUS
 
 RETRY_S = 1.0
 """Seconds after which a client that was turned away may try again."""
@@ -48,6 +49,67 @@ class Ticket:
     admitted: asyncio.Future[None] = field(default_factory=asyncio.Future[None])
 
 
+@asynccontextmanager
+async def _until(message: str, reason: str) -> AsyncGenerator[asyncio.Timeout]:
+    """Yield the end of a block. If it is rescheduled and passes, the block ends with a BusyError."""
+    try:
+        async with asyncio.timeout(None) as end:
+            yield end
+    except TimeoutError:
+        if end.expired():
+            raise BusyError(message, RETRY_S, reason) from None
+        raise
+
+
+class Entrance:
+    """A bounded number of places for requests that are being read and encoded, which clients share equally.
+
+    If all are taken, a client with fewer places than another gets the one that the other has held for the longest.
+    """
+
+    def __init__(self, max_places: int) -> None:
+        self._max_places = max_places
+        self._clients: dict[asyncio.Timeout, str] = {}
+        """The client of each place, by the end of its time, in the order of arrival."""
+
+    @property
+    def num_places(self) -> int:
+        """Number of places that are taken."""
+        return len(self._clients)
+
+    def is_full(self, client: str) -> bool:
+        """Whether a client would get no place."""
+        return self.num_places >= self._max_places and self._displaced(client) is None
+
+    def _displaced(self, client: str) -> asyncio.Timeout | None:
+        """Return the place of another client that a client may have; None if there is none."""
+        held = Counter(self._clients.values())
+        largest = max(held, key=held.__getitem__)
+        if held[largest] <= held[client] + 1:
+            return None
+        return next(end for end, name in self._clients.items() if name == largest)
+
+    @asynccontextmanager
+    async def place(self, client: str) -> AsyncGenerator[None]:
+        """Hold a place while the block reads and encodes a request.
+
+        Raises:
+            BusyError: all places are taken, or another client with fewer of them needs this one.
+        """
+        message = f"The service is reading {self._max_places} other requests. Try again later."
+        if self.num_places >= self._max_places:
+            if (displaced := self._displaced(client)) is None:
+                raise BusyError(message, RETRY_S, "entering")
+            del self._clients[displaced]
+            displaced.reschedule(asyncio.get_running_loop().time())
+        async with _until(message, "entering") as end:
+            self._clients[end] = client
+            try:
+                yield
+            finally:
+                self._clients.pop(end, None)
+
+
 class Admission:
     """Lets a bounded number of requests run, and keeps the others in a queue."""
 
@@ -55,8 +117,7 @@ class Admission:
         self.limits = limits
         self.num_running = 0
         """Answers that are being generated."""
-        self.num_entering = 0
-        """Requests that are being read and encoded."""
+        self.entrance = Entrance(limits.max_running + limits.max_queued)
         self._running: Counter[str] = Counter()
         self.is_draining = False
         """Whether no further request is taken."""
@@ -75,7 +136,7 @@ class Admission:
     @property
     def is_busy(self) -> bool:
         """Whether a request is in the service."""
-        return bool(self.num_entering or self.num_running or self._waiting)
+        return bool(self.entrance.num_places or self.num_running or self._waiting)
 
     def num_running_of(self, model: str) -> int:
         """Return the number of answers of a model that are being generated."""
@@ -92,34 +153,12 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further request, of one token, would be turned away."""
+        """Whether a further request, of one token and a new client, would be turned away."""
         try:
             self.check(1)
         except BusyError:
             return True
-        return self._entrance_is_full
-
-    @property
-    def _entrance_is_full(self) -> bool:
-        return self.num_entering >= self.limits.max_running + self.limits.max_queued
-
-    @contextmanager
-    def entering(self) -> Generator[None]:
-        """Count a request as entering while the block reads and encodes it.
-
-        Raises:
-            BusyError: the service ends, the queue is full, or as many requests enter as may run and wait.
-        """
-        self.check()
-        if self._entrance_is_full:
-            raise BusyError(
-                f"The service is reading {self.num_entering} other requests. Try again later.", RETRY_S, "entering"
-            )
-        self.num_entering += 1
-        try:
-            yield
-        finally:
-            self.num_entering -= 1
+        return self.entrance.is_full(ANONYMOUS)
 
     def _has_to_wait(self, num_answers: int) -> bool:
         is_too_much = self.num_running + num_answers > self.limits.max_running
@@ -154,23 +193,20 @@ class Admission:
         """
         self.check(ticket.num_tokens, ticket.num_answers)
         self._enter(ticket)
-        end = asyncio.timeout(None)
         try:
-            async with end:
+            async with _until("The service has shut down. Try another one.", "draining") as end:
                 self._ends.add(end)
-                await self._admitted(ticket)
                 try:
-                    self._served[ticket.client] += ticket.num_tokens
-                    yield
+                    await self._admitted(ticket)
+                    try:
+                        self._served[ticket.client] += ticket.num_tokens
+                        yield
+                    finally:
+                        self._free(ticket)
+                        self._admit()
                 finally:
-                    self._free(ticket)
-                    self._admit()
-        except TimeoutError:
-            if end.expired():
-                raise BusyError("The service has shut down. Try another one.", RETRY_S, "draining") from None
-            raise
+                    self._ends.discard(end)
         finally:
-            self._ends.discard(end)
             self._leave(ticket)
 
     def drain(self, seconds: float) -> None:

@@ -63,6 +63,19 @@ class HostError(RefusedError):
         )
 
 
+class ExposedError(RefusedError):
+    """The request comes from another machine, and the service has no keys."""
+
+    status, code = 403, "no_api_keys"
+
+    def __init__(self) -> None:
+        super().__init__(
+            None,
+            "Without API keys, the service answers only to its own machine. Set api_keys or the environment variable "
+            "STEPSPEC_API_KEYS, or allow it with insecure=true.",
+        )
+
+
 class NoSuchModelError(RefusedError):
     """The request names a model that is not served."""
 

@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class Keys:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        self._clients = self._read()
+        self._clients, self._changed = self._read(), self._time()
 
     @property
     def are_needed(self) -> bool:
@@ -107,6 +108,18 @@ class Keys:
             logger.error("The API keys were not reloaded, the old ones stay: %s", error)
         else:
             logger.info("Reloaded the API keys: %d.", len(self._clients))
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed."""
+        before, self._changed = self._changed, self._time()
+        if self._changed not in (None, before):
+            self.reload()
+
+    def _time(self) -> int | None:
+        """Return when the file was changed; None if there is none."""
+        with suppress(OSError):
+            return self.file and self.file.stat().st_mtime_ns
+        return None
 
     def _read(self) -> dict[str, Client]:
         clients: dict[str, Client] = {}

@@ -24,6 +24,7 @@ from typing import Any
 from fastapi.sse import format_sse_event
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
@@ -34,10 +35,11 @@ from stepspec.base.extras import from_extra
 from stepspec.base.strict_json import MAX_BODY_BYTES
 from stepspec.errors import StepSpecError
 from stepspec.loop.policy import load_policy
-from stepspec.serve.admission import RETRY_S, Limits
+from stepspec.serve.admission import RETRY_S, Entrance, Limits
 from stepspec.serve.app import create_app
 from stepspec.serve.bodies import arrived
 from stepspec.serve.errors import BusyError, LostError, error_body, headers_of, status_of
+from stepspec.serve.hosts import LOCAL, HostCheck
 from stepspec.serve.keys import Keys
 from stepspec.serve.log import header
 from stepspec.serve.merging import merged_metrics
@@ -80,6 +82,10 @@ class Arguments(BaseModel):
     policy: str = "stepspec"
     api_keys: Path | None = None
     """File of API keys, on every node. It is read again when it changes."""
+    insecure: bool = False
+    """Whether clients on other machines are answered without API keys."""
+    allowed_host: str | list[str] = Field(default_factory=list)
+    """Further host names in addresses of the service."""
     max_running: int = Field(default=128, ge=1)
     """Answers that one replica generates concurrently."""
     max_queued: int = Field(default=128, ge=0)
@@ -106,6 +112,11 @@ class Arguments(BaseModel):
     def pairs(self) -> list[str]:
         """The pairs as a list."""
         return [self.pair] if isinstance(self.pair, str) else self.pair
+
+    @property
+    def names(self) -> list[str]:
+        """The further host names as a list."""
+        return [self.allowed_host] if isinstance(self.allowed_host, str) else self.allowed_host
 
 
 class SessionRouter(ConsistentHashRouter):
@@ -191,17 +202,13 @@ class Models:
 
     async def _report(self) -> None:
         """Exchange reports with the board, and read the keys again when their file changes."""
-        service, changed = self._service, None
+        service = self._service
         while True:
             with suppress(RayError, RayServeException):  # the board is back by itself
                 service.rates.elsewhere = await self._board.exchange.remote(
                     self._name, service.monitor.text(), service.rates.counts()
                 )
-            with suppress(OSError):
-                file = service.settings.keys.file
-                before, changed = changed, file and file.stat().st_mtime_ns
-                if before not in (None, changed):
-                    service.settings.keys.reload()
+            service.settings.keys.refresh()
             await asyncio.sleep(EXCHANGE_S)
 
     async def __del__(self) -> None:
@@ -215,19 +222,37 @@ class Models:
 class Front:
     """Takes requests, and sends each one to a replica."""
 
-    def __init__(self, models: Any, board: Any) -> None:
+    def __init__(self, arguments: Arguments, models: Any, board: Any) -> None:
         self._models, self._board = models, board
+        self._keys = Keys(arguments.api_keys, os.environ)
+        self._entrance = Entrance(arguments.max_running + arguments.max_queued)
+        is_local, names = not (self._keys.are_needed or arguments.insecure), arguments.names
+        hosts = (*LOCAL, *names) if is_local or names else ()
+        self._guard = Middleware(HostCheck, hosts=hosts, is_local=is_local)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return Starlette(routes=[Route("/metrics", self._metrics), Mount("/", app=self._forward)])
+        routes = [Route("/metrics", self._metrics), Mount("/", app=self._forward)]
+        return Starlette(routes=routes, middleware=[self._guard])
 
     async def _metrics(self, _: Request) -> Response:
         return Response(await self._board.metrics.remote(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def _body(self, request: Request) -> bytes:
+        """Return the body of a request, which is read only for a client with a key.
+
+        Raises:
+            StepSpecError: the request is turned away.
+        """
+        if request.method != "POST":  # only these have a body, and they all need a key
+            return b""
+        self._keys.refresh()
+        client = self._keys.client(request.headers.get("authorization"))
+        async with self._entrance.place(client.name):
+            return await arrived(request, MAX_BODY_BYTES)
+
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
         try:
-            body = await arrived(request, MAX_BODY_BYTES)
+            body = await self._body(Request(scope, receive))
         except ClientDisconnect:
             return
         except StepSpecError as error:
@@ -310,4 +335,4 @@ def application(arguments: Arguments, load: Callable[[], Mapping[str, Pair]]) ->
         ray_actor_options={"num_cpus": arguments.cpus, "num_gpus": arguments.gpus},
         request_router_config=RequestRouterConfig(request_router_class=SessionRouter),  # pyright: ignore[reportArgumentType]
     ).bind(arguments, load, board)
-    return Front.options(num_replicas=arguments.fronts, max_ongoing_requests=100_000).bind(models, board)
+    return Front.options(num_replicas=arguments.fronts, max_ongoing_requests=100_000).bind(arguments, models, board)

@@ -11,12 +11,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from stepspec.serve import connections
+from stepspec.serve.connections import Connection
 from stepspec.serve.service import Service
 from stepspec.serve.settings import Settings
 
@@ -45,8 +49,10 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to serve, and log the addresses."""
-        await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
+        if self.config.is_ssl:  # uvicorn cannot set it, and without it a client has 60 s before it counts as connected
+            self._loop.create_server = partial(self._loop.create_server, ssl_handshake_timeout=connections.HEAD_S)
+        await super().startup(sockets)
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
             keys = self._service.settings.keys
             self._loop.add_signal_handler(signal.SIGHUP, keys.reload)
@@ -60,6 +66,14 @@ class Server(uvicorn.Server):
                 "Serving at %s://%s:%d/v1. Press Ctrl-C to stop, twice to stop immediately.", scheme, shown, number
             )
         notify_systemd("READY=1")
+
+    async def on_tick(self, counter: int) -> bool:
+        """See `uvicorn.Server`. Runs ten times a second."""
+        if counter % 10 == 0:
+            now = time.monotonic()
+            for each in cast("set[Connection]", set(self.server_state.connections)):
+                each.check(now)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain, or exit immediately if that has begun."""
@@ -112,6 +126,8 @@ class Serving:
         """Return the server of an application."""
         config = uvicorn.Config(
             app,
+            http=Connection,
+            ws="none",  # a handshake is answered as any other request
             access_log=False,
             log_config=None,  # see `configure_logs`
             timeout_graceful_shutdown=int(self.settings.drain_s) + CLOSING_S,

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Protocol, Self, TypeVar
 
@@ -85,8 +85,8 @@ class Service:
         entry_of(request.scope).client = client.name
         return client
 
-    @contextmanager
-    def entering(self, request: Request) -> Generator[Client]:
+    @asynccontextmanager
+    async def entering(self, request: Request) -> AsyncGenerator[Client]:
         """Return the client of a request, which counts as entering while the block reads and encodes it.
 
         Raises:
@@ -96,7 +96,8 @@ class Service:
         """
         client = self.client(request)
         try:
-            with self.admission.entering():  # first, so that a request that is turned away here does not count
+            self.admission.check()
+            async with self.admission.entrance.place(client.name):  # first, so that one turned away does not count
                 self.rates.check(client)
                 yield client
         except RateError:
@@ -113,7 +114,7 @@ class Service:
             UsageError: the client may not send it now, or it is invalid or not supported.
             EngineError: the service cannot take it now, or a model failed.
         """
-        with self.entering(request) as client:
+        async with self.entering(request) as client:
             body = await read_body(request, self.settings.max_body_bytes, kind.parsed)
             entry_of(request.scope).ignored = body.ignored
             with body.in_its_words():
@@ -165,7 +166,7 @@ class Service:
             UsageError: the client may not send it now, it is invalid, or the prompt does not fit the context.
             EngineError: the service cannot take it now, or a model failed.
         """
-        with self.entering(request):
+        async with self.entering(request):
             asked = await read_body(request, self.settings.max_body_bytes, TokenizeRequest.parsed)
             with asked.in_its_words():
                 return await self._tokenized(asked)

@@ -25,6 +25,9 @@ timeout."""
 FIRST_S = 0.1
 """Seconds to wait for the first event before a stream starts. Until then an error can still set the HTTP status."""
 
+MAX_EVENTS = 16
+"""Events that wait to be sent. If there are more, the generation waits."""
+
 DONE = format_sse_event(data_str="[DONE]")
 CLIENT_LEFT = 499
 """Status that the log shows for a request whose client disconnected."""
@@ -104,10 +107,13 @@ async def _disconnected(request: Request) -> None:
 
 
 class _EventQueue:
-    """The events of a request, read by a background task. Closing it cancels the request at any point."""
+    """The events of a request, read by a background task. Closing it cancels the request at any point.
+
+    Until a client has taken what was sent, the request keeps its place in the service.
+    """
 
     def __init__(self, events: IndexedEvents) -> None:
-        self._queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue(MAX_EVENTS)
         self._first: tuple[int, Event] | Exception | None = None
         self._task = asyncio.ensure_future(self._pump(events))
 
@@ -115,10 +121,12 @@ class _EventQueue:
         try:
             async with aclosing(events):
                 async for each in events:
-                    self._queue.put_nowait(each)
-            self._queue.put_nowait(None)
+                    await self._queue.put(each)
+                    if isinstance(each[1], Done):
+                        await self._queue.join()
+            await self._queue.put(None)
         except Exception as error:
-            self._queue.put_nowait(error)
+            await self._queue.put(error)
 
     async def wait_for_first(self) -> None:
         """Wait up to `FIRST_S` seconds for the first event, so that early errors can set the HTTP status.
@@ -141,6 +149,10 @@ class _EventQueue:
             self._first = None
             return first
         return await asyncio.wait_for(self._queue.get(), KEEPALIVE_S)
+
+    def sent(self) -> None:
+        """Count an event as sent. What it became is in the buffer of the connection, which takes no more when full."""
+        self._queue.task_done()
 
     async def end(self) -> None:
         """Cancel the request and wait until its engines are free, even if this task is cancelled."""
@@ -184,6 +196,7 @@ async def _lines(queue: _EventQueue, answer: Answer, request_id: str) -> AsyncGe
             results[index] = event.result
         if chunks := answer.chunks(index, event):
             yield _encoded(answer, chunks)
+        queue.sent()
 
 
 def _encoded(answer: Answer, chunks: Sequence[dict[str, Any]]) -> bytes:

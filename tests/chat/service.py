@@ -1,15 +1,20 @@
 """A stepspec service on loopback, in a thread."""
 
 import asyncio
+import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from stepspec.api.loading import Pair
+from stepspec.cli.listening import listening_sockets
 from stepspec.serve import Settings, create_app
+from stepspec.serve.server import Server, Serving
 
 
 @contextmanager
@@ -36,3 +41,22 @@ def serving_app(app: FastAPI) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+@contextmanager
+def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Server, int]]:
+    """Run the server in a thread. Yield it and its port."""
+    serving = Serving(settings, options.get("cert"), options.get("key"), ())
+    server = serving.server(create_app(pair, "target", settings))
+    sockets = listening_sockets("127.0.0.1", 0)
+    thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server, sockets[0].getsockname()[1]
+    finally:
+        if not server.is_draining:
+            server.handle_exit(signal.SIGTERM, None)
+        thread.join(30)
+        assert not thread.is_alive()

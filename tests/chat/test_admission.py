@@ -1,13 +1,16 @@
 """Admission: the queue's limits, its order, its places, and its end."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepspec.chat.events import AnswerDelta
 from stepspec.loop.step import Event
-from stepspec.serve.admission import Admission, Limits, Ticket
+from stepspec.serve.admission import Admission, Entrance, Limits, Ticket
 from stepspec.serve.errors import BusyError
 from stepspec.serve.generation import merged
 
@@ -117,6 +120,61 @@ async def test_a_request_of_several_answers_takes_as_many_places_and_alone_as_ma
     await requests.arrive("a3", num_answers=9)
     assert requests.admission.num_running == 9
     await requests.end()
+
+
+class Entering:
+    """Requests that hold places of an entrance until the end. `ends` has how those that are over ended."""
+
+    def __init__(self, max_places: int) -> None:
+        self.entrance = Entrance(max_places)
+        self.ends: dict[str, type[BaseException]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def arrive(self, *names: str) -> None:
+        """Let requests arrive. The part of a name before its number is the client."""
+        for name in names:
+            self._tasks.append(asyncio.create_task(self._hold(name)))
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def _hold(self, name: str) -> None:
+        try:
+            async with self.entrance.place(name.rstrip("0123456789")):
+                await asyncio.Event().wait()
+        except BaseException as error:
+            self.ends[name] = type(error)
+
+    async def end(self) -> None:
+        """End all requests."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks)
+        assert self.entrance.num_places == 0
+
+
+async def test_a_full_entrance_goes_to_the_client_with_fewer_places() -> None:
+    places = Entering(4)
+    await places.arrive("a1", "a2", "a3", "a4", "a5")
+    assert places.ends == {"a5": BusyError}
+    assert places.entrance.is_full("a")
+    assert not places.entrance.is_full("b")
+    await places.arrive("b1", "b2", "b3")
+    assert places.ends == dict.fromkeys(("a5", "a1", "a2", "b3"), BusyError)
+    await places.arrive("c1", "d1")
+    assert places.ends == dict.fromkeys(("a5", "a1", "a2", "b3", "a3", "b1"), BusyError)
+    assert places.entrance.num_places == 4
+    await places.end()
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=25), st.integers(1, 7))
+async def test_a_client_is_turned_away_only_with_its_share_of_the_places(clients: list[str], max_places: int) -> None:
+    places, names = Entering(max_places), [f"{client}{number}" for number, client in enumerate(clients)]
+    for number, name in enumerate(names):
+        await places.arrive(name)
+        held = Counter(each[0] for each in names[: number + 1] if each not in places.ends)
+        assert held.total() == places.entrance.num_places <= max_places
+        assert name not in places.ends or held[name[0]] >= max(held.values()) - 1
+    await places.end()
 
 
 async def test_a_request_waits_for_a_bounded_time() -> None:

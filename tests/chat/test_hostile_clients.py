@@ -1,8 +1,10 @@
 """`stepspec serve` in a separate process, under hostile clients."""
 
+import contextlib
 import http.client
 import itertools
 import json
+import os
 import re
 import signal
 import socket
@@ -26,6 +28,7 @@ from stepspec.errors import UsageError
 
 CHAT = "/v1/chat/completions"
 SERVE = [sys.executable, "-c", "from stepspec.cli import main; main()", "serve", "--port", "0"]
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 OVERSIZED = 50_000_000
 
 
@@ -118,8 +121,10 @@ class Service:
         raise AssertionError(self.lines)
 
 
-def started() -> Service:
-    process = subprocess.Popen(SERVE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def started(**variables: str) -> Service:
+    process = subprocess.Popen(
+        SERVE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables}
+    )
     service = Service(process, 0)
     assert process.stdout is not None
 
@@ -231,6 +236,124 @@ def test_a_body_over_the_limit_is_rejected_before_it_is_read(service: Service) -
 
 def resident_mb(service: Service) -> float:
     return psutil.Process(service.process.pid).memory_info().rss / 1e6
+
+
+def opened(service: Service, sent: bytes) -> socket.socket:
+    """Return a connection with a small buffer on which something is sent."""
+    wire = socket.socket()
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wire.settimeout(30)
+    wire.connect(("127.0.0.1", service.port))
+    wire.sendall(sent)
+    return wire
+
+
+def head(num_bytes: int, *fields: str) -> bytes:
+    """Return the head of a chat request whose body has a number of bytes."""
+    given = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {num_bytes}", *fields)
+    return "\r\n".join([f"POST {CHAT} HTTP/1.1", *given, "", ""]).encode()
+
+
+def health(service: Service) -> None:
+    """Assert that `/health` answers quickly on a new connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=5)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def load(service: Service) -> int:
+    """Return the number of requests that run or wait."""
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=5)
+    connection.request("GET", "/load")
+    found = json.loads(connection.getresponse().read())["server_load"]
+    connection.close()
+    return found
+
+
+def cpu_s(service: Service) -> float:
+    return sum(psutil.Process(service.process.pid).cpu_times()[:2])
+
+
+@pytest.mark.soak
+def test_a_head_of_80_mb_costs_neither_time_nor_memory(service: Service) -> None:
+    time.sleep(1)
+    begin, before = cpu_s(service), resident_mb(service)
+    chunked = head(9).replace(b"Content-Length: 9", b"Transfer-Encoding: chunked")
+    for begun in (GET + b"X: ", GET + b"X", b"GET /", chunked + b"0\r\nX: ", chunked + b"1;a="):
+        with socket.create_connection(("127.0.0.1", service.port), timeout=30) as wire:
+            num_sent = 0
+            with contextlib.suppress(ConnectionError):
+                wire.sendall(begun)
+                while num_sent < 80_000_000:
+                    num_sent += wire.send(b"a" * 100_000)
+            assert num_sent < 80_000_000
+        health(service)
+    assert cpu_s(service) - begin < 1
+    assert resident_mb(service) - before < 40
+
+
+@pytest.mark.soak
+def test_thousands_of_connections_leave_health_alone_and_are_closed(service: Service) -> None:
+    with contextlib.ExitStack() as stack:
+        wires: list[socket.socket] = []
+        for number in range(5_000):
+            sent = (b"", b"GET /hea", head(9) + b"1")[number % 3]
+            with contextlib.suppress(ConnectionError):
+                wires.append(stack.enter_context(opened(service, sent)))
+            if number % 500 == 0:
+                health(service)
+        health(service)
+        assert num_connections(service) <= 4_100
+        end = time.monotonic() + 60
+        while num_connections(service) > 5 and time.monotonic() < end:
+            health(service)
+            time.sleep(1)
+        assert num_connections(service) <= 5
+    assert service.post(chat_body("How many apples?", max_tokens=5))[0] == 200
+
+
+def num_connections(service: Service) -> int:
+    found = psutil.Process(service.process.pid).net_connections("tcp")
+    return sum(each.status not in ("LISTEN", "CLOSE_WAIT") for each in found)
+
+
+@pytest.mark.soak
+def test_many_clients_that_do_not_read_are_cut_off_and_leave_nothing(service: Service) -> None:
+    fields = {"stream": True, "n": 16, "ignore_eos": True, "max_tokens": 900, "logprobs": True, "top_logprobs": 5}
+    body = chat_body("How many?", **fields)
+    assert service.post(body.replace(b'"stream": true', b'"stream": false'))[0] == 200
+    figures: list[float] = []
+    for _ in range(2):
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):
+                stack.enter_context(opened(service, head(len(body)) + body))
+            time.sleep(2)
+            assert load(service) >= 100
+            end = time.monotonic() + 400
+            while load(service) and time.monotonic() < end:
+                time.sleep(1)
+            assert load(service) == 0
+            figures.append(resident_mb(service))
+    assert figures[1] < figures[0] * 1.2, figures
+
+
+@pytest.mark.soak
+def test_256_bodies_of_one_key_leave_the_entrance_to_others() -> None:
+    service = started(STEPSPEC_API_KEYS="first-key-of-many,second-key-of-many")
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(256):
+                stack.enter_context(opened(service, head(9, "Authorization: Bearer first-key-of-many") + b"1"))
+            ask = chat_body("How many apples?", max_tokens=5)
+            for _ in range(20):
+                assert service.post(ask, {"Authorization": "Bearer second-key-of-many"})[0] == 200
+            for _ in range(60):  # without a key, bodies are not read
+                stack.enter_context(opened(service, head(3_999_999, "Authorization: Bearer a-key-of-nobody")))
+            assert service.post(ask, {"Authorization": "Bearer second-key-of-many"})[0] == 200
+    finally:
+        service.process.kill()
+        service.process.wait()
 
 
 def test_the_log_has_one_line_for_a_request(service: Service) -> None:

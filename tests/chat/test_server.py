@@ -1,15 +1,13 @@
 """The server: draining, HTTPS, logs, web origins, and a draft or a target that dies and comes back."""
 
-import asyncio
 import io
 import json
 import logging
 import signal
+import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,37 +18,17 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from following import FollowingEngine, following_pair
 from scripted import Call, Reply
+from service import running
 from typer.testing import CliRunner
 
 from stepspec import Pair
 from stepspec.cli import app
-from stepspec.cli.listening import listening_sockets
 from stepspec.errors import EngineError
-from stepspec.serve import Settings, create_app
+from stepspec.serve import Settings, connections
 from stepspec.serve.hosts import LOCAL
 from stepspec.serve.log import line_formatter
-from stepspec.serve.server import Server, Serving
 
 ASK: Any = {"messages": [{"role": "user", "content": "How many?"}], "stream": True}
-
-
-@contextmanager
-def running(pair: Pair, settings: Settings, **options: Any) -> Iterator[tuple[Server, int]]:
-    """Run the server in a thread. Yield it and its port."""
-    serving = Serving(settings, options.get("cert"), options.get("key"), ())
-    server = serving.server(create_app(pair, "target", settings))
-    sockets = listening_sockets("127.0.0.1", 0)
-    thread = threading.Thread(target=asyncio.run, args=(server.serve(sockets=sockets),))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield server, sockets[0].getsockname()[1]
-    finally:
-        if not server.is_draining:
-            server.handle_exit(signal.SIGTERM, None)
-        thread.join(30)
-        assert not thread.is_alive()
 
 
 def stream(port: int, into: list[str], **fields: Any) -> None:
@@ -58,21 +36,24 @@ def stream(port: int, into: list[str], **fields: Any) -> None:
         into.extend(line for line in answer.iter_lines() if line.startswith("data: "))
 
 
-@pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.3, "shut down")])
+@pytest.mark.parametrize(("drain_s", "last"), [(20.0, "data: [DONE]"), (0.8, "shut down")])
 def test_running_requests_end_or_are_ended_after_sigterm(drain_s: float, last: str) -> None:
     lines: list[str] = []
-    with running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
+    with httpx.Client() as client, running(following_pair(delay_s=1.5), Settings(drain_s=drain_s)) as (server, port):
         thread = threading.Thread(target=stream, args=(port, lines))
         thread.start()
-        time.sleep(0.4)
+        admission = server._service.admission  # pyright: ignore[reportPrivateUsage]
+        while not admission.num_running:
+            time.sleep(0.01)
         since = time.monotonic()
         server.handle_exit(signal.SIGTERM, None)
-        time.sleep(0.1)
+        while not admission.is_draining:
+            time.sleep(0.01)
         root = f"http://127.0.0.1:{port}"
-        assert httpx.get(f"{root}/ready").status_code == 503, "a load balancer can see that the service ends"
-        refused = httpx.post(f"{root}/v1/chat/completions", json=ASK)
+        assert client.get(f"{root}/ready").status_code == 503, "a load balancer can see that the service ends"
+        refused = client.post(f"{root}/v1/chat/completions", json=ASK)
         assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
-        assert httpx.head(f"{root}/health").status_code == 200
+        assert client.head(f"{root}/health").status_code == 200
         thread.join()
         assert time.monotonic() - since < 5
     assert last in lines[-1]
@@ -95,10 +76,14 @@ def test_https_and_structured_logs(
     handler.setFormatter(line_formatter(as_json=True))
     monkeypatch.setattr(logging.getLogger("stepspec"), "handlers", [handler])
     caplog.set_level(logging.INFO, "stepspec")
+    monkeypatch.setattr(connections, "HEAD_S", 1.0)
     with running(following_pair(), Settings(log_prompts=True), cert=cert, key=key) as (_, port):
+        silent = socket.create_connection(("127.0.0.1", port), timeout=10)
         sent = {"messages": ASK["messages"], "request_id": "mine", "session_id": "s"}
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/chat/completions", json=sent, verify=context)
         assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+        with silent:
+            assert silent.recv(1) == b"", "a client has as much time for its handshake as for a head"
     entries = [json.loads(line) for line in written.getvalue().splitlines()]
     entry = next(each for each in entries if each.get("path") == "/v1/chat/completions")
     assert (entry["request_id"], entry["session_id"], entry["status"], entry["policy"]) == ("mine", "s", 200, "target")

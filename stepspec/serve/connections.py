@@ -1,0 +1,163 @@
+"""HTTP connections with limits that uvicorn does not have: of heads, of time, and of their number."""
+
+import asyncio
+import heapq
+import json
+import math
+import time
+from contextlib import suppress
+from typing import cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from stepspec.serve.bodies import ARRIVAL_S
+from stepspec.serve.errors import RefusedError, error_body
+
+MAX_HEAD_BYTES = 64_000
+"""Limit of a request line with its headers, and of what is neither body nor head: chunk extensions, trailers."""
+PART_BYTES = 8_192
+"""Bytes that are parsed before they are counted anew."""
+MAX_HEADERS = 100
+MAX_PIPELINED = 16
+"""Requests of a connection that wait for the response before."""
+MAX_CONNECTIONS = 4096
+
+HEAD_S = 10.0
+"""Seconds for a head to arrive, from the opening of the connection or the first byte of a further request."""
+BODY_S = ARRIVAL_S + 5
+"""Seconds for a body to arrive, if it is not the application that ends the request before."""
+IDLE_S = 5.0
+"""Seconds for which a connection is kept for a further request."""
+STALL_S = 30.0
+"""Seconds after which a connection is cut off if its client reads nothing of what is to be sent."""
+
+
+def max_connections() -> int:
+    """Return the number of connections that may be open, which leaves a quarter of the descriptors for the models."""
+    with suppress(ImportError):
+        import resource
+
+        return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
+    return MAX_CONNECTIONS
+
+
+class Connection(HttpToolsProtocol):
+    """A connection whose client may send and read only within limits of size and time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start to count. If too many connections are open, those that have been idle for the longest are closed."""
+        super().connection_made(transport)
+        self.url, self._status, self._part = b"", 400, ""
+        self._num_unparsed = self._num_unsent = 0
+        self.idle_since = self._moved = time.monotonic()
+        self._deadline = self.idle_since + HEAD_S
+        if len(self.connections) > (most := max_connections()):
+            found = cast("set[Connection]", self.connections)
+            idle = [each for each in found if each is not self and each.is_idle]
+            for each in heapq.nsmallest(1 + most // 8, idle, key=lambda each: each.idle_since):
+                each.transport.abort()
+                found.discard(each)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of the connection is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def check(self, now: float) -> None:
+        """Close the connection if its client is late. Call it once a second."""
+        unsent = self.transport.get_write_buffer_size()
+        if not 0 < self._num_unsent <= unsent:
+            self._moved = now
+        self._num_unsent = unsent
+        if now > self._moved + STALL_S:
+            self.transport.abort()
+        elif self.flow.read_paused:  # it is not the client that is late
+            self._deadline = max(self._deadline, now + HEAD_S)
+        elif now > self._deadline:
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes. The parser collects a head in quadratic time, so it does not get one without end."""
+        for start in range(0, len(data), PART_BYTES):
+            part = data[start : start + PART_BYTES]
+            self._num_unparsed += len(part)
+            super().data_received(part)
+            if self.transport.is_closing():
+                return
+            if self._num_unparsed > MAX_HEAD_BYTES:
+                self._status = 414 if len(self.url) > MAX_HEAD_BYTES // 2 else 431
+                self.send_400_response("")
+                return
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the client sends, and close the connection."""
+        is_alone = self._part == "body" and not self.pipeline and not self.cycle.response_started
+        if not (self.is_idle or is_alone):  # nothing may be put into the response to an earlier request
+            self.transport.abort()
+            return
+        what = {
+            414: f"The URL must have at most {MAX_HEAD_BYTES // 2} bytes.",
+            431: f"Head and trailer must have at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers.",
+        }.get(self._status, msg)
+        body = json.dumps(error_body(RefusedError(None, what))).encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[self._status] + head + body)
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """Start the time of a further head."""
+        super().on_message_begin()
+        self._part = "head"
+        if self.cycle is not None:
+            self._deadline = time.monotonic() + HEAD_S
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count a header, also of a trailer."""
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse(431)
+
+    def on_headers_complete(self) -> None:
+        """Check the head before the application gets it."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.url) > MAX_HEAD_BYTES // 2:
+            self._refuse(414)
+        if size > MAX_HEAD_BYTES or len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(431)
+        super().on_headers_complete()
+        self._part, self._num_unparsed = "body", 0
+        self._deadline = time.monotonic() + BODY_S
+
+    def _refuse(self, status: int) -> None:
+        """Stop parsing. uvicorn then sends its response to what is not HTTP."""
+        self._status = status
+        raise ValueError(STATUS_LINE[status])
+
+    def on_chunk_header(self) -> None:
+        """Count anew with each chunk."""
+        self._num_unparsed = 0
+
+    def on_body(self, body: bytes) -> None:
+        """Count what is not body."""
+        self._num_unparsed = max(0, self._num_unparsed - len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Wait for the response, or if it is complete, for the next request."""
+        super().on_message_complete()
+        self._part, self._num_unparsed = "", 0
+        self._deadline = time.monotonic() + IDLE_S if self.cycle.response_complete else math.inf
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or for the rest of a body that is not read."""
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last:
+            self.cycle.body.clear()
+            self.idle_since = time.monotonic()
+            if not self._part:
+                self._deadline = self.idle_since + IDLE_S
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Close the connection after the response, because what follows an upgrade is not parsed."""
+        self.cycle.keep_alive = False

@@ -1,0 +1,202 @@
+"""Connections: heads without end, clients that send or read slowly, and more connections than there is room for."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import httpx
+import pytest
+from following import following_pair
+from service import running
+
+from stepspec.serve import Keys, Limits, Settings, connections
+from stepspec.serve.keys import ENVIRONMENT
+
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def said(content: str) -> Any:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+ASK = said("How many?")
+LONG = b"a" * 75_000
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with running(following_pair(), Settings()) as (_, port):
+        yield port
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"HEAD_S": 0.5, "BODY_S": 1.0, "IDLE_S": 0.5, "STALL_S": 1.0}.items():
+        monkeypatch.setattr(connections, name, seconds)
+
+
+def answered(port: int, *parts: bytes) -> bytes:
+    """Send bytes, and return what comes until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as wire, suppress(ConnectionError):
+        for part in parts:
+            wire.sendall(part)
+            time.sleep(0.02)
+        return read(wire)
+    return b""
+
+
+def read(wire: socket.socket) -> bytes:
+    """Return what comes until the connection is closed."""
+    found = b""
+    with suppress(ConnectionError):
+        while part := wire.recv(100_000):
+            found += part
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([GET + b"X: " + LONG], 431),
+        ([GET + b"X: ", *[b"a" * 9_000] * 8], 431),
+        ([GET + b"X: " + LONG + b"\r\n\r\n"], 431),
+        ([GET + b"X" * 70_000 + b": 1\r\n\r\n"], 431),
+        ([GET + b"".join(b"X%d: 1\r\n" % number for number in range(101)) + b"\r\n"], 431),
+        ([b"GET /" + LONG], 414),
+        ([b"GET /", *[b"a" * 9_000] * 8], 414),
+        ([b"GET /" + b"a" * 33_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"], 414),
+        ([b"\r\n" * 40_000], 431),
+        ([POST + b"Transfer-Encoding: chunked\r\n\r\n1;a=" + LONG], 431),
+        ([POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + LONG], 431),
+        ([POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: 1\r\n" * 101], 431),
+        ([b"no HTTP at all\r\n\r\n"], 400),
+    ],
+    ids=["header", "in parts", "complete", "name", "count", "URL", "URL in parts", "complete URL", "line ends",
+         "chunk extension", "trailer", "trailers", "no HTTP"],
+)  # fmt: skip
+def test_a_head_over_the_limit_is_refused_while_it_arrives(port: int, parts: list[bytes], status: int) -> None:
+    # A client that still sends when the service closes may lose the response, so send no more than needed.
+    head, _, body = answered(port, *parts).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_requests_just_under_the_limits_are_answered(port: int) -> None:
+    many = b"".join(b"X%d: 1\r\n" % number for number in range(98)) + b"\r\n"
+    body = json.dumps(ASK).encode()
+    chunks = b"".join(b"1;%s\r\n%c\r\n" % (b"a" * 1_000, byte) for byte in body)
+    for sent in (
+        GET + b"Connection: close\r\nX: " + b"a" * 63_800 + b"\r\n\r\n",
+        GET + b"Connection: close\r\n" + many,
+        POST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n",
+        GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: a\r\n\r\n",
+        GET + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n",
+    ):
+        assert answered(port, sent).startswith(b"HTTP/1.1 200 ")
+    pipelined = (GET + b"\r\n") * 9 + GET + b"Connection: close\r\n\r\n"
+    assert answered(port, pipelined).count(b"HTTP/1.1 200 ") == 10
+    assert answered(port, (GET + b"\r\n") * 900).count(b"HTTP/1.1 200 ") < 100
+
+
+INCOMPLETE = {
+    "nothing": b"",
+    "a line": b"GET /hea",
+    "a head": GET + b"X: 1\r\n",
+    "one request": GET + b"\r\n",
+    "a second head": GET + b"\r\nGET /hea",
+    "a body that is not read": GET + b"Content-Length: 99\r\n\r\n1",
+    "a body that is too large": POST + b"Content-Length: 99999999\r\n\r\n1",
+    "a body": POST + b"Content-Length: 99\r\n\r\n1",
+}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_connection_that_sends_no_complete_request_is_closed_however_it_trickles(port: int) -> None:
+    with ExitStack() as stack:
+        wires = {name: stack.enter_context(socket.create_connection(("127.0.0.1", port))) for name in INCOMPLETE}
+        for name, wire in wires.items():
+            wire.settimeout(0.01)
+            wire.sendall(INCOMPLETE[name])
+        end = time.monotonic() + 5
+        while wires and time.monotonic() < end:
+            for name, wire in list(wires.items()):
+                try:
+                    if not wire.recv(1_000):
+                        del wires[name]
+                except TimeoutError:
+                    with suppress(ConnectionError):
+                        wire.sendall(b"\r\n" if name == "one request" else b"1")
+                except ConnectionError:
+                    del wires[name]
+            time.sleep(0.1)
+        assert [*wires] == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_request_that_takes_long_is_not_cut_off(port: int) -> None:
+    with running(following_pair(delay_s=1.5), Settings()) as (_, slow):
+        assert httpx.post(f"http://127.0.0.1:{slow}/v1/chat/completions", json=ASK, timeout=30).status_code == 200
+
+
+def test_open_connections_are_limited_and_those_that_are_idle_give_way(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 16)
+    with ExitStack() as stack:
+        wires = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(60)]
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
+        assert read(wires[0]) == b""
+        wires[-1].sendall(GET + b"Connection: close\r\n\r\n")
+        assert read(wires[-1]).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stream_holds_its_place_while_it_is_read_and_is_cut_off_when_it_is_not() -> None:
+    with running(following_pair(), Settings()) as (server, port), ExitStack() as stack:
+        admission = server._service.admission  # pyright: ignore[reportPrivateUsage]
+        body = json.dumps({**said("so " * 1_000), "stream": True, "n": 8}).encode()
+        wires = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for wire in wires:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            wire.connect(("127.0.0.1", port))
+            wire.settimeout(5)
+            wire.sendall(POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        time.sleep(0.8)
+        assert admission.num_running == 16
+        unread, slow = wires
+        found, end = b"", time.monotonic() + 20
+        while (part := slow.recv(8_000)) and time.monotonic() < end:
+            found += part
+            time.sleep(0.01)
+        assert b"[DONE]" in found
+        while admission.num_running and time.monotonic() < end:
+            time.sleep(0.05)
+        assert admission.num_running == 0
+        assert b"[DONE]" not in read(unread)
+
+
+def test_a_key_does_not_keep_others_from_sending() -> None:
+    keys = Keys(environment={ENVIRONMENT: "first-key-of-many,second-key-of-many"})
+    settings = Settings(limits=Limits(max_running=4, max_queued=4), keys=keys)
+    with running(following_pair(), settings) as (_, port), ExitStack() as stack:
+        root = f"http://127.0.0.1:{port}"
+        first, second = ({"Authorization": f"Bearer {name}-key-of-many"} for name in ("first", "second"))
+        wires: list[socket.socket] = []
+        for _ in range(8):
+            wire = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            wire.sendall(POST + b"Authorization: Bearer first-key-of-many\r\nContent-Length: 9\r\n\r\n1")
+            wires.append(wire)
+        time.sleep(0.3)
+        assert httpx.post(f"{root}/v1/chat/completions", json=ASK, headers=first).status_code == 503
+        assert httpx.get(f"{root}/ready").status_code == 200
+        for _ in range(3):
+            assert httpx.post(f"{root}/v1/chat/completions", json=ASK, headers=second).status_code == 200
+        assert wires[0].recv(1_000).startswith(b"HTTP/1.1 503 ")
+        nobody = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        nobody.sendall(POST + b"Authorization: Bearer another-key-of-many\r\nContent-Length: 9\r\n\r\n")
+        assert nobody.recv(1_000).startswith(b"HTTP/1.1 401 "), "keys are checked before a body is read"

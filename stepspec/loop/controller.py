@@ -56,7 +56,7 @@ async def _work(request: Request) -> None:
         finally:
             request.stop_reading()
             request.tell_committed()
-        request.emit(request.answer.finish())
+        request.emit(request.answer.finish(cut=not request.transcript.ended))
         _check_json(request)
         request.emit([Done(_result(request))])
 
@@ -89,12 +89,12 @@ def _result(request: Request) -> Result:
     steps = tuple(request.transcript.steps)
     ledger.add(steps=len(steps))
     ledger.committed(request.num_written)
-    reason: FinishReason = "tool_calls" if answer.calls else "stop"
+    reason: FinishReason = "tool_calls" if answer.has_call else "stop"
     if not request.transcript.ended:
         reason = "length"
         if limits.reached != "deadline":
             limits.reached = "context" if ledger.remaining > 0 else "max_tokens"
-    elif limits.reached == "deadline" and not answer.calls:
+    elif answer.incomplete or (limits.reached == "deadline" and not answer.has_call):
         reason = "length"
     return Result(
         reasoning="".join(step.text for step in steps),

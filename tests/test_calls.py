@@ -410,6 +410,8 @@ def test_the_size_of_the_chunks_changes_nothing(data: st.DataObject, family: str
     [
         ({}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
         ({}, '{"name": "add", "arguments": {"a": 1, "b": 2}}}', [ONE]),
+        ({"content": "text"}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
+        ({"content_args": {"allow_non_json": True}}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
         ({"content_args": {"unquoted_keys": True}}, '{name:"add",arguments:{a:1,b:2}}', [ONE]),
         ({"content_args": {"unquoted_keys": True}}, '{"name": "add", "arguments": {a:1,b:2}}', [ONE]),
         (

@@ -1,7 +1,7 @@
 """Parses tool calls from a stream of text.
 
 A call is emitted when its own end has closed it, so nothing acts on half a call. It names a tool of the request.
-Whatever else a model writes in a call's place is text, and an invalid call that says what is wrong.
+All else that a model writes in a call's place is text, and an invalid call that says what is wrong.
 """
 
 import json
@@ -122,10 +122,7 @@ class WrittenCalls(CallReader):
             if parameters.sub("", text).strip() or len(set(keys)) < len(keys):
                 return _invalid(text, "Its parameters are not complete, or one occurs twice.")
         calls = cast("list[Any]", value if isinstance(value, list) else [value])
-        return [found for each in calls for found in self._call(each, text)]
-
-    def _call(self, value: Any, text: str) -> list[Found]:
-        return JsonCalls(self._names).read(value) if isinstance(value, str) else _call_of(value, self._names, text)
+        return [found for each in calls for found in _call_of(each, self._names, text)]
 
 
 class ListedCalls(CallReader):
@@ -190,15 +187,17 @@ class OnlyCalls(CallReader):
             return self._other.feed(text)
         found = self._values.feed(text)
         bound = [each.name in self._names for each in found if isinstance(each, ToolCall)]
-        is_json = self._values.in_value or _BARE_BETWEEN.fullmatch(self._values.between) is not None
-        self._held.append(text)
-        if self._num_held < _LONGEST_BEGINNING and _NO_CALL.match("".join(self._held)[:_LONGEST_BEGINNING]):
-            return self._release("".join(self._held))
-        self._called |= self._leading and bound[:1] == [True]
+        between = self._values.between
+        is_json = len(between) <= _LONGEST_BEGINNING and _BARE_BETWEEN.fullmatch(between) is not None
+        if not self._called:
+            self._held.append(text)
+            if self._num_held < _LONGEST_BEGINNING and _NO_CALL.match("".join(self._held)[:_LONGEST_BEGINNING]):
+                return self._release("".join(self._held))
+            self._num_held += len(text)
+            self._called = self._leading and bound[:1] == [True]
         if self._called:
             return [*found, *([] if is_json else self._release(self._values.rest))]
         self._found += found
-        self._num_held += len(text)
         may_be_calls = is_json and all(bound) and self._num_held <= MAX_HELD
         return [] if may_be_calls else self._release("".join(self._held))
 
@@ -233,16 +232,11 @@ class JsonCalls:
         self._names = names
         self._beginning, self._separators = (_BEGINNING, _BETWEEN) if named else (_BARE_BEGINNING, _BARE_BETWEEN)
         self.between = ""
-        """Text since the last value, while no value is open."""
+        """Text since the last value; empty while a value is open."""
         self._nesting = Nesting()
         self._chunks: list[str] = []
         """Text of the open value, with the tool's name before it."""
         self._named: str | None = None
-
-    @property
-    def in_value(self) -> bool:
-        """Whether a value is open."""
-        return bool(self._chunks)
 
     @property
     def in_string(self) -> bool:
@@ -253,10 +247,6 @@ class JsonCalls:
     def rest(self) -> str:
         """Text that is no call so far, without separators."""
         return "".join(self._chunks) or self._separators.sub("", self.between, count=1)
-
-    def read(self, text: str) -> list[Found]:
-        """Read an entire text."""
-        return [*self.feed(text), *self.close()]
 
     def feed(self, text: str) -> list[Found]:
         """Read the next chunk. Return the calls that it completes."""

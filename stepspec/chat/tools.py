@@ -229,7 +229,7 @@ class CallFormat:
         template: the response template for transformers' parser, version 1.
         in_json: whether calls are plain JSON. The template then passes them on as text.
         parameters: matches a parameter of a call that is not JSON, if the entire call is made of them.
-        leading: whether JSON that begins the answer is a call, whatever follows.
+        leading: whether JSON that begins the answer is a call even if text follows.
     """
 
     mark: str
@@ -275,9 +275,9 @@ def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
     opens = calls.get("open", [])
     literal = "|".join(map(re.escape, [opens] if isinstance(opens, str) else opens))
     plain = not calls.keys() & {"transform", "transform_each"} and not (
-        calls.get("content_args", {}).keys() - {"allow_non_json"}
+        calls.get("content_args", {}).keys() - {"allow_non_json", "strip"}
     )
-    in_json = calls.get("content") == "json" and plain
+    in_json = calls.get("content", "text") in ("json", "text") and plain
     if in_json:
         template = {**template, "fields": {**fields, "tool_calls": {**calls, **TEXT}}}
     return CallFormat("", re.compile(f"{calls.get('open_pattern') or literal}|{BARE}"), template, in_json)

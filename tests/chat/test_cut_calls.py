@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 
 FORM = {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}}}
 WRITE = {"type": "function", "function": {"name": "w", "parameters": FORM}}
+TOOLS_OF_RESPONSES: Any = [{"type": "function", "name": "w", "parameters": FORM}]
 ASK: list[Any] = [{"role": "user", "content": "Please write."}]
 ARGUMENTS = {"path": "a.txt", "text": "long text\nwith </tool_call> in it"}
 CALL = json.dumps({"name": "w", "arguments": ARGUMENTS})
@@ -56,7 +57,7 @@ def test_a_call_that_a_limit_cuts_is_no_call(family: str, every: int) -> None:
     written = list[int]()
     with serving(pair, "target") as address, openai.OpenAI(base_url=address, api_key="none") as client:
         for limit in [*range(1, num_tokens, every), num_tokens + 5]:
-            (found,) = client.chat.completions.create(**request, max_tokens=limit).choices
+            found: Any = client.chat.completions.create(**request, max_tokens=limit).choices[0]
             calls = [(call.function.name, call.function.arguments) for call in found.message.tool_calls or []]
             chunks = list(client.chat.completions.create(**request, max_tokens=limit, stream=True))
             deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
@@ -67,7 +68,7 @@ def test_a_call_that_a_limit_cuts_is_no_call(family: str, every: int) -> None:
                 model="target",
                 input="Write.",
                 max_output_tokens=limit,
-                tools=[{"type": "function", **WRITE["function"]}],
+                tools=TOOLS_OF_RESPONSES,
             )
             assert [item.type for item in response.output].count("function_call") <= len(calls) or family == "forced"
             assert [(name, json.loads(arguments)) for name, arguments in calls] in ([], [("w", ARGUMENTS)])
@@ -97,7 +98,8 @@ async def test_an_agent_does_not_act_on_half_a_call() -> None:
 
     tokens = writing_pair("qwen-xml").target.tokenizer.encode(ANSWERS["qwen-xml"])
     for limit in range(len(tokens) // 2, len(tokens), 5):
-        agent: Any = create_agent(ChatStepSpec(pair=writing_pair("qwen-xml"), policy="target", max_tokens=limit), [w])
+        settings: Any = {"pair": writing_pair("qwen-xml"), "policy": "target", "max_tokens": limit}
+        agent: Any = create_agent(ChatStepSpec(**settings), [w])
         result = await agent.ainvoke({"messages": [("user", "Write.")]})
         assert result["messages"][-1].response_metadata["finish_reason"] == "length"
     assert files == {}

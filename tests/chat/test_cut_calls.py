@@ -55,16 +55,17 @@ def test_a_call_that_a_limit_cuts_is_no_call(family: str, every: int) -> None:
     choice: Any = "required" if family == "forced" else "auto"
     request: Any = {"model": "target", "messages": ASK, "tools": [WRITE], "tool_choice": choice}
     written = list[int]()
+    client: Any
     with serving(pair, "target") as address, openai.OpenAI(base_url=address, api_key="none") as client:
         for limit in [*range(1, num_tokens, every), num_tokens + 5]:
-            found: Any = client.chat.completions.create(**request, max_tokens=limit).choices[0]
+            found = client.chat.completions.create(**request, max_tokens=limit).choices[0]
             calls = [(call.function.name, call.function.arguments) for call in found.message.tool_calls or []]
             chunks = list(client.chat.completions.create(**request, max_tokens=limit, stream=True))
             deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
             assert [(call.function.name, call.function.arguments) for call in deltas] == calls
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             assert text == found.message.content
-            response: Any = client.responses.create(
+            response = client.responses.create(
                 model="target",
                 input="Write.",
                 max_output_tokens=limit,

@@ -1,9 +1,11 @@
 """Speculative reasoning: a draft model proposes tokens and whole steps; the target model verifies and judges them."""
 
+from typing import TYPE_CHECKING, Any
+
 from stepspec.api.blocking import SyncStepSpec
 from stepspec.api.loading import Pair, load_pair
 from stepspec.api.session import PreparedRequest, StepSpec
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import RawPrompt
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, TargetError, UsageError
@@ -24,6 +26,15 @@ from stepspec.loop.step import (
 )
 
 __version__ = "0.1.0"
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "ToolCallDelta":
+            raise ImportError("stepspec has no ToolCallDelta: a tool call comes when it is complete, as ToolCalled.")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AnswerDelta",
@@ -51,7 +62,6 @@ __all__ = [
     "TargetError",
     "Times",
     "ToolCall",
-    "ToolCallDelta",
     "ToolCalled",
     "Usage",
     "UsageError",

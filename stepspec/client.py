@@ -18,7 +18,7 @@ from stepspec.api.session import one_conversation
 from stepspec.base.extras import from_extra
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import Message
 from stepspec.engines.protocol import SAMPLING_NUMBERS, Sampling, side_by_side
 from stepspec.errors import ContextError, EngineError, ModelError, StepSpecError, UsageError
@@ -231,8 +231,6 @@ class _Reader:
         self._answer: list[str] = []
         self._calls: list[ToolCall] = []
         self._logprobs: tuple[TokenLogprob, ...] | None = None
-        self._open: list[ToolCallDelta] = []
-        """Chunks of the tool call that is being generated."""
 
     def read(self, chunk: Any) -> list[Event]:
         """Return the events of a chunk."""
@@ -265,16 +263,11 @@ class _Reader:
             self._answer.append(delta["content"])
             events.append(AnswerDelta(delta["content"]))
         for each in delta.get("tool_calls", ()):
-            function = each["function"]
-            call_delta = ToolCallDelta(each["index"], function["arguments"], each.get("id"), function.get("name"))
-            self._open.append(call_delta)
-            events.append(call_delta)
+            self._calls.append(ToolCall(each["id"], each["function"]["name"], each["function"]["arguments"]))
+            events.append(ToolCalled(len(self._calls) - 1, self._calls[-1]))
         if "call" in about:
-            arguments = "".join(call_delta.arguments for call_delta in self._open)
-            first, self._open = self._open[0], []
-            call = ToolCall(first.id or "", first.name or "", arguments, about["call"]["problem"])
-            self._calls.append(call)
-            events.append(ToolCalled(first.index, call))
+            self._calls.append(ToolCall(**about["call"]))
+            events.append(ToolCalled(len(self._calls) - 1, self._calls[-1]))
         return events
 
     def _result(self, model: str, usage: Mapping[str, Any], statistics: Mapping[str, Any]) -> Result:

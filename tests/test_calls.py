@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,36 +12,57 @@ from hypothesis import strategies as st
 from scripted import WordTokenizer
 
 from stepspec.chat.answer import AnswerReader
-from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
-from stepspec.chat.tools import FORMATS, call_format
+from stepspec.chat.calls import MAX_HELD, CallReader, ListedCalls, OnlyCalls, WrittenCalls
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
+from stepspec.chat.tools import FORMATS, CallFormat, call_format
 
 TOKENIZER = WordTokenizer()
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+NAMES = ("add", "now", "say")
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}, "text": {"type": "string"}},
+}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in NAMES]
 
 
-def reader(family: str) -> WrittenCalls:
-    """Return the call reader of a model family."""
-    form = FORMATS[family]
-    return WrittenCalls(TOKENIZER.response_parser(form.template, [ADD]), in_json=form.in_json)
+def reader_of(form: CallFormat) -> CallReader:
+    """Return the reader of an answer that may have tool calls."""
+    written = WrittenCalls(partial(TOKENIZER.response_parser, form.template, TOOLS), form, NAMES)
+    return OnlyCalls(written, NAMES, leading=form.leading)
 
 
-def read(reader: CallReader, chunks: Sequence[str]) -> tuple[str, list[tuple[str, Any, bool]]]:
+def reader(family: str) -> CallReader:
+    """Return the call reader of a model family; "json" is constrained output."""
+    return ListedCalls(NAMES) if family == "json" else reader_of(FORMATS[family])
+
+
+def read(reader: CallReader, chunks: Sequence[str], *, cut: bool = False) -> tuple[str, list[tuple[str, Any, bool]]]:
     """Return the text, and for each call its name, its arguments and whether it is valid."""
-    found = [each for chunk in chunks for each in reader.feed(chunk)] + reader.finish()
+    found = [*(each for chunk in chunks for each in reader.feed(chunk)), *reader.finish(cut=cut)]
     calls = [each for each in found if isinstance(each, ToolCall)]
     text = "".join(each for each in found if isinstance(each, str))
     return text, [(call.name, _arguments(call), call.problem is None) for call in calls]
 
 
 def _arguments(call: ToolCall) -> Any:
-    return json.loads(call.arguments) if call.problem is None else call.arguments
+    return json.loads(call.arguments, parse_constant=pytest.fail) if call.problem is None else call.arguments
 
 
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+XML = (
+    "<tool_call>\n<function={}>\n<parameter=a>\n{}\n</parameter>\n<parameter=b>\n{}\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
 ONE = ("add", {"a": 1, "b": 2}, True)
 TWO = ("add", {"a": 3, "b": 4}, True)
+NOW = ("now", {}, True)
+
+
+def chunked(text: str, size: int) -> list[str]:
+    """Return the text in chunks of `size` characters."""
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
 WRITTEN = [
     ("hermes", 'Sure.\n<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', "Sure.", [ONE]),
     (
@@ -50,23 +72,15 @@ WRITTEN = [
         "",
         [ONE, TWO],
     ),
-    ("hermes", '\n\n<tool_call>\n{"name": "now"}\n</tool_call>', "", [("now", {}, True)]),
-    ("hermes", "<tool_call>\nadd 1 and 2\n</tool_call>", "", [("", "add 1 and 2", False)]),
-    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", {}, True)]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "", [("add", "[1]", False)]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": "5"}</tool_call>', "", [("add", "5", False)]),
-    ("hermes", '<tool_call>\n{"arguments": {}}\n</tool_call>', "", [("", '{"arguments": {}}', False)]),
-    (
-        "hermes",
-        '<tool_call>\n{"name": "add", "arguments": {"a": 1',
-        "",
-        [("add", '{"a": 1', False)],
-    ),
+    ("hermes", '\n\n<tool_call>\n{"name": "now"}\n</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": ""}</tool_call>', "", [NOW]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}}</tool_call>', "", [ONE]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}', "", [("add", '{"a": 1}', False)]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {a: 1}}</tool_call>', "", [("add", "{a: 1}", False)]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}, "id": {}}</tool_call>', "", [ONE]),
     ("hermes", '<tool_call>{"arguments": {"a": 1, "b": 2}, "name": "add"}</tool_call>', "", [ONE]),
+    ("hermes", '<tool_call>{"name": "add", "args": {"a": 1, "b": 2}}</tool_call>', "", [ONE]),
+    ("hermes", '<tool_call>{"name": "add", "input": {"a": 1, "b": 2}}</tool_call>', "", [ONE]),
+    ("hermes", '<tool_call>\n```json\n{"name": "add", "args": {"a": 1, "b": 2}}\n```\n</tool_call>', "", [ONE]),
     (
         "hermes",
         '<tool_call>{"name": "say", "arguments": {"text": "\\"}]\\\\", "list": [{}, [1]]}}</tool_call>',
@@ -75,13 +89,18 @@ WRITTEN = [
     ),
     (
         "hermes",
+        '<tool_call>{"name": "say", "arguments": {"text": "A </tool_call> \\"<tool_call>{\n\t"}}</tool_call>\nSo.',
+        "\nSo.",
+        [("say", {"text": 'A </tool_call> "<tool_call>{\n\t'}, True)],
+    ),
+    (
+        "hermes",
         '<tool_call>[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "now"}]</tool_call>',
         "",
-        [ONE, ("now", {}, True)],
+        [ONE, NOW],
     ),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_', "", [ONE]),
     ("hermes", "No call at all. \n", "No call at all. \n", []),
-    ("hermes", "Less < more, and <tool is no tag.", "Less < more, and <tool is no tag.", []),
+    ("hermes", 'Less < more, and <tool is "no" tag.', 'Less < more, and <tool is "no" tag.', []),
     ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}]', "", [ONE]),
     ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b": 2}[TOOL_CALLS]add[ARGS]{"a": 3, "b": 4}', "", [ONE, TWO]),
     (
@@ -89,49 +108,121 @@ WRITTEN = [
         '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "now", "arguments": null}, '
         '{"arguments": {}, "name": "now"}, {"name": "add", "arguments": {"a": 3, "b": 4}}]',
         "",
-        [ONE, ("now", {}, True), ("now", {}, True), TWO],
+        [ONE, NOW, NOW, TWO],
     ),
-    ("mistral", "[TOOL_CALLS]add[ARGS][1]", "", [("add", "[1]", False)]),
     ("mistral", 'Well.[TOOL_CALLS]add[CALL_ID]abc[ARGS]{"a": 1, "b": 2}', "Well.", [ONE]),
-    ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1,', "", [("add", '{"a": 1,', False)]),
     ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}', "", [ONE]),
     ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}', "", [ONE]),
+    ("llama", '{"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}', "", [ONE]),
+    ("llama", '{"type": "function", "function": {"name": "add", "parameters": {"a": 1, "b": 2}}}', "", [ONE]),
     (
         "llama",
         '{"name": "add", "parameters": {"a": 1, "b": 2}}; {"name": "add", "parameters": {"a": 3, "b": 4}}',
         "",
         [ONE, TWO],
     ),
-    ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}\n\nThis adds them.', "", [ONE]),
+    ("llama", '{"name": "add", "parameters": {"a": 1, "b": 2}}\n\nThis adds them.', "This adds them.", [ONE]),
     (
         "llama",
         '{"name": "now", "parameters": {}}; {"type": "function", "name": "add", "parameters": {"a": 1, "b": 2}}; '
         '{"name": "now"}',
         "",
-        [("now", {}, True), ONE, ("now", {}, True)],
+        [NOW, ONE, NOW],
     ),
-    ("llama", 'A map is {"name": "x"}.', 'A map is {"name": "x"}.', []),
+    ("llama", 'A map is {"name": "now"}.', 'A map is {"name": "now"}.', []),
     ("deepseek", DEEPSEEK.format('function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```'), "", [ONE]),
-    ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```', "", [ONE]),
-    ("deepseek", "Well." + DEEPSEEK.format('add<｜tool▁sep｜>{"a": 1, "b": 2}'), "Well.", [ONE]),
     (
-        "qwen-xml",
-        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
-        "</tool_call>",
+        "deepseek",
+        DEEPSEEK.format('function<｜tool▁sep｜>say\n```json\n{"text": "<｜tool▁call▁end｜>"}\n```'),
         "",
-        [ONE],
+        [("say", {"text": "<｜tool▁call▁end｜>"}, True)],
+    ),
+    ("deepseek", "Well." + DEEPSEEK.format('add<｜tool▁sep｜>{"a": 1, "b": 2}'), "Well.", [ONE]),
+    ("qwen-xml", XML.format("add", 1, 2), "", [ONE]),
+    ("qwen-xml", f"Well.\n\n{XML.format('add', 1, 2)}\n{XML.format('add', 3, 4)}", "Well.", [ONE, TWO]),
+    # An answer that is nothing but calls is read in every family.
+    *(
+        (family, text, "", calls)
+        for family in ("hermes", "llama", "qwen-xml")
+        for text, calls in (
+            ('```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```', [ONE]),
+            ('\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n', [ONE]),
+            ('[{"name": "add", "args": {"a": 1, "b": 2}}, {"name": "now"}]', [ONE, NOW]),
+            (
+                '```json\n{"name": "now"}\n```\n\n```json\n{"arguments": {"a": 3, "b": 4}, "name": "add"}\n```',
+                [NOW, TWO],
+            ),
+        )
     ),
 ]
+TEXTS = [
+    '{"name": "Ann", "age": 5}',
+    '{"name": "Ann", "arguments": {}}',
+    '{"total": 5, "name": "add", "arguments": {}}',
+    "{x | x > 0} is a set.",
+    "[1, 2]",
+    "{}",
+    '```python\nprint({"name": "now"})\n```',
+    'The call is\n```json\n{"name": "now"}\n```',
+    '```json\n{"name": "add", "arguments": {"a": 1',
+]
+"""Answers without a call, in any family."""
 
 
 @pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
-def test_a_family_s_calls_are_read(family: str, text: str, plain: str, calls: list[Any]) -> None:
-    assert read(reader(family), [text]) == (plain, calls)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_family_s_calls_are_read(family: str, text: str, plain: str, calls: list[Any], size: int) -> None:
+    assert read(reader(family), chunked(text, size)) == (plain, calls)
 
 
-@pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
-def test_calls_are_read_letter_by_letter(family: str, text: str, plain: str, calls: list[Any]) -> None:
-    assert read(reader(family), list(text)) == (plain, calls)
+@pytest.mark.parametrize(
+    "text", [*TEXTS, '[{"name": "now"}, {"name": "Ann"}]', '{"name": "now"}\n\nThis is how to call it.']
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_json_that_is_no_call_is_the_answer(text: str, size: int) -> None:
+    for family in FORMATS:
+        if family == "llama" and text not in TEXTS:
+            continue
+        assert read(reader(family), chunked(text, size)) == (text, [])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("family", "body", "name"),
+    [
+        ("hermes", "add 1 and 2", ""),
+        ("hermes", '{"name": "add", "arguments": [1]}', "add"),
+        ("hermes", '{"name": "add", "arguments": "5"}', "add"),
+        ("hermes", '{"name": "add", "arguments": "a b"}', "add"),
+        ("hermes", '{"name": "add", "arguments": {a: 1}}', ""),
+        ("hermes", '{"name": "add", "arguments": {"a": NaN}}', ""),
+        ("hermes", '{"name": "add", "arguments": {"a": -Infinity}}', ""),
+        ("hermes", '{"name": "add", "arguments": {"a": 1e999}}', "add"),
+        ("hermes", '{"name": "add", "arguments": "{\\"a\\": NaN}"}', "add"),
+        ("hermes", '{"name": "add", "arguments": {"a": 1, "a": 2}}', ""),
+        ("hermes", '{"name": "say", "arguments": {"text": "\\ud800"}}', "say"),
+        ("hermes", '{"name": "add", "arguments": {}, "parameters": {"a": 1}}', "add"),
+        ("hermes", '{"name": "add", "values": {"a": 1}}', "add"),
+        ("hermes", '{"name": "add", "arguments": {"a": 1}, "b": 2}', "add"),
+        ("hermes", '{"name": "subtract", "arguments": {"a": 1}}', "subtract"),
+        ("hermes", '{"arguments": {}}', ""),
+        ("hermes", '{"name": "add", "arguments": {"a": [' + "[" * 5000 + "]" * 5000 + "]}}", ""),
+        ("mistral", "add[ARGS][1]", ""),
+        ("mistral", 'add[ARGS]{"a": 1,', ""),
+        ("mistral", 'subtract[ARGS]{"a": 1}', "subtract"),
+        ("qwen-xml", "\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2", ""),
+        ("qwen-xml", "\n<parameter=a>\n1\n</parameter>\n<parameter=a>\n2\n</parameter>\n", ""),
+        ("qwen-xml", "\n<parameter=a>\n1\n</parameter>\nb = 2\n", ""),
+    ],
+)
+def test_what_is_no_call_of_a_tool_is_text_and_an_invalid_call(family: str, body: str, name: str, size: int) -> None:
+    begin, end = {
+        "hermes": ("<tool_call>", "</tool_call>"),
+        "mistral": ("[TOOL_CALLS]", ""),
+        "qwen-xml": ("<tool_call>\n<function=add>", "</function>\n</tool_call>"),
+    }[family]
+    found = read(reader(family), chunked(f"Well.{begin}{body}{end}", size))
+    assert found == (f"Well.{body}", [(name, body, False)])
 
 
 def test_every_call_has_its_own_id() -> None:
@@ -146,7 +237,67 @@ def test_the_beginning_of_a_call_is_found(family: str, text: str, plain: str, ca
     assert (FORMATS[family].opener.search(text) is not None) == bool(calls)
 
 
+# Text that ends within a call.
+
+LISTED = [
+    ("json", '[{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "say", "arguments": {"text": "]}]"}}]'),
+    ("json", '\n[{"arguments": {"a": 1, "b": 2}, "name": "add"}]'),
+]
+
+
+@pytest.mark.parametrize(("family", "text"), [*(each[:2] for each in WRITTEN), *LISTED])
+def test_every_part_of_an_answer_has_the_first_calls_of_the_answer(family: str, text: str) -> None:
+    """A text that was cut, or that the model ended too early, has no call that the entire text does not have."""
+    calls = read(reader(family), [text])[1]
+    for end, cut in itertools.product(range(len(text)), (True, False)):
+        found = read(reader(family), [text[:end]], cut=cut)
+        of_part = [call for call in found[1] if call[2] or cut]
+        assert of_part == calls[: len(of_part)]
+        if end % 7 == 0:
+            assert read(reader(family), list(text[:end]), cut=cut) == found
+
+
+@pytest.mark.parametrize("family", [*FORMATS, "json"])
+def test_a_stop_string_within_a_call_leaves_no_call_and_says_so(family: str) -> None:
+    call = '{"name": "say", "arguments": {"text": "one two three"}}'
+    text = {
+        "mistral": f"[TOOL_CALLS]{call}",
+        "llama": call,
+        "deepseek": DEEPSEEK.format('say<｜tool▁sep｜>{"text": "one two three"}'),
+        "qwen-xml": XML.format("add", 1, "2 two three"),
+        "json": f"[{call}]",
+    }.get(family, f"<tool_call>{call}</tool_call>")
+    for size in (1, 1000):
+        answer = AnswerReader(("two",), reader(family))
+        events = [*(event for chunk in chunked(text, size) for event in answer.feed(chunk)), *answer.finish()]
+        assert answer.incomplete
+        assert not any(isinstance(event, ToolCalled) for event in events)
+        whole = AnswerReader((), reader(family))
+        _ = [*(event for chunk in chunked(text, size) for event in whole.feed(chunk)), *whole.finish()]
+        assert (whole.has_call, whole.incomplete) == (True, False)
+
+
+def test_text_is_held_back_up_to_a_limit() -> None:
+    held, answer = 0, reader("hermes")
+    for chunk in itertools.chain(['{"name": "say", "arguments": {"text": "'], itertools.repeat("a" * 1000)):
+        found = "".join(each for each in answer.feed(chunk) if isinstance(each, str))
+        held += len(chunk) - len(found)
+        assert held <= MAX_HELD + 1000
+        if found:
+            break
+    assert held == 0
+
+
+def test_other_json_is_not_held_back() -> None:
+    for text in ('{"a', '{"answer"', "{x", "[1", "Hello", "```py"):
+        answer = reader("hermes")
+        found = "".join(str(each) for letter in text for each in answer.feed(letter))
+        assert found == ("" if text == '{"a' else text)
+
+
 # JSON lists of calls, which the engine enforces.
+
+HALF = '{"name": "add", "arguments": {"a": 1'
 
 
 @pytest.mark.parametrize(
@@ -158,8 +309,7 @@ def test_the_beginning_of_a_call_is_found(family: str, text: str, plain: str, ca
             "",
             [ONE, TWO],
         ),
-        ('[{"name": "add", "arguments": {"a": 1', "", [("add", '{"a": 1', False)]),
-        ('[{"name": "ad', "", [("", '{"name": "ad', False)]),
+        ('[{"name": "add", "arguments": {"a": 1', HALF, [("", HALF, False)]),
         ('[{"arguments": {"a": 1, "b": 2}, "name": "add"}]', "", [ONE]),
         (
             '[{"name": "now", "arguments": {}}, {"arguments": {"a": 1, "b": 2}, "name": "add"}, {"name": "add", '
@@ -173,8 +323,7 @@ def test_the_beginning_of_a_call_is_found(family: str, text: str, plain: str, ca
 )
 @pytest.mark.parametrize("size", [1, 1000])
 def test_lists_of_calls_are_read(text: str, plain: str, calls: list[Any], size: int) -> None:
-    chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    assert read(ListedCalls(), chunks) == (plain, calls)
+    assert read(reader("json"), chunked(text, size)) == (plain, calls)
 
 
 # The answer while it is written.
@@ -209,35 +358,19 @@ def test_calls_and_text_are_emitted_in_order() -> None:
     answer = AnswerReader((), reader("hermes"))
     events = [*answer.feed('Yes.\n<tool_call>{"name": "add", "argu'), *answer.feed('ments": {}}</tool_call>')]
     events += answer.finish()
-    assert [type(event) for event in events] == [AnswerDelta, ToolCallDelta, ToolCalled]
+    assert [type(event) for event in events] == [AnswerDelta, ToolCalled]
     assert (answer.text, [call.name for call in answer.calls]) == ("Yes.", ["add"])
 
 
-@pytest.mark.parametrize(("family", "text", "plain", "calls"), WRITTEN)
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_call_deltas_add_up_to_the_calls(family: str, text: str, plain: str, calls: list[Any], size: int) -> None:
-    answer = AnswerReader((), reader(family))
-    chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    events = [event for chunk in chunks for event in answer.feed(chunk)] + list(answer.finish())
-    for index, call in enumerate(answer.calls):
-        first, *others = [event for event in events if isinstance(event, ToolCallDelta) and event.index == index]
-        assert (first.id, first.name) == (call.id, call.name)
-        assert all((delta.id, delta.name) == (None, None) for delta in others)
-        assert "".join(delta.arguments for delta in (first, *others)) == call.arguments
-        assert events.index(others[-1] if others else first) < events.index(ToolCalled(index, call))
-    assert len(answer.calls) == len(calls)
-
-
 @pytest.mark.parametrize("family", ["hermes", "mistral", "llama", "deepseek"])
-def test_calls_that_never_end_are_cut_off(family: str) -> None:
+@pytest.mark.parametrize("cut", [True, False])
+def test_calls_that_never_end_are_no_calls(family: str, cut: bool) -> None:
     """A runaway model nests its JSON so deeply that a parser of the complete text would fail."""
     start = next(text for name, text, _, calls in WRITTEN if name == family and calls == [ONE]).partition('"b"')[0]
     answer = AnswerReader((), reader(family))
-    events = [*answer.feed(start + '"b": ' + "[" * 3000), *answer.finish()]
-    emitted = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
-    assert [(call.name, call.arguments, call.problem) for call in answer.calls] == [
-        ("add", emitted, "The call is incomplete.")
-    ]
+    _ = [*answer.feed(start + '"b": ' + "[" * 3000), *answer.finish(cut=cut)]
+    assert not answer.has_call
+    assert answer.incomplete == cut
 
 
 MARKS: Mapping[str, Sequence[str]] = {
@@ -245,6 +378,7 @@ MARKS: Mapping[str, Sequence[str]] = {
     "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [", "add[ARGS]", "[CALL_ID]abc"],
     "llama": ["<|python_tag|>", "; "],
     "deepseek": ["<｜tool▁call▁begin｜>add<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "\n```json\n", "\n```"],
+    "json": ["[", "]", ", "],
     "qwen-xml": ["<tool_call>\n<function=add>", "<parameter=a>\n1\n</parameter>", "</function>\n</tool_call>"],
 }
 PARTS = [
@@ -252,16 +386,23 @@ PARTS = [
     '{"name": "say", "parameters": {"t": "}{\\"</tool_call>"}}',
     '{"arguments": {"a": 1}, "name": "add"}',
     '{"name": "add", "arguments": ',
+    '{"name": "Ann", "age": 5}',
+    "```json\n",
+    "\n```",
     *['{"a": 1}', '{"name": "now"}', "Well.", "{", "}", '"', "\\", "[", "]", ",", " ", "\n"],
 ]
 
 
-@given(data=st.data(), family=st.sampled_from(sorted(MARKS)), size=st.integers(1, 9))
-def test_the_size_of_the_chunks_changes_nothing(data: st.DataObject, family: str, size: int) -> None:
+@given(data=st.data(), family=st.sampled_from(sorted(MARKS)), size=st.integers(1, 9), end=st.integers(0, 200))
+def test_the_size_of_the_chunks_changes_nothing(data: st.DataObject, family: str, size: int, end: int) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*MARKS[family], *MARKS[family], *PARTS]), max_size=8)))
-    chunks = [text[start : start + size] for start in range(0, len(text), size)]
-    found = [read(reader(family), each) for each in ([text], chunks)]
-    assert found[0] == found[1]
+    for cut in (False, True):
+        found = [read(reader(family), each, cut=cut) for each in ([text], chunked(text, size))]
+        assert found[0] == found[1]
+    whole, part = (
+        [call for call in read(reader(family), [each], cut=True)[1] if call[2]] for each in (text, text[:end])
+    )
+    assert part == whole[: len(part)]
 
 
 @pytest.mark.parametrize(
@@ -269,6 +410,8 @@ def test_the_size_of_the_chunks_changes_nothing(data: st.DataObject, family: str
     [
         ({}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
         ({}, '{"name": "add", "arguments": {"a": 1, "b": 2}}}', [ONE]),
+        ({"content": "text"}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
+        ({"content_args": {"allow_non_json": True}}, '{"name": "add", "arguments": {"a": 1, "b": 2}}', [ONE]),
         ({"content_args": {"unquoted_keys": True}}, '{name:"add",arguments:{a:1,b:2}}', [ONE]),
         ({"content_args": {"unquoted_keys": True}}, '{"name": "add", "arguments": {a:1,b:2}}', [ONE]),
         (
@@ -289,32 +432,16 @@ def test_a_model_s_own_template_defines_how_its_calls_are_parsed(
     form = call_format(tokenizer)
     assert form is not None
     assert form.opener.search("<call>")
-    own = WrittenCalls(tokenizer.response_parser(form.template, [ADD]), in_json=form.in_json)
     output = f"Well.<call>{text}</call>"
-    assert read(own, [output[start : start + size] for start in range(0, len(output), size)]) == ("Well.", calls)
-
-
-@pytest.mark.parametrize(
-    ("family", "start"),
-    [
-        ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b'),
-        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b'),
-        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 1, "b'),
-        ("llama", '<|python_tag|>{"name": "add", "parameters": {"a": 1, "b'),
-        ("deepseek", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b'),
-        ("deepseek", '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1, "b'),
-    ],
-)
-def test_arguments_are_emitted_while_they_are_written(family: str, start: str) -> None:
-    answer = AnswerReader((), reader(family))
-    events = [event for letter in start for event in answer.feed(letter)]
-    assert all(isinstance(event, ToolCallDelta) for event in events)
-    assert "".join(event.arguments for event in events if isinstance(event, ToolCallDelta)) == '{"a": 1, "b'
+    assert read(reader_of(form), chunked(output, size)) == ("Well.", calls)
+    for end in range(len(output)):
+        assert not any(call[2] for call in read(reader_of(form), [output[:end]], cut=end % 2 == 0)[1])
 
 
 def test_if_only_one_call_is_allowed_its_last_brace_ends_the_text() -> None:
-    answer = AnswerReader((), ListedCalls(), only_call=True)
+    answer = AnswerReader((), reader("json"), only_call=True)
     events = [event for letter in '[{"name": "add", "arguments": {}}, {"name": "add"' for event in answer.feed(letter)]
-    assert [type(event) for event in events] == [ToolCallDelta, ToolCallDelta, ToolCalled]
+    assert [type(event) for event in events] == [ToolCalled]
     assert answer.stopped
+    assert not answer.incomplete
     assert not list(answer.finish())

@@ -10,7 +10,7 @@ from following import THOUGHTS, asked_of, following_pair
 from scripted import Opinion, Reply, ScriptedEngine, WordTokenizer
 
 from stepspec import Pair, Policy, Result, StepSpec, TargetError
-from stepspec.chat.events import AnswerDelta, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.engines.protocol import EVERYTHING
 from stepspec.errors import EngineError, UsageError
 from stepspec.loop.families import FAMILIES
@@ -389,6 +389,15 @@ async def test_a_draft_s_call_is_rejected_without_a_judge_and_the_target_writes_
     assert done.result.answer == ONE.rstrip()
 
 
+@pytest.mark.parametrize("call", ['{"name": "add", "arguments": {}}', '```json\n{"name": "add", "arguments": {}}\n```'])
+async def test_a_call_without_marks_is_the_target_s_own(call: str) -> None:
+    pair = pair_of([f"{call}<|end|>"], [Opinion(call, rating="9")], [f"{call}<|end|>"], tags=False)
+    result = await ask(pair, tools=[ADD])
+    assert [(step.origin, step.num_from_draft) for step in result.steps] == [("target", 0)]
+    assert ([called.name for called in result.tool_calls], result.answer) == (["add"], "")
+    assert result.finish_reason == "tool_calls"
+
+
 async def test_after_the_beginning_of_a_call_nothing_is_speculated() -> None:
     written = ["Well.\n\n", '<tool_call>{"name": "add", "arguments": {"a":\n\n', "4}}</tool_call><|end|>"]
     opinions = [Opinion(rating="0"), Opinion(rating="0")]
@@ -398,11 +407,9 @@ async def test_after_the_beginning_of_a_call_nothing_is_speculated() -> None:
     assert result.counts.steps_judged == 2
 
 
-async def test_a_call_that_was_cut_short_is_marked_as_a_problem() -> None:
+async def test_a_call_that_was_cut_short_is_no_call() -> None:
     result = await ask(pair_of(["</think><tool_call> add one two three four"]), "target", tools=[ADD], max_tokens=8)
-    (call,) = result.tool_calls
-    assert call.problem is not None
-    assert result.finish_reason == "length"
+    assert (result.tool_calls, result.answer, result.finish_reason) == ((), "", "length")
 
 
 async def test_an_error_carries_the_committed_text_once() -> None:
@@ -424,7 +431,7 @@ async def test_where_steps_are_the_answer_it_is_emitted_while_it_is_written(poli
     events = [event async for event in spec.stream("Please.", tools=[ADD], max_tokens=60)]
     first = next(position for position, event in enumerate(events) if isinstance(event, StepCommitted))
     assert sum(isinstance(event, AnswerDelta) for event in events[:first]) >= 2
-    assert sum(isinstance(event, ToolCallDelta) for event in events) >= 2
+    assert sum(isinstance(event, ToolCalled) for event in events) == 1
     done = events[-1]
     assert isinstance(done, Done)
     emitted = "".join(event.text for event in events if isinstance(event, AnswerDelta))

@@ -54,7 +54,8 @@ class ModelFacts:
         vocabulary: number of token ids; None if unknown.
         has_template: whether it has a chat template that renders a question.
         thinking: how it thinks; None if it does not mark its thinking.
-        tool_calls: name of the format of its tool calls; None if tools are described in the system turn.
+        tool_calls: formats in which its tool calls are read; None without a chat template. `json` is an answer that is
+            nothing but calls in JSON.
         sampling: the sampling that its files recommend.
         abilities: optional features of its engine.
         drafters: token-level drafters of its engine.
@@ -125,6 +126,7 @@ def model_facts(engine: Engine) -> ModelFacts:
     except UsageError:
         form, has_template = None, False
     named = next((name for name, each in CALL_FORMATS.items() if each is form), "of its response template")
+    named = "hermes, as described in the system turn" if form is None else named
     return ModelFacts(
         name=engine.name,
         engine=_text(described.get("device")),
@@ -133,7 +135,7 @@ def model_facts(engine: Engine) -> ModelFacts:
         vocabulary=tokenizer.num_ids,
         has_template=has_template,
         thinking=_thinking(engine) if has_template else None,
-        tool_calls=None if form is None else named,
+        tool_calls=f"{named}; json" if has_template else None,
         sampling=engine.default_sampling,
         abilities=sorted(engine.abilities),
         drafters=[*engine.drafters],

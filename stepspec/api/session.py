@@ -25,7 +25,7 @@ from stepspec.api.scope import MAX_READ
 from stepspec.base.keywords import known_options
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.answer import AnswerReader
-from stepspec.chat.calls import CallReader, ListedCalls, WrittenCalls
+from stepspec.chat.calls import CallReader, ListedCalls, OnlyCalls, WrittenCalls
 from stepspec.chat.prompts import Message, Prompt, RawPrompt, Room, checked_messages, encode_prompt, problem_prompt
 from stepspec.chat.tools import HERMES, Toolbox, call_format, call_marks, schema_text
 from stepspec.engines.protocol import Engine, Sampling, TokenBuffer, Verify, check_range, side_by_side
@@ -503,11 +503,12 @@ class StepSpec:
         if not toolbox.tools:
             return None
         if listed:
-            return ListedCalls()
+            return ListedCalls(toolbox.tools)
         tokenizer = self.pair.target.tokenizer
         form = call_format(tokenizer) or HERMES
-        parser = tokenizer.response_parser(form.template, list(toolbox.tools.values()))
-        return WrittenCalls(parser, in_json=form.in_json)
+        new_parser = partial(tokenizer.response_parser, form.template, list(toolbox.tools.values()))
+        written = WrittenCalls(new_parser, form, toolbox.tools)
+        return OnlyCalls(written, toolbox.tools, leading=form.leading)
 
     @known_options
     async def generate(

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepspec.chat.calls import CallPiece, CallReader, Found
-from stepspec.chat.events import AnswerDelta, AnswerEvent, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.calls import CallReader, Found
+from stepspec.chat.events import AnswerDelta, AnswerEvent, ToolCall, ToolCalled
 
 
 class AnswerReader:
@@ -21,7 +21,7 @@ class AnswerReader:
         Args:
             stops: strings that end the text.
             calls: reads tool calls.
-            only_call: whether the first tool call ends the text.
+            only_call: whether the first valid tool call ends the text.
             marks: text that contains the special tokens of tool calls. Only these special tokens stay visible.
         """
         self.marks = marks
@@ -29,12 +29,17 @@ class AnswerReader:
         """Whether a stop string, or the first tool call under `only_call`, has ended the text."""
         self._only_call = only_call
         self.calls: list[ToolCall] = []
+        self.incomplete = False
+        """Whether the text was cut within a tool call, known at the end."""
         self._stops = stops
         self._reader = calls
         self._held: str = ""
         self._chunks: list[str] = []
-        self._call_open = False
-        """Whether chunks of a call have been emitted, but not the call itself."""
+
+    @property
+    def has_call(self) -> bool:
+        """Whether a valid tool call has been emitted."""
+        return any(call.problem is None for call in self.calls)
 
     @property
     def text(self) -> str:
@@ -52,36 +57,27 @@ class AnswerReader:
         text, self._held = text[:end], "" if found else text[end:]
         yield from self._events(self._reader.feed(text) if self._reader else [text])
 
-    def finish(self) -> Iterator[AnswerEvent]:
-        """Yield the events of the held-back text at the end of the stream."""
+    def finish(self, *, cut: bool = False) -> Iterator[AnswerEvent]:
+        """Yield the events of the held-back text at the end of the stream. `cut`: whether a limit ended the text."""
+        cut |= self.stopped
         held, self._held = self._held, ""
         if self._reader is None:
             yield from self._events([held])
         else:
-            yield from self._events([*self._reader.feed(held), *self._reader.finish()])
+            yield from self._events([*self._reader.feed(held), *self._reader.finish(cut=cut)])
+            self.incomplete = self._reader.incomplete and not (self._only_call and self.has_call)
 
     def _events(self, found: Sequence[Found]) -> Iterator[AnswerEvent]:
         for each in found:
-            if self._only_call and self.calls:
+            if self._only_call and self.has_call:
                 return
             if isinstance(each, ToolCall):
-                if not self._call_open:
-                    yield self._call_delta(each)
-                self._call_open = False
                 self.calls.append(each)
-                self.stopped |= self._only_call
+                self.stopped |= self._only_call and self.has_call
                 yield ToolCalled(len(self.calls) - 1, each)
-            elif isinstance(each, CallPiece):
-                yield self._call_delta(each)
             elif each:
                 self._chunks.append(each)
                 yield AnswerDelta(each)
-
-    def _call_delta(self, call: CallPiece | ToolCall) -> ToolCallDelta:
-        """Return the event for a chunk of a call, or for an entire call that was not streamed."""
-        id, name = (None, None) if self._call_open else (call.id, call.name)
-        self._call_open = True
-        return ToolCallDelta(len(self.calls), call.arguments, id, name)
 
 
 def _beginning(text: str, stops: Sequence[str]) -> int:

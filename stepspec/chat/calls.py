@@ -1,7 +1,7 @@
 """Parses tool calls from a stream of text.
 
-The response parser of transformers finds the regions that contain calls. Most JSON calls begin with the tool's name;
-their arguments are streamed. All other calls are emitted when they are complete.
+A call is emitted when its own end has closed it, so nothing acts on half a call. It names a tool of the request.
+All else that a model writes in a call's place is text, and an invalid call that says what is wrong.
 """
 
 import json
@@ -9,95 +9,127 @@ import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, cast
-
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 from stepspec.chat.events import ToolCall
+from stepspec.chat.tools import CallFormat
 
-
-@dataclass(frozen=True)
-class CallPiece:
-    """The next chunk of a call's arguments. The `ToolCall` follows the last chunk."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-Found = str | CallPiece | ToolCall
+Found = str | ToolCall
 
 
 class CallReader(ABC):
-    """Splits a stream of text into visible text and tool calls."""
+    """Splits a stream of text into visible text and tool calls. The text of an invalid call is visible, too."""
+
+    incomplete = False
+    """Whether the text was cut within a call, known at the end."""
 
     @abstractmethod
     def feed(self, text: str) -> Sequence[Found]:
         """Read the next chunk. Return the text and calls that later text cannot change, in order."""
 
     @abstractmethod
-    def finish(self) -> Sequence[Found]:
-        """Return the rest at the end of the stream."""
+    def finish(self, *, cut: bool) -> Sequence[Found]:
+        """Return the rest at the end of the stream. `cut`: whether a limit or a stop string ended the text."""
+
+
+END = "\0"
+"""Fed after the text: no mark contains it, so a mark before it is complete."""
 
 
 class WrittenCalls(CallReader):
-    """Reads calls in the model's own format, mixed with text. White space before a call is dropped."""
+    """Reads calls in the model's own format, mixed with text. White space before a call is dropped.
 
-    def __init__(self, parser: Any, *, in_json: bool) -> None:
+    The response parser of transformers finds the regions that contain calls.
+    """
+
+    def __init__(self, new_parser: Callable[[], Any], form: CallFormat, names: Container[str]) -> None:
         """
         Args:
-            parser: a streaming parser of transformers, see `Tokenizer.response_parser`.
-            in_json: whether the parser passes calls on as JSON text. Otherwise the parser parses them itself.
+            new_parser: creates a parser with the format's template, see `Tokenizer.response_parser`.
+            form: the model's format.
+            names: names of the tools.
         """
-        self._parser = parser
-        self._in_json = in_json
-        self._calls = JsonCalls()
+        self._new_parser, self._form, self._names = new_parser, form, names
+        self._parser = new_parser()
+        self._values: JsonCalls | None = None
         """Reads the open region."""
+        self._body: list[str] = []
+        """Text of the open region."""
+        self._complete: list[Found] = []
+        """What is complete in the open region, but depends on its end."""
         self._space = ""
 
     def feed(self, text: str) -> Sequence[Found]:
-        try:
-            return self._read(self._parser.feed(text))
-        except (ValueError, KeyError, RecursionError) as error:  # from a parser that parses the calls itself
-            return [_invalid(text, f"The call cannot be parsed: {error}")]
+        return [each for part in re.findall(r'[^"]*"|[^"]+', text) for each in self._feed(part)]
 
-    def finish(self) -> Sequence[Found]:
+    def _feed(self, part: str, *, last: bool = False) -> list[Found]:
+        """Read text with at most one quote, at its end. The parser sees no strings of JSON: a mark there is none."""
+        if not last and self._values is not None and self._values.in_string:
+            return self._read_body(part)
         try:
-            found = self._read(self._parser.finalize()[1])
-        except (ValueError, KeyError, RecursionError) as error:
-            found = [_invalid("", f"The call cannot be parsed: {error}")]
-        space, self._space = self._space, ""
-        return [*found, "" if any(isinstance(each, ToolCall) for each in found) else space]
+            return self._read(self._parser.finalize()[1] if last else self._parser.feed(part))
+        except (ValueError, KeyError, RecursionError) as error:  # from a parser that parses the calls itself
+            text, self._parser, self._values = "".join(self._body) + part, self._new_parser(), None
+            return _invalid(text, f"The call cannot be parsed: {error}")
+
+    def finish(self, *, cut: bool) -> Sequence[Found]:
+        found = self._feed(END)
+        if self._values is None:
+            found += self._feed("", last=True)
+            return [*found, "" if any(isinstance(each, ToolCall) for each in found) else self._space]
+        self.incomplete = cut and (self._form.has_end or not self._form.in_json or bool(self._values.rest))
+        if cut:
+            return found
+        if self._form.has_end:
+            return [*found, *_invalid("".join(self._body), "The call is incomplete.")]
+        return [*found, *self._feed("", last=True)]
 
     def _read(self, events: Sequence[Mapping[str, Any]]) -> list[Found]:
         found: list[Found] = []
         for event in events:
             if event["field"] == "content" and event["type"] == "region_chunk":
-                text = self._space + event["text"]
+                text = self._space + event["text"].removesuffix(END)
                 stripped = text.rstrip()
                 self._space = text[len(stripped) :]
                 found.append(stripped)
+            elif event["field"] == "tool_calls" and event["type"] == "region_open":
+                self._space, self._values, self._body, self._complete = "", JsonCalls(self._names), [], []
+            elif event["field"] == "tool_calls" and event["type"] == "region_chunk":
+                found += self._read_body(event["text"])
             elif event["field"] == "tool_calls":
-                found += self._read_call(event)
+                found += self._close_region(event["value"])
         return found
 
-    def _read_call(self, event: Mapping[str, Any]) -> Sequence[Found]:
-        if event["type"] == "region_open":
-            self._space, self._calls = "", JsonCalls()
-        elif event["type"] == "region_chunk" and self._in_json:
-            return self._calls.feed(event["text"])
-        elif event["type"] == "region_close":
-            return self._calls.close() if self._in_json else _calls_in(event["value"])
+    def _read_body(self, text: str) -> list[Found]:
+        assert self._values is not None
+        self._body.append(text := text.removesuffix(END))
+        found = self._values.feed(text) if self._form.in_json else []
+        if not self._form.has_end:
+            return found
+        self._complete += found
         return []
+
+    def _close_region(self, value: Any) -> list[Found]:
+        """Return the calls of the region that has ended. `value` is what the parser made of it."""
+        assert self._values is not None
+        values, self._values = self._values, None
+        if self._form.in_json:
+            return [*self._complete, *values.close()]
+        text, parameters = "".join(self._body), self._form.parameters
+        if parameters is not None:
+            keys = [found["key"] for found in parameters.finditer(text)]
+            if parameters.sub("", text).strip() or len(set(keys)) < len(keys):
+                return _invalid(text, "Its parameters are not complete, or one occurs twice.")
+        calls = cast("list[Any]", value if isinstance(value, list) else [value])
+        return [found for each in calls for found in _call_of(each, self._names, text)]
 
 
 class ListedCalls(CallReader):
     """Reads constrained output: a JSON list of calls, or a JSON answer if the schema allows both."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Container[str]) -> None:
+        self._names = names
         self._calls: JsonCalls | None = None
         self._begun = False
 
@@ -105,208 +137,221 @@ class ListedCalls(CallReader):
         if not self._begun:
             text = text.lstrip()
             self._begun = bool(text)
-            self._calls = JsonCalls() if text.startswith("[") else None
+            self._calls = JsonCalls(self._names) if text.startswith("[") else None
         return self._calls.feed(text) if self._calls else [text]
 
-    def finish(self) -> Sequence[Found]:
-        return self._calls.close() if self._calls else []
+    def finish(self, *, cut: bool) -> Sequence[Found]:
+        rest = self._calls.close() if self._calls else []
+        self.incomplete = cut and bool(rest)
+        return [] if cut else rest
 
 
-_BETWEEN = r"(?:\[TOOL_CALLS\]|[\s,;\[\]}])*"
-"""Separators between and around calls, including the surplus closing braces that some models write."""
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""Names that models give to the arguments of a call."""
+_BESIDE = ("type", "id")
+_SEPARATOR = r"`(?:json|jso|js|j)?|[\s,;\[\]}]"
+"""Separates calls: fences and the surplus closing braces that some models write, too."""
+_BETWEEN = re.compile(rf"(?:\[TOOL_CALLS\]|{_SEPARATOR})*")
+_BARE_BETWEEN = re.compile(rf"(?:{_SEPARATOR})*")
 _NAMED = (
     r"(?:function<｜tool▁sep｜>)?(?P<named>[\w.-]+)"
     r"(?:\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]|\n```json\n|<｜tool▁sep｜>)"
 )
 """A tool name before its arguments, in the formats of Mistral and DeepSeek."""
-_BEGINNING = re.compile(
-    rf"{_BETWEEN}"
-    rf'(?:\{{\s*"name"\s*:\s*"(?P<inside>[\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:|{_NAMED})\s*(?=\{{)'
-)
+_BEGINNING = re.compile(rf"{_BETWEEN.pattern}(?:{_NAMED}\s*)?(?=\{{)")
+_BARE_BEGINNING = re.compile(rf"{_BARE_BETWEEN.pattern}(?=\{{)")
 _LONGEST_BEGINNING = 512
-_NEXT = re.compile(r"\[TOOL_CALLS\]|;(?=\s*\{)|\Z")
+_KEYS = "|".join(("name", "function", *ARGUMENTS, *_BESIDE))
+_NO_CALL = re.compile(rf'{_BARE_BETWEEN.pattern}\{{\s*(?:[^\s"]|"(?!(?:{_KEYS})")[^"]*")')
+"""A JSON object that begins with a key that calls do not have."""
+MAX_HELD = 100_000
+"""Most characters of an answer that are held back because it may be nothing but calls."""
+
+
+class OnlyCalls(CallReader):
+    """Reads an answer that is nothing but tool calls in JSON, in a fence or not. `other` reads every other answer."""
+
+    def __init__(self, other: CallReader, names: Container[str], *, leading: bool = False) -> None:
+        """`leading`: whether text may follow the calls, as in the format of Llama."""
+        self._other, self._names, self._leading = other, names, leading
+        self._values: JsonCalls | None = JsonCalls(names, named=False)
+        """Reads the text that is held back; None once it is known not to be a call."""
+        self._held: list[str] = []
+        self._num_held = 0
+        self._found: list[Found] = []
+        self._called = False
+        """Whether calls have been emitted, which text may follow."""
+
+    def feed(self, text: str) -> Sequence[Found]:
+        if self._values is None:
+            return self._other.feed(text)
+        found = self._values.feed(text)
+        bound = [each.name in self._names for each in found if isinstance(each, ToolCall)]
+        between = self._values.between
+        is_json = len(between) <= _LONGEST_BEGINNING and _BARE_BETWEEN.fullmatch(between) is not None
+        if not self._called:
+            self._held.append(text)
+            if self._num_held < _LONGEST_BEGINNING and _NO_CALL.match("".join(self._held)[:_LONGEST_BEGINNING]):
+                return self._release("".join(self._held))
+            self._num_held += len(text)
+            self._called = self._leading and bound[:1] == [True]
+        if self._called:
+            return [*found, *([] if is_json else self._release(self._values.rest))]
+        self._found += found
+        may_be_calls = is_json and all(bound) and self._num_held <= MAX_HELD
+        return [] if may_be_calls else self._release("".join(self._held))
+
+    def _release(self, text: str) -> list[Found]:
+        self._values = None
+        return [*self._other.feed(text)]
+
+    def finish(self, *, cut: bool) -> Sequence[Found]:
+        found: list[Found] = []
+        if self._values is not None:
+            rest = self._values.close()
+            self.incomplete = cut and bool(rest)
+            if self._called:
+                return [] if cut else rest
+            if self._found and not rest and not cut:
+                return self._found
+            found = self._release("".join(self._held))
+        found += self._other.finish(cut=cut)
+        self.incomplete |= self._other.incomplete
+        return found
 
 
 class JsonCalls:
-    """Reads one or more calls in JSON. Calls that do not begin with their name are read at the end of the text."""
+    """Reads one or more calls in JSON."""
 
-    def __init__(self) -> None:
-        self._any = False
-        """Whether a call has been found."""
-        self._call: _OpenCall | None = None
-        self._held: str = ""
-        """Text that is not parsed yet."""
+    def __init__(self, names: Container[str], *, named: bool = True) -> None:
+        """
+        Args:
+            names: names of the tools.
+            named: whether a tool's name may precede its arguments, see `_NAMED`.
+        """
+        self._names = names
+        self._beginning, self._separators = (_BEGINNING, _BETWEEN) if named else (_BARE_BEGINNING, _BARE_BETWEEN)
+        self.between = ""
+        """Text since the last value; empty while a value is open."""
+        self._nesting = Nesting()
+        self._chunks: list[str] = []
+        """Text of the open value, with the tool's name before it."""
+        self._named: str | None = None
 
-    def feed(self, text: str) -> list[CallPiece | ToolCall]:
-        """Read the next chunk. Return the chunks of calls and the calls found so far."""
-        found: list[CallPiece | ToolCall] = []
-        self._held += text
-        while self._held:
-            if self._call is None:
-                beginning = _BEGINNING.match(self._held, 0, _LONGEST_BEGINNING)
-                if beginning is None:
+    @property
+    def in_string(self) -> bool:
+        """Whether a string of the open value is open."""
+        return self._nesting.in_string
+
+    @property
+    def rest(self) -> str:
+        """Text that is no call so far, without separators."""
+        return "".join(self._chunks) or self._separators.sub("", self.between, count=1)
+
+    def feed(self, text: str) -> list[Found]:
+        """Read the next chunk. Return the calls that it completes."""
+        found: list[Found] = []
+        while text:
+            if not self._chunks:
+                self.between = (self.between + text).lstrip()
+                begun = self._beginning.match(self.between, 0, _LONGEST_BEGINNING)
+                if begun is None:
                     return found
-                inside = beginning["inside"]
-                self._call = _OpenCall(inside or beginning["named"], inside=bool(inside))
-                self._held = self._held[beginning.end() :]
-                self._any = True
-            parts, rest = self._call.feed(self._held)
-            found += parts
-            self._held = rest or ""
-            if rest is not None:
-                self._call = None
+                text, self.between = self.between[begun.end() :], ""
+                self._named = begun.groupdict().get("named")
+                self._chunks = [begun[0][begun.start("named") :]] if self._named else []
+            end = self._nesting.read(text)
+            self._chunks.append(text[:end])
+            if end is None:
+                return found
+            found += self._calls()
+            self._chunks, text = [], text[end:]
         return found
 
-    def close(self) -> list[CallPiece | ToolCall]:
-        """Return the rest at the end of the text. Text after a call that is not a call is dropped."""
-        found: list[CallPiece | ToolCall] = []
-        while True:
-            self._held = re.sub(_BETWEEN, "", self._held, count=1)
-            length = len(self._held)
-            found += self.feed("")
-            if self._call is not None:
-                return [*found, self._call.incomplete()]
-            if not self._held:
-                return found
-            if len(self._held) == length:
-                found += self._other_calls()
-                self._any = True
-
-    def _other_calls(self) -> list[ToolCall]:
-        """Read the next calls, which do not begin with their name."""
-        if self._held.startswith("{"):
-            with suppress(ValueError, RecursionError):
-                value, end = json.JSONDecoder().raw_decode(self._held)
-                found = _calls_in(value)
-                self._held = self._held[end:]
-                return found
-        end = next(mark.start() for mark in _NEXT.finditer(self._held))
-        text, self._held = self._held[:end].strip(), self._held[end:]
-        return [_from_text(text)] if "{" in text or not self._any else []
-
-
-class _OpenCall:
-    """A call whose arguments are still streaming."""
-
-    def __init__(self, name: str, *, inside: bool) -> None:
-        """`inside`: whether one JSON object contains both the name and the arguments."""
-        self._id, self._name = _new_id(), name
-        self._outer_depth = int(inside)
-        self._nesting = Nesting("{" if inside else "")
-        self._chunks: list[str] = []
-        self._complete = False
-        """Whether the arguments are complete."""
-
-    def feed(self, text: str) -> tuple[list[CallPiece | ToolCall], str | None]:
-        """Read the next chunk. Return the parts of the call, and the text after the call, or None while it is open."""
-        found: list[CallPiece | ToolCall] = []
-        if not self._complete:
-            end = self._nesting.read(text, self._outer_depth)
-            self._complete = end is not None
-            self._chunks.append(text[:end])
-            found.append(CallPiece(self._id, self._name, text[:end]))
-            text = text[end:] if end is not None else ""
-        if not self._complete:
-            return found, None
-        end = self._nesting.read(text, 0) if self._outer_depth else 0
-        return (found, None) if end is None else ([*found, self._finished()], text[end:])
-
-    def _finished(self) -> ToolCall:
-        arguments, problem = "".join(self._chunks), None
+    def _calls(self) -> list[Found]:
+        text = "".join(self._chunks)
         try:
-            json.loads(arguments)
+            value = _DECODER.decode("".join(self._chunks[bool(self._named) :]))
         except (ValueError, RecursionError) as error:
-            problem = _json_problem(error)
-        return ToolCall(self._id, self._name, arguments, problem)
+            return _invalid(text, f"The call is not valid JSON: {error}.", self._named or "")
+        return _call_of({"name": self._named, "arguments": value} if self._named else value, self._names, text)
 
-    def incomplete(self) -> ToolCall:
-        """Return the call as far as it was written, marked as invalid."""
-        return ToolCall(self._id, self._name, "".join(self._chunks), "The call is incomplete.")
+    def close(self) -> list[Found]:
+        """Return the rest at the end of the text."""
+        rest = self.rest
+        return _invalid(rest, "The call is incomplete." if self._chunks else "The call is not JSON.") if rest else []
 
 
 class Nesting:
     """Tracks the nesting depth in streamed JSON."""
 
-    def __init__(self, opened: str = "") -> None:
-        self.opened = list(opened)
-        """The open braces and brackets."""
+    def __init__(self) -> None:
         self.in_string = False
-        self.escaped = False
+        self._depth = 0
+        self._escaped = False
         """Whether the last character was a backslash that escapes the next one."""
 
-    def read(self, text: str, depth: int = -1) -> int | None:
-        """Read the next chunk, up to the bracket that brings the number of open brackets down to `depth`.
-
-        Returns:
-            The position after that bracket, or None if the chunk does not contain it.
-        """
+    def read(self, text: str) -> int | None:
+        """Read the next chunk. Return the position after the bracket that closes the value, or None."""
         for position, letter in enumerate(text, 1):
-            if self.escaped:
-                self.escaped = False
+            if self._escaped:
+                self._escaped = False
             elif self.in_string:
-                self.escaped, self.in_string = letter == "\\", letter != '"'
+                self._escaped, self.in_string = letter == "\\", letter != '"'
             elif letter == '"':
                 self.in_string = True
             elif letter in "{[":
-                self.opened.append(letter)
+                self._depth += 1
             elif letter in "}]":
-                del self.opened[-1:]
-                if len(self.opened) == depth:
+                self._depth -= 1
+                if self._depth == 0:
                     return position
         return None
 
 
-class Written(BaseModel):
-    """A tool call in the JSON that models write."""
-
-    name: str
-    arguments: Any = Field(default_factory=dict[str, Any], validation_alias=AliasChoices("arguments", "parameters"))
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number")
 
 
-def _calls_in(value: Any) -> list[ToolCall]:
-    """Return the calls in a parsed value, which holds one call or a list of calls."""
-    if isinstance(value, list):
-        return [call for each in cast("list[Any]", value) for call in _calls_in(each)]
-    if isinstance(value, str):
-        return [_from_text(value)]
-    function = cast("Mapping[str, Any]", value).get("function", value) if isinstance(value, Mapping) else value
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object with all its keys."""
+    if len(value := dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return value
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_number, object_pairs_hook=_unique)
+"""Models write raw line breaks in strings. Nothing else is read that JSON does not allow."""
+
+
+def _call_of(value: Any, names: Container[str], text: str) -> list[Found]:
+    """Return the call in a parsed value. `text` is what the model wrote."""
+    fields: dict[str, Any] = dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}
+    if isinstance(inner := fields.get("function"), Mapping) and fields.keys() <= {"function", *_BESIDE}:
+        fields = dict(cast("Mapping[str, Any]", inner))
+    name, known = fields.pop("name", None), fields.keys() & {*ARGUMENTS}
+    others = fields.keys() - {*_BESIDE, *known}
+    if not isinstance(name, str):
+        return _invalid(text, "The call does not name a tool.")
+    if name not in names:
+        return _invalid(text, f"There is no tool {name!r}.", name)
+    if others or len(known) > 1:
+        return _invalid(text, f"The call has {', '.join(map(repr, sorted(fields)))} where 'arguments' belong.", name)
+    arguments = fields[known.pop()] if known else None
     try:
-        call = Written.model_validate(function)
-    except ValidationError:
-        return [_invalid(json.dumps(value), "The call does not name a tool.")]
-    if isinstance(call.arguments, str):
-        return [_from_text(call.arguments, call.name)]
-    return [_with_arguments(call.name, call.arguments)]
-
-
-def _with_arguments(name: str, arguments: Any) -> ToolCall:
-    """Return a call with these arguments. None stands for an empty object."""
-    text = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    if arguments is None or isinstance(arguments, Mapping):
-        return ToolCall(_new_id(), name, text)
-    return _invalid(text, "The arguments are not a JSON object.", name)
-
-
-def _from_text(text: str, name: str | None = None) -> ToolCall:
-    """Return the call in a text, or the call of the tool `name` with the text as its arguments."""
-    if name is None and (found := re.fullmatch(rf"\s*{_NAMED}(?P<arguments>.*)", text, re.DOTALL)):
-        name, text = found["named"], found["arguments"]
-    try:
-        value = json.loads(text)
+        if isinstance(arguments, str) and arguments:
+            arguments = _DECODER.decode(arguments)
+        if arguments not in (None, "") and not isinstance(arguments, Mapping):
+            return _invalid(text, "The arguments are not a JSON object.", name)
+        written = json.dumps(arguments or {}, ensure_ascii=False, allow_nan=False)
+        written.encode()
     except (ValueError, RecursionError) as error:
-        return _invalid(text, _json_problem(error), name or "")
-    if name is not None:
-        return _with_arguments(name, value)
-    (call,) = _calls_in(value) if isinstance(value, Mapping) else [_invalid(text, "The call does not name a tool.")]
-    return call
+        return _invalid(text, f"The arguments are not valid JSON: {error}.", name)
+    return [ToolCall(_new_id(), name, written)]
 
 
-def _json_problem(error: Exception) -> str:
-    return f"The arguments are not valid JSON: {error}."
-
-
-def _invalid(text: str, problem: str, name: str = "") -> ToolCall:
-    return ToolCall(_new_id(), name, text, problem)
+def _invalid(text: str, problem: str, name: str = "") -> list[Found]:
+    return [text, ToolCall(_new_id(), name, text, problem)]
 
 
 def _new_id() -> str:

@@ -19,32 +19,20 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON as the model wrote it."""
+    """A JSON object; for an invalid call, the text that the model wrote."""
     problem: str | None = None
-    """A sentence that says why the call is invalid, or None. An invalid call keeps the text that the model wrote."""
-
-
-@dataclass(frozen=True)
-class ToolCallDelta:
-    """The next chunk of a tool call. The chunks' arguments, joined, are the arguments of the call."""
-
-    index: int
-    """Position of the call in the answer, starting at 0."""
-    arguments: str
-    id: str | None = None
-    """Set in the first chunk of a call, like `name`; None in later chunks."""
-    name: str | None = None
-    type: Literal["tool.delta"] = "tool.delta"
+    """A sentence that says why the call is invalid, or None. The text of an invalid call is part of the answer."""
 
 
 @dataclass(frozen=True)
 class ToolCalled:
-    """A tool call has ended, valid or not. Its text is not part of the answer."""
+    """A tool call is complete, valid or not. Half a call is never emitted."""
 
     index: int
+    """Position of the call in the answer, starting at 0."""
     call: ToolCall
     type: Literal["tool.called"] = "tool.called"
 
 
-AnswerEvent = AnswerDelta | ToolCallDelta | ToolCalled
+AnswerEvent = AnswerDelta | ToolCalled
 """An event of the answer."""

@@ -227,14 +227,22 @@ class CallFormat:
         mark: text that a rendered call has only in this format.
         opener: matches the beginning of a call.
         template: the response template for transformers' parser, version 1.
-        in_json: whether calls are plain JSON, so that they can be parsed while they stream. The template then passes
-            them on as text.
+        in_json: whether calls are plain JSON. The template then passes them on as text.
+        parameters: matches a parameter of a call that is not JSON, if the entire call is made of them.
+        leading: whether JSON that begins the answer is a call even if text follows.
     """
 
     mark: str
     opener: re.Pattern[str]
     template: Mapping[str, Any]
     in_json: bool = True
+    parameters: re.Pattern[str] | None = None
+    leading: bool = False
+
+    @property
+    def has_end(self) -> bool:
+        """Whether a mark ends a call."""
+        return not self.template["fields"]["tool_calls"].keys().isdisjoint({"close", "close_pattern"})
 
 
 BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
@@ -243,11 +251,20 @@ BETWEEN_CALLS = "[TOOL_CALLS][CALL_ID][ARGS]<｜tool▁sep｜>"
 TEXT: Mapping[str, Any] = {"content": "text", "content_args": {"strip": False}}
 
 
-def _format(mark: str, opener: str | None = None, end: str | None = None, **field: Any) -> CallFormat:
+BARE = r"(?<![\s\S])\s*(?:```\w*\s*)?\[?\s*\{"
+"""The beginning of an answer that may be nothing but calls in JSON."""
+
+
+def _format(
+    mark: str, opener: str | None = None, end: str | None = None, *, leading: bool = False, **field: Any
+) -> CallFormat:
     """Return a format whose calls have an opening mark and optionally a closing one. `end` follows the last call."""
     fields = {"content": TEXT, "tool_calls": {**TEXT, "repeats": True, **field}}
     template = {"version": 1, "start_anchor": "\0", "fields": fields | ({"end": {"open": end}} if end else {})}
-    return CallFormat(mark, re.compile(opener or re.escape(mark)), template, in_json="content" not in field)
+    tag = field.get("content_args", {}).get("tag_pattern")
+    parameters = re.compile(tag, re.DOTALL) if tag else None
+    begin = re.compile(f"{opener or re.escape(mark)}|{BARE}")
+    return CallFormat(mark, begin, template, "content" not in field, parameters, leading)
 
 
 def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
@@ -258,15 +275,14 @@ def _own_format(template: Mapping[str, Any]) -> CallFormat | None:
     opens = calls.get("open", [])
     literal = "|".join(map(re.escape, [opens] if isinstance(opens, str) else opens))
     plain = not calls.keys() & {"transform", "transform_each"} and not (
-        calls.get("content_args", {}).keys() - {"allow_non_json"}
+        calls.get("content_args", {}).keys() - {"allow_non_json", "strip"}
     )
-    in_json = calls.get("content") == "json" and plain
+    in_json = calls.get("content", "text") in ("json", "text") and plain
     if in_json:
         template = {**template, "fields": {**fields, "tool_calls": {**calls, **TEXT}}}
-    return CallFormat("", re.compile(calls.get("open_pattern") or literal), template, in_json)
+    return CallFormat("", re.compile(f"{calls.get('open_pattern') or literal}|{BARE}"), template, in_json)
 
 
-LLAMA_OPENER = r'<\|python_tag\|>|(?<![\s\S])\s*(?=\{\s*"name"\s*:)'
 HERMES = _format("<tool_call>", open="<tool_call>", close="</tool_call>")
 FORMATS: Mapping[str, CallFormat] = {
     "qwen-xml": _format(  # Qwen's coding models, and all Qwen models from 3.5 on
@@ -285,7 +301,7 @@ FORMATS: Mapping[str, CallFormat] = {
         close_pattern=r"(?:\n```)?<｜tool▁call▁end｜>",
         end="<｜tool▁calls▁end｜>",
     ),
-    "llama": _format('"parameters": ', LLAMA_OPENER, open_pattern=LLAMA_OPENER),
+    "llama": _format('"parameters": ', r"<\|python_tag\|>", leading=True, open="<|python_tag|>"),
 }
 
 

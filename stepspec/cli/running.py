@@ -253,7 +253,7 @@ async def _show(events: AsyncIterator[Event], printer: _Printer, *, thinks: bool
                 printer.write(_gap_after(shown))
                 shown = ""
             printer.write(event.text)
-        elif isinstance(event, ToolCalled):
+        elif isinstance(event, ToolCalled) and event.call.problem is None:
             printer.write(f"\n{event.call.name}({event.call.arguments})")
         elif isinstance(event, Done):
             printer.write(f"\n\n{figures(event.result)}")

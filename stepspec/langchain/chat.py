@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from operator import itemgetter
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
     adispatch_custom_event,
 )
+from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
@@ -40,6 +41,7 @@ from pydantic import ConfigDict, Field, SecretStr, model_validator
 from stepspec.api.loading import Pair
 from stepspec.api.session import StepSpec
 from stepspec.base.keywords import check_known
+from stepspec.base.strict_json import read_json
 from stepspec.base.workers import off_the_loop
 from stepspec.chat.tools import chosen, schema_of
 from stepspec.engines.protocol import SAMPLING_NUMBERS
@@ -384,6 +386,8 @@ class ChatStepSpec(BaseChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """Return the model with answers that follow a schema. The schema constrains the answer token by token.
 
+        An answer that a limit cut off raises LangChain's `OutputParserException`.
+
         Args:
             schema: a pydantic class, a TypedDict class, or a JSON schema.
             method: `json_schema` answers in JSON of this schema, `json_mode` in any JSON. `function_calling` passes the
@@ -427,6 +431,7 @@ class ChatStepSpec(BaseChatModel):
             raise InvalidRequestError(unknown_name("method", method, methods))
         if tools:
             parser = RunnableBranch((_calls, lambda _: None), parser)
+        parser = RunnablePassthrough(partial(_check_whole, method)) | parser
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
@@ -555,6 +560,26 @@ async def _retried(
 def _calls(message: AIMessage) -> bool:
     """Whether a message contains tool calls."""
     return bool(message.tool_calls)
+
+
+def _check_whole(method: str, message: Any) -> None:
+    """Check that structured output is complete, because LangChain's parsers complete what is missing.
+
+    Raises:
+        OutputParserException: it is not.
+    """
+    problem = None
+    if message.response_metadata.get("finish_reason") == "length":
+        problem = "it was cut off. Raise max_tokens, and deadline_s if it is set"
+    elif method == "function_calling":
+        problem = None if message.tool_calls else "it does not call the schema's tool"
+    elif not message.tool_calls:
+        try:
+            read_json(message.text)
+        except ValueError as error:
+            problem = f"{error}"
+    if problem is not None:
+        raise OutputParserException(f"The answer is not complete JSON: {problem}.", llm_output=message.text)
 
 
 def _hash_of(policy: Policy) -> str:

@@ -15,8 +15,7 @@ from langchain_core.messages.ai import InputTokenDetails, OutputTokenDetails, Us
 from langchain_core.messages.block_translators import register_translator
 from langchain_core.messages.tool import tool_call_chunk
 
-from stepspec.chat.calls import Nesting
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.loop.step import Event, Result, Step, StepCommitted
 
 PROVIDER = "stepspec"
@@ -68,24 +67,13 @@ def chunk_of(event: Event) -> AIMessageChunk | None:
         return AIMessageChunk(content="", additional_kwargs=_reasoning([event.step]), response_metadata=metadata)
     if isinstance(event, AnswerDelta):
         return AIMessageChunk(content=event.text, response_metadata=metadata)
-    if isinstance(event, ToolCallDelta):
-        call_chunk = tool_call_chunk(name=event.name, args=event.arguments, id=event.id, index=CALL_INDEX + event.index)
-    elif isinstance(event, ToolCalled) and event.call.problem is not None:
-        call_chunk = tool_call_chunk(args=_invalidating_suffix(event.call.arguments), index=CALL_INDEX + event.index)
-    else:
+    if not isinstance(event, ToolCalled):
         return None
+    call = event.call
+    # LangChain completes partial JSON and takes it for valid, so what it must not parse begins with a closing bracket.
+    arguments = call.arguments if call.problem is None else f"]{call.arguments}"
+    call_chunk = tool_call_chunk(name=call.name, args=arguments, id=call.id, index=CALL_INDEX + event.index)
     return AIMessageChunk(content="", tool_call_chunks=[call_chunk], response_metadata=metadata)
-
-
-def _invalidating_suffix(arguments: str) -> str:
-    """Return a suffix that makes the arguments of an invalid call unparsable.
-
-    Without it, LangChain would complete partial arguments and treat the call as valid.
-    """
-    nesting = Nesting()
-    nesting.read(arguments)
-    within = ("\\" if nesting.escaped else "") + ('"' if nesting.in_string else "")
-    return within + ("}" if nesting.opened[-1:] == ["["] else "]")
 
 
 CALL_INDEX = 1_000_000

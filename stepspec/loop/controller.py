@@ -56,7 +56,7 @@ async def _work(request: Request) -> None:
         finally:
             await request.stop_reading()
             request.tell_committed()
-        request.emit(request.answer.finish())
+        request.emit(request.answer.finish(cut=not request.transcript.ended))
         _check_json(request)
         request.emit([Done(_result(request))])
 
@@ -98,10 +98,12 @@ def _result(request: Request) -> Result:
     steps = tuple(request.transcript.steps)
     ledger.add(steps=len(steps))
     ledger.committed(request.num_written)
-    reason: FinishReason = "tool_calls" if answer.calls else "stop"
+    reason: FinishReason = "tool_calls" if answer.has_call else "stop"
     if not request.transcript.ended:
         reason = "length"
         limits.cut()
+    elif answer.incomplete:
+        reason = "length"
     return Result(
         reasoning="".join(step.text for step in steps),
         answer=answer.text,

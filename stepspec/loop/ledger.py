@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import fields
 from typing import Any, Literal, TypeVar, get_args
 
-from stepspec.chat.events import AnswerDelta, ToolCallDelta
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.engines.protocol import Chunk
 from stepspec.loop.step import Counts, Event, StepCommitted, StepProposed, Times, TokenRounds
 
@@ -23,7 +23,7 @@ POSITIONS = (500, 1000, 2000, 4000)
 FIRSTS: Mapping[type[Event], str] = {
     StepCommitted: "first_step",
     AnswerDelta: "first_answer",
-    ToolCallDelta: "first_answer",
+    ToolCalled: "first_answer",
 }
 """The field of `Times` that is set when an event of that kind is emitted for the first time."""
 

@@ -22,7 +22,7 @@ def _lines(result: "Result") -> Iterator[str]:
     yield from (_step_line(step) for step in result.steps)
     if result.answer and result.answer != result.reasoning:  # otherwise the steps already are the answer
         yield f'<div style="margin: 0.6em 0; white-space: pre-wrap">{escape(result.answer.strip())}</div>'
-    for call in result.tool_calls:
+    for call in (call for call in result.tool_calls if call.problem is None):
         yield f'<div style="margin: 0.6em 0"><code>{escape(f"{call.name}({call.arguments})")}</code></div>'
     usage, times = result.usage, result.times
     summary = f"{usage.completion_tokens} tokens in {times.wall:.2f} s, {usage.draft_tokens} of them the draft's"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from stepspec.chat.events import AnswerDelta, ToolCallDelta
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.engines.protocol import Sampling
 from stepspec.errors import StepSpecError
 from stepspec.loop.options import RequestOptions
@@ -116,7 +116,7 @@ class Spans:
             return
         if isinstance(event, Done):
             self._span.set_attributes(answer_attributes(event.result, self._asked.target))
-        elif isinstance(event, StepCommitted | AnswerDelta | ToolCallDelta) and not self._seen:
+        elif isinstance(event, StepCommitted | AnswerDelta | ToolCalled) and not self._seen:
             self._seen = True
             seconds = (time.time_ns() - self._began) / 1e9
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)

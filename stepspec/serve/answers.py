@@ -2,11 +2,12 @@
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.step import Done, Event, Noted, Result, Step, StepCommitted, StepJudged, StepProposed
 from stepspec.serve.errors import error_body
@@ -23,6 +24,8 @@ class ChatAnswer:
         """`thinks`: whether the thinking is separate from the answer."""
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._request, self._policy, self._thinks = request, policy, thinks
+        self._num_calls: Counter[int] = Counter()
+        """Calls that each answer has sent."""
         self._shows_thinking = thinks and request.include_reasoning is not False
 
     def begin(self) -> list[dict[str, Any]]:
@@ -35,10 +38,12 @@ class ChatAnswer:
             return [self._chunk(index, {}, {"note": event.text})]
         if isinstance(event, AnswerDelta):
             return [self._chunk(index, {"content": event.text})]
-        if isinstance(event, ToolCallDelta):
-            return [self._chunk(index, {"tool_calls": [_call_delta(event)]})]
         if isinstance(event, ToolCalled):
-            return [self._chunk(index, {}, {"call": {"index": event.index, "problem": event.call.problem}})]
+            if event.call.problem is not None:
+                return [self._chunk(index, {}, {"call": asdict(event.call)})]
+            call = {"index": self._num_calls[index], **_call(event.call)}
+            self._num_calls[index] += 1
+            return [self._chunk(index, {"tool_calls": [call]})]
         if isinstance(event, Done):
             return [self._last(index, event.result)]
         return self._step_chunks(index, event)
@@ -80,8 +85,8 @@ class ChatAnswer:
         message: dict[str, Any] = {"role": "assistant", "content": result.answer}
         if self._shows_thinking:
             message |= _reasoning(result.reasoning)
-        if result.tool_calls:
-            message["tool_calls"] = [_call(call) for call in result.tool_calls]
+        if calls := [_call(call) for call in result.tool_calls if call.problem is None]:
+            message["tool_calls"] = calls
         choice = {
             "index": index,
             "message": message,
@@ -121,10 +126,3 @@ def _step_data(step: Step) -> dict[str, Any]:
 
 def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _call_delta(delta: ToolCallDelta) -> dict[str, Any]:
-    """Return the chunk of a tool call. Only the first chunk names the tool."""
-    if delta.id is None:
-        return {"index": delta.index, "function": {"arguments": delta.arguments}}
-    return {"index": delta.index, **_call(ToolCall(delta.id, delta.name or "", delta.arguments))}

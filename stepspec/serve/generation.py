@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 from stepspec.api.session import PreparedRequest
-from stepspec.chat.events import AnswerDelta, ToolCallDelta
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.limits import cut_off
 from stepspec.loop.step import Done, Event, StepCommitted
@@ -109,8 +109,8 @@ class Generation:
                         num_thought += event.step.num_tokens
                     elif isinstance(event, AnswerDelta):
                         answer.append(event.text)
-                    elif isinstance(event, ToolCallDelta):
-                        answer.append(event.arguments)
+                    elif isinstance(event, ToolCalled) and event.call.problem is None:
+                        answer.append(event.call.arguments)
                     elif isinstance(event, Done):
                         num_tokens = event.result.counts.committed
                         self.log.note = event.result.note

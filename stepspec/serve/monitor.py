@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from stepspec.api.loading import Pair
-from stepspec.chat.events import AnswerDelta, ToolCallDelta
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.loop.step import Event, Result, StepCommitted
 from stepspec.serve.admission import Admission
 
@@ -160,7 +160,7 @@ class Watch:
         """Note an event."""
         if isinstance(event, StepCommitted):
             self._first("time_to_first_thought_seconds")
-        elif isinstance(event, AnswerDelta | ToolCallDelta):
+        elif isinstance(event, AnswerDelta | ToolCalled):
             self._first("time_to_first_answer_seconds")
 
     def _first(self, name: str) -> None:

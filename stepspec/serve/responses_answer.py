@@ -9,9 +9,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import starmap
 from typing import Any, ClassVar, Literal
 
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCalled
 from stepspec.errors import StepSpecError
 from stepspec.loop.step import Event, Result, Step, StepCommitted, StepJudged, StepProposed
 from stepspec.serve.figures import metrics_of, usage_of
@@ -188,7 +189,7 @@ class ResponsesAnswer:
         """Return the complete response."""
         (result,) = results
         steps = [StepCommitted(step, in_answer=not self._thinks) for step in result.steps]
-        for event in (*steps, AnswerDelta(result.answer), *_call_events(result.tool_calls)):
+        for event in (*steps, AnswerDelta(result.answer), *starmap(ToolCalled, enumerate(result.tool_calls))):
             self.chunks(0, event)
         response = self.end(results)[-1]["response"]
         if self._thinks and self._with_reasoning:
@@ -202,13 +203,10 @@ class ResponsesAnswer:
             if not any(isinstance(item, _Message) for item in self._open_items()):
                 yield from self._begun(_Message(len(self._items)))
             yield self._items[-1].delta(event.text)
-        elif isinstance(event, ToolCallDelta):
-            if event.id is not None:
-                yield from self._begun(_Call(len(self._items), event.id, event.name or ""))
-            if event.arguments:
-                yield self._items[-1].delta(event.arguments)
-        elif isinstance(event, ToolCalled):
-            yield from self._called(event)
+        elif isinstance(event, ToolCalled) and event.call.problem is None:
+            yield from self._begun(_Call(len(self._items), event.call.id, event.call.name))
+            yield self._items[-1].delta(event.call.arguments)
+            yield from self._items[-1].closing("completed")
 
     def _step_changes(self, event: StepCommitted | StepProposed | StepJudged) -> Iterator[Data]:
         if not self._with_reasoning:
@@ -220,13 +218,6 @@ class ResponsesAnswer:
         elif self._with_events:
             data = {"step": event.step.to_dict()} if isinstance(event, StepCommitted) else {"event": asdict(event)}
             yield {"type": f"stepspec.{event.type}", "stepspec": data}
-
-    def _called(self, event: ToolCalled) -> Iterator[Data]:
-        """End a call. The item's event says why a call is invalid."""
-        problem = event.call.problem
-        *before, done = self._items[-1].closing("incomplete" if problem else "completed")
-        yield from before
-        yield {**done, "stepspec": {"call": {"index": event.index, "problem": problem}}} if problem else done
 
     def _ending(self, result: Result) -> Iterator[Data]:
         status: Status = "incomplete" if result.finish_reason == "length" else "completed"
@@ -304,12 +295,6 @@ def _new_id(prefix: str) -> str:
 def _step_data(step: Step) -> Data:
     """Return a step's data without its text."""
     return {name: value for name, value in step.to_dict().items() if name != "text"}
-
-
-def _call_events(calls: Sequence[ToolCall]) -> Iterator[ToolCallDelta | ToolCalled]:
-    for index, call in enumerate(calls):
-        yield ToolCallDelta(index, call.arguments, call.id, call.name)
-        yield ToolCalled(index, call)
 
 
 def _usage(result: Result) -> Data:

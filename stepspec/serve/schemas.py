@@ -193,20 +193,10 @@ class Completion(Exact):
     metrics: Metrics
 
 
-class DeltaFunction(Exact):
-    """The function of a tool call's chunk, with the next chunk of its arguments."""
-
-    name: str = ""
-    arguments: str
-
-
-class DeltaCall(Exact):
-    """A chunk of a tool call. The first chunk names the tool."""
+class DeltaCall(Call):
+    """A tool call, which is sent when it is complete."""
 
     index: int
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: DeltaFunction
 
 
 class Delta(Exact):
@@ -239,7 +229,7 @@ class Chunk(Exact):
     usage: TokenUsage | None = None
     metrics: Metrics | None = None
     stepspec: dict[str, Any] | None = Field(
-        default=None, description="The step or the tool call that has ended, or an event."
+        default=None, description="The step that has ended, an invalid tool call, or an event."
     )
 
 

@@ -21,7 +21,7 @@ from service import serving
 
 from stepspec import Pair, StepSpec
 from stepspec.api.session import PreparedRequest
-from stepspec.chat.events import AnswerDelta, ToolCall, ToolCallDelta, ToolCalled
+from stepspec.chat.events import AnswerDelta, ToolCall, ToolCalled
 from stepspec.chat.prompts import checked_messages
 from stepspec.errors import ContextError, EngineError, UsageError
 from stepspec.loop.step import Done, Event, Result, StepCommitted
@@ -258,8 +258,7 @@ async def test_a_limit_makes_the_response_incomplete_anywhere(asked: str, most: 
     assert "completed_at" not in found.last
     statuses = [item["status"] for item in found.last["output"]]
     assert set(statuses[:-1]) <= {"completed"}
-    if found.result.tool_calls and found.result.tool_calls[-1].problem:
-        assert statuses[-1] == "incomplete"
+    assert all(call.problem is None for call in found.result.tool_calls)
 
 
 async def test_a_model_without_separate_thinking_has_no_reasoning_item() -> None:
@@ -302,7 +301,7 @@ def answering(**fields: Any) -> ResponsesAnswer:
 async def test_text_after_a_call_is_a_second_message() -> None:
     result = (await run()).result
     call = ToolCall("abcdefghi", "add", "{}")
-    events = [AnswerDelta("One."), ToolCallDelta(0, "{}", call.id, "add"), ToolCalled(0, call), AnswerDelta("Two.")]
+    events = [AnswerDelta("One."), ToolCalled(0, call), AnswerDelta("Two.")]
     found = ended(answering(), events, result)
     check_stream(found)
     assert [item["type"] for item in found[-1]["response"]["output"]] == ["message", "function_call", "message"]
@@ -316,14 +315,12 @@ async def test_an_empty_answer_is_an_empty_message() -> None:
     assert message["content"][0]["text"] == ""
 
 
-async def test_an_invalid_call_is_incomplete_and_says_why() -> None:
+async def test_an_invalid_call_is_a_message() -> None:
     call = ToolCall("abcdefghi", "", "[1", "The arguments are not valid JSON.")
-    events = [ToolCallDelta(0, "[1", call.id, ""), ToolCalled(0, call)]
-    found = ended(answering(), events, (await run()).result)
+    found = ended(answering(), [AnswerDelta("[1"), ToolCalled(0, call)], (await run()).result)
     check_stream(found)
-    done = next(event for event in found if event["type"] == "response.output_item.done")
-    assert done["item"]["status"] == "incomplete"
-    assert done["stepspec"] == {"call": {"index": 0, "problem": call.problem}}
+    (message,) = found[-1]["response"]["output"]
+    assert (message["type"], message["content"][0]["text"]) == ("message", "[1")
 
 
 @pytest.mark.parametrize("num_events", range(4))

@@ -273,7 +273,7 @@ class StepSpec:
         """
         if not options.logprobs:
             return result
-        target, prompt = self.pair.target, TokenBuffer(request.prompt, request.session)
+        target, prompt = self.pair.target, TokenBuffer(request.prompt, request.session, request.group)
         ids, found = request.transcript.buffer.since(len(prompt)), list[TokenLogprob]()
         size = SCORED_TOKENS if "cached scores" in target.abilities or "samples" in target.abilities else len(ids)
         piece = target.tokenizer.piece
@@ -306,7 +306,7 @@ class StepSpec:
             notes += certificate.notes(self.pair.models, **known, template_sha256=self.pair.template_sha256)
         if self.pair.scope is not None:
             with suppress(EngineError):  # the answer is valid without a note
-                note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt))
+                note = await self.pair.scope.note(self.pair.target, TokenBuffer(prompt, group=request.group))
                 notes += [] if note is None else [note]
         if request.transcript.buffer.num_moves:
             notes.append("A server failed during this request, which then went on at another one.")
@@ -319,7 +319,8 @@ class StepSpec:
         draft = self.pair.draft
         if draft is not None and encoded.draft_prompt is not None:
             start = len(encoded.prompt.ids)
-            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, start, options.session_id)
+            whose = options.session_id, options.cache_salt
+            draft = TranslatedDraft(draft, encoded.draft_prompt, target.tokenizer, start, *whose)
         policy, panel = next(each for bound, each in self._panels.items() if sampling.temperature <= bound)
         in_json = demands.json_schema is not None
         return Request(
@@ -345,6 +346,7 @@ class StepSpec:
             spans=Spans(Asked(target.name, self.policy_name, options, sampling)),
             judges=self.pair.judges,
             session=options.session_id,
+            group=options.cache_salt,
             judged_steps=[] if self._record else None,
         )
 

@@ -29,7 +29,7 @@ class Conversation:
             tokenizer: the model's tokenizer.
             buffer: the prompt of the request.
             as_ids: whether to send token ids; otherwise text.
-            cache_salt: calls share cached prefixes on the server only if they have the same salt.
+            cache_salt: calls share cached prefixes on the server only if they have the same salt; None sends none.
         """
         self._routing = address.routing
         self.headers: dict[str, str] = {**self._routing.headers, self._routing.header: _header_safe(buffer.session)}

@@ -24,7 +24,6 @@ from stepspec.serve.monitor import Monitor
 from stepspec.serve.settings import Settings
 from stepspec.serve.tokenize import TokenizeRequest
 
-
 logger = logging.getLogger("stepspec.serve")
 
 

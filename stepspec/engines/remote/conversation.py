@@ -35,7 +35,7 @@ class Conversation:
         self.headers: dict[str, str] = {**self._routing.headers, self._routing.header: _header_safe(buffer.session)}
         self._reader = TextReader(tokenizer, buffer)
         self._as_ids = as_ids
-        self._salt = {"cache_salt": cache_salt} if cache_salt else {}
+        self._salt = cache_salt
         self._json = bytearray()
 
     def replay(self, headers: Mapping[str, str]) -> None:
@@ -73,7 +73,12 @@ class Conversation:
             fields = {**fields, "nvext": {"agent_hints": {"osl": fields.get("max_tokens", 1)}}}
         if len(suffixes) > 1:
             prompts = b"[" + prompts + b"]"
-        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields, **self._salt})[1:].encode()))
+        if self._salt is not None:
+            fields = {
+                **fields,
+                "extra_key" if name == "input_ids" else "cache_salt": self._salt,
+            }  # the former in SGLang
+        return b"".join((b'{"', name.encode(), b'":', prompts, b",", json.dumps({**fields})[1:].encode()))
 
 
 def _header_safe(session: str | None) -> str:
